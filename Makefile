@@ -1,0 +1,87 @@
+# holdfast: everything a newcomer, a developer and CI run. Needs only Python >= 3.11 with venv, make and git.
+#
+#   make demo    train a small model on two nodes, kill one, watch the run recover
+#   make test    format, lint, types, import contract, tests, docs: what CI runs
+#   make help    the rest
+
+PYTHON ?= python3
+ENV := .venv
+READY := $(ENV)/.holdfast-ready
+BIN := $(CURDIR)/$(ENV)/bin
+INSTALLER := env VIRTUAL_ENV=$(CURDIR)/$(ENV) $(BIN)/uv
+HAVE := env PATH="$(BIN):$$PATH"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test quick docs bench format lock clean prerequisites
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## train over two nodes, kill one, see the run recover and account for its time
+	@show() { printf '\n$$ %s\n' "$$*"; $(HAVE) "$$@"; }; \
+	show holdfast run examples/quickstart/job.yaml -d && \
+	show holdfast drill kill node:1 --at-step 60 && \
+	show holdfast attach
+
+test: $(READY) ## all that CI checks; what this machine cannot run is skipped with its reason
+	@step() { printf '\n==> %s\n' "$$1"; shift; $(HAVE) "$$@"; }; \
+	step 'format (make format mends it)' ruff format --check --quiet . && \
+	step 'lint' ruff check --quiet . && \
+	step 'types' basedpyright && \
+	step 'import contract' lint-imports && \
+	step 'docs' sphinx-build -W --keep-going -q -b html docs docs/_build/html && \
+	step 'tests' pytest
+
+quick: $(READY) ## only the tests that take no more than a few seconds
+	@$(HAVE) pytest -m 'not slow'
+
+docs: $(READY) ## build the documentation
+	@$(HAVE) sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
+
+bench: $(READY) ## measure every claim of docs/benchmarks.md beside its peer
+	@$(HAVE) python -m bench
+
+format: $(READY) ## format the code and mend what the linter can mend
+	@$(HAVE) ruff check --fix-only --quiet . && $(HAVE) ruff format .
+
+# No index and no address is written, so that the lock works behind any mirror (docs/decisions/0001).
+lock: $(READY) ## renew requirements.lock: `make lock`, or `make lock UPGRADE=--upgrade`
+	@$(INSTALLER) pip compile pyproject.toml --extra train --extra kubernetes --extra dev \
+		--universal --python-version 3.11 --generate-hashes $(UPGRADE) \
+		--no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	@echo 'requirements.lock'
+
+clean: ## remove the environment and all that was built; runs and their logs stay
+	rm -rf $(ENV) dist docs/_build docs/reference/generated
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The lock holds the installer and the build back end too: everything that is fetched is checked against a hash.
+$(READY): requirements.lock pyproject.toml | prerequisites
+	@echo 'Setting up $(ENV) (the first time fetches about 5 GB, because torch comes with CUDA)'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(ENV)
+	@awk '/^[^ ]/ { on = /^uv==/ } on' requirements.lock > $(ENV)/uv.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(ENV)/uv.lock
+	@$(INSTALLER) pip sync --quiet --require-hashes requirements.lock
+	@$(INSTALLER) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+prerequisites:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+		echo 'holdfast needs Python 3.11 or later, and there is no "$(PYTHON)" on PATH.'; \
+		echo 'Remedy: install it (Debian, Ubuntu: apt-get install python3 python3-venv), or name one: make PYTHON=/path/to/python3.12'; \
+		exit 1; } >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo 'holdfast needs Python 3.11 or later; "$(PYTHON)" is' "$$($(PYTHON) --version 2>&1)."; \
+		echo 'Remedy: install a later one and name it: make PYTHON=python3.12'; \
+		exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo '"$(PYTHON)" comes without venv, which holds the project apart from the rest of the machine.'; \
+		echo 'Remedy: Debian, Ubuntu: apt-get install python3-venv'; \
+		exit 1; } >&2
+	@command -v git >/dev/null 2>&1 || { \
+		echo 'holdfast needs git.'; \
+		echo 'Remedy: Debian, Ubuntu: apt-get install git'; \
+		exit 1; } >&2
