@@ -1,0 +1,70 @@
+"""Owns the shape of every error a user can see and the table of exit codes; refuses to own what went wrong in a rank.
+
+An error here is about holdfast being asked for something it cannot do. What happens to a running job is a
+`Finding` (findings.py); an error carries findings when it has several things to say at once.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from holdfast.findings import Fault, Finding, Severity
+
+
+class ExitCode(IntEnum):
+    """What the `holdfast` command's own exit status means; a job's own code (1 to 125, 128 + signal) passes through."""
+
+    OK = 0
+    USAGE = 2
+    INVALID_JOB = 64
+    IMPOSSIBLE = 65
+    NOT_FOUND = 66
+    UNAVAILABLE = 69
+    INTERNAL = 70
+    STOPPED_EARLY = 75
+    REFUSED = 77
+    NODES_LOST = 79
+    HUNG = 80
+    CANCELLED = 130
+
+
+EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "The job, or the question, finished as asked.",
+    ExitCode.USAGE: "The command line itself is wrong: unknown verb, flag or argument.",
+    ExitCode.INVALID_JOB: "A job file or profile is not valid; every problem is listed.",
+    ExitCode.IMPOSSIBLE: "The job is valid but cannot run here: missing program, too few devices, unwritable folder.",
+    ExitCode.NOT_FOUND: "No such file, run, rank or node.",
+    ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
+    ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",
+    ExitCode.STOPPED_EARLY: "A rank that was told to stop took a checkpoint and left before its last step.",
+    ExitCode.REFUSED: "Not permitted: missing or wrong token, or a folder of another user.",
+    ExitCode.NODES_LOST: "The run ended because nodes kept being lost and the restart budget was spent.",
+    ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
+    ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",
+}
+
+
+class HoldfastError(Exception):
+    """Something holdfast was asked to do cannot be done, said as one or more findings and an exit code."""
+
+    def __init__(self, findings: tuple[Finding, ...], exit_code: ExitCode) -> None:
+        super().__init__("; ".join(finding.what for finding in findings))
+        self.findings = findings
+        self.exit_code = exit_code
+
+
+def failure(
+    code: str,
+    what: str,
+    *,
+    exit_code: ExitCode,
+    where: str = "",
+    evidence: tuple[str, ...] = (),
+    remedy: str = "",
+    fault: Fault = Fault.USER,
+) -> HoldfastError:
+    """Make the error that says one thing; `code` is stable kebab-case and documented."""
+    finding = Finding(
+        code=code, severity=Severity.ERROR, what=what, where=where, evidence=evidence, remedy=remedy, fault=fault
+    )
+    return HoldfastError((finding,), exit_code)

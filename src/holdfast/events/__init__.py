@@ -1,0 +1,63 @@
+"""The facts of a run: typed, timestamped, in one append-only log, one file per producer.
+
+State, status, accounting, live view and report are folds over these. Readers ignore events and fields they don't know.
+"""
+
+from __future__ import annotations
+
+from holdfast.events.agent import (
+    AgentJoined,
+    CheckpointCommitted,
+    DrillDone,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+)
+from holdfast.events.base import Event
+from holdfast.events.operator import CancelRequested, CheckpointRequested, DrillAction, DrillRequested, DrillTarget
+from holdfast.events.run import (
+    FORMAT,
+    AgentLeft,
+    AttemptStarted,
+    ControllerStarted,
+    DeadlinePassed,
+    FindingRaised,
+    NodeGone,
+    NodeRequested,
+    Outcome,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+
+AgentEvent = (
+    AgentJoined | RanksStarted | RankExited | RanksStopped | RankHung | CheckpointCommitted | DrillDone | FindingRaised
+)
+OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested
+RunEvent = (
+    RunCreated
+    | ControllerStarted
+    | AttemptStarted
+    | StepCommitted
+    | RecoveryDecided
+    | NodeRequested
+    | StopDecided
+    | RunFinished
+    | DeadlinePassed
+    | NodeGone
+    | AgentLeft
+)
+AnyEvent = AgentEvent | OperatorEvent | RunEvent
+
+__all__ = [
+    "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
+    "CheckpointCommitted", "CheckpointRequested", "ControllerStarted", "DeadlinePassed", "DrillAction", "DrillDone",
+    "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone", "NodeRequested", "OperatorEvent",
+    "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksStarted", "RanksStopped", "RecoveryDecided",
+    "RunCreated", "RunEvent", "RunFinished", "StepCommitted", "StopDecided",
+]  # fmt: skip

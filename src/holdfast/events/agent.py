@@ -1,0 +1,128 @@
+"""Events that agents produce: what happened to the ranks of one node."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.events.base import Event
+
+
+class RankExit(StrEnum):
+    """How a rank's process ended, by the word of whoever ended it."""
+
+    CODE = "code"
+    """It exited with a code of its own."""
+    SIGNAL = "signal"
+    """A signal ended it."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """The kernel or its cgroup ended it for memory, and says so."""
+    NOT_STARTED = "not-started"
+    """The program could not be started at all."""
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an agent knows of one of its ranks."""
+
+    rank: int
+    pid: int
+
+
+class AgentJoined(Event, frozen=True, kw_only=True):
+    """An agent connected (or connected again) and says all it has.
+
+    `attempt` is the attempt whose ranks it has started (-1: none); `running` lists those alive. `port` is free and
+    held for the next rendezvous; `address` is where other nodes reach this one.
+    """
+
+    node: int
+    generation: int
+    incarnation: str
+    hostname: str
+    address: str
+    port: int
+    pid: int
+    attempt: int = -1
+    running: tuple[RankState, ...] = ()
+    protocol: int = 1
+    """The version of the words between agents and controllers that this agent speaks (events/orders.py)."""
+
+
+class RanksStarted(Event, frozen=True, kw_only=True):
+    """A node's ranks of an attempt were started (`ranks` by global rank)."""
+
+    node: int
+    replica: int
+    attempt: int
+    ranks: tuple[RankState, ...]
+
+
+class RankExited(Event, frozen=True, kw_only=True):
+    """A rank's process ended. `stopped` is true when holdfast itself ended it on purpose."""
+
+    node: int
+    replica: int
+    attempt: int
+    rank: int
+    how: RankExit
+    code: int = 0
+    """Exit code, or the signal's number."""
+    stopped: bool = False
+    error: str = ""
+    """The last error line the rank wrote, at most 500 characters, such as `ValueError: bad shape`."""
+    evidence: str = ""
+    """What proves `how`: the kernel's line, the cgroup's counter, the operating system's reason."""
+    log: str = ""
+    """`file:line` of that error line."""
+    last_step: int = -1
+    said_hello: bool = False
+    """Whether the rank ever opened its holdfast channel."""
+
+
+class RanksStopped(Event, frozen=True, kw_only=True):
+    """No process of this attempt is left on the node. `port` is fresh and held for the next rendezvous."""
+
+    node: int
+    replica: int
+    attempt: int
+    port: int
+
+
+class RankHung(Event, frozen=True, kw_only=True):
+    """A rank passed no step within its deadline."""
+
+    node: int
+    replica: int
+    attempt: int
+    rank: int
+    last_step: int
+    last_step_at: float
+    waited_s: float
+    process_state: str = ""
+    """The kernel's letter for the process: R, S, D, T (stopped), Z."""
+    stacks: str = ""
+    """File that holds the stacks, when they could be taken."""
+    innermost: str = ""
+    """The innermost Python frame of its main thread, such as `all_reduce (distributed_c10d.py:2841)`."""
+
+
+class CheckpointCommitted(Event, frozen=True, kw_only=True):
+    """A complete checkpoint of a replica exists."""
+
+    node: int
+    replica: int
+    attempt: int
+    step: int
+    path: str
+    took_s: float = 0.0
+
+
+class DrillDone(Event, frozen=True, kw_only=True):
+    """A fault was injected on request, just before it took effect; `requested_at` is the request's `at`."""
+
+    node: int
+    requested_at: float
+    target: str
+    action: str
+    step: int = -1

@@ -1,0 +1,24 @@
+"""Owns what every event has in common; refuses to own any one kind of event (one file per producer beside this)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+
+def _kebab(class_name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", class_name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=_kebab):
+    """A fact that changed a run's state.
+
+    `at` is Unix time in seconds on the controller's clock (agents' times are mapped to it on arrival). `source` names
+    the producer's incarnation (`node1.0/4f2c`; empty for the controller) and `seq` counts its events from 1, so that an
+    event sent twice is recognised; both are unset for the controller's own.
+    """
+
+    at: float
+    source: str = ""
+    seq: int = 0

@@ -1,0 +1,44 @@
+"""Events that people produce through the command line or the port."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from holdfast.events.base import Event
+
+
+class DrillTarget(StrEnum):
+    """What a drill breaks."""
+
+    RANK = "rank"
+    NODE = "node"
+    AGENT = "agent"
+    CONTROLLER = "controller"
+
+
+class DrillAction(StrEnum):
+    """How a drill breaks it: SIGKILL or SIGSTOP."""
+
+    KILL = "kill"
+    STOP = "stop"
+
+
+class CancelRequested(Event, frozen=True, kw_only=True):
+    """Somebody asked for the run to end; `force` skips the grace period."""
+
+    force: bool = False
+    by: str = ""
+
+
+class DrillRequested(Event, frozen=True, kw_only=True):
+    """Somebody asked for a fault: at once, or as soon as `at_step` is finished by the target."""
+
+    target: DrillTarget
+    index: int
+    """Global rank, or node number; 0 for the controller."""
+    action: DrillAction
+    at_step: int | None = None
+
+
+class CheckpointRequested(Event, frozen=True, kw_only=True):
+    """Somebody asked every rank to checkpoint at its next step."""

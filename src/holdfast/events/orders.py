@@ -1,0 +1,105 @@
+"""Owns what travels between a controller and its agents beside events: orders down, greetings and progress up.
+
+Both sides ignore fields they don't know. An order can be repeated without harm.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.events import AgentEvent
+from holdfast.events.operator import DrillAction, DrillTarget
+
+PROTOCOL = 1
+"""Version of this protocol; an agent of another version is refused."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="order"):
+    """Something a controller tells an agent."""
+
+
+class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process to start; `env` goes over the node's own environment, and that over `defaults`."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    log: str
+    """File that takes the rank's output."""
+    ranks: int = 1
+    """How many ranks this one process stands for (`launch: per-node` starts them itself)."""
+    defaults: dict[str, str] = {}
+
+
+class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
+    """Start these ranks of an attempt, unless they were started already."""
+
+    replica: int
+    attempt: int
+    ranks: tuple[RankLaunch, ...]
+    step_deadline_s: float | None = None
+
+
+class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
+    """Stop every rank up to and including this attempt: SIGTERM, `grace_s`, SIGKILL; no grace means SIGKILL at once."""
+
+    replica: int
+    attempt: int
+    grace_s: float = 0.0
+
+
+class Break(Order, frozen=True, kw_only=True, tag="break"):
+    """Inject a fault, at once or as soon as the target's ranks have passed `at_step`."""
+
+    requested_at: float
+    """Names the drill, so that one sent twice is done once."""
+    target: DrillTarget
+    rank: int = -1
+    action: DrillAction = DrillAction.KILL
+    at_step: int | None = None
+
+
+class AskCheckpoint(Order, frozen=True, kw_only=True, tag="checkpoint"):
+    """Ask every rank to checkpoint at its next step."""
+
+
+class Leave(Order, frozen=True, kw_only=True, tag="leave"):
+    """The run is over: stop whatever is left and exit."""
+
+
+class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
+    """Everything the agent sent up to `seq` is safe in the log."""
+
+    seq: int
+
+
+AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | Leave | Acknowledge
+
+
+class StepPassed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All of a node's ranks finished a step; times as in `StepCommitted`."""
+
+    step: int
+    started: float
+    ended: float
+    checkpoint_s: float = 0.0
+    metrics: dict[str, float] = {}
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="progress"):
+    """Steps a node has passed since its last word; `seq` shares the agent's one count with its events."""
+
+    node: int
+    replica: int
+    attempt: int
+    steps: tuple[StepPassed, ...]
+    source: str = ""
+    seq: int = 0
+
+
+AgentMessage = AgentEvent | Progress
+
+order_decoder = msgspec.json.Decoder(AnyOrder)
+agent_message_decoder = msgspec.json.Decoder(AgentMessage)
+encode = msgspec.json.Encoder().encode

@@ -1,0 +1,75 @@
+"""Owns what a rank and its agent say to each other over the rank's Unix socket: newline JSON, one object a line.
+
+These are not log events: the agent turns them into progress and events of its own. Both sides ignore kinds and
+fields they don't know.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.findings import Finding
+
+PROTOCOL = 1
+"""Said in the rank's hello."""
+
+
+class RankMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Something a rank tells its agent."""
+
+
+class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
+    """First line: who speaks, and in which version of this protocol (`v`)."""
+
+    rank: int
+    pid: int
+    v: int = PROTOCOL
+
+
+class Step(RankMessage, frozen=True, kw_only=True, tag="step"):
+    """The rank finished an optimiser step.
+
+    `started` and `ended` are Unix seconds; `checkpoint_s` is the part of that time spent waiting for a checkpoint.
+    """
+
+    step: int
+    started: float
+    ended: float
+    checkpoint_s: float = 0.0
+    metrics: dict[str, float] = {}
+
+
+class Checkpointed(RankMessage, frozen=True, kw_only=True, tag="checkpoint-committed"):
+    """A complete checkpoint exists; said by the one rank that committed it."""
+
+    step: int
+    path: str
+    took_s: float = 0.0
+
+
+class Found(RankMessage, frozen=True, kw_only=True, tag="finding"):
+    """The session noticed something."""
+
+    finding: Finding
+
+
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Something an agent asks of a rank."""
+
+
+class CheckpointNow(RankRequest, frozen=True, kw_only=True, tag="checkpoint-now"):
+    """Take a checkpoint at the end of the step in hand."""
+
+
+class StopNow(RankRequest, frozen=True, kw_only=True, tag="stop"):
+    """Take a checkpoint at the end of the step in hand, then leave."""
+
+    reason: str = ""
+
+
+RankToAgent = Hello | Step | Checkpointed | Found
+AgentToRank = CheckpointNow | StopNow
+
+encode = msgspec.json.Encoder().encode
+from_rank = msgspec.json.Decoder(RankToAgent)
+from_agent = msgspec.json.Decoder(AgentToRank)

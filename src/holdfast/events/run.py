@@ -1,0 +1,130 @@
+"""Events that the controller produces: the run's own life, and the decisions it took."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from holdfast.events.base import Event
+from holdfast.findings import Finding
+
+FORMAT = 1
+"""Version of the event log's format, written in its first line."""
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunCreated(Event, frozen=True, kw_only=True, omit_defaults=False):
+    """First line of every log: the run exists. `job` is the whole job as JSON data, secrets by reference only."""
+
+    run: str
+    job: dict[str, Any]
+    format: int = FORMAT
+    version: str = ""
+    """holdfast's own version."""
+
+
+class ControllerStarted(Event, frozen=True, kw_only=True):
+    """A controller process took over the run (again)."""
+
+    pid: int
+    incarnation: str
+
+
+class AttemptStarted(Event, frozen=True, kw_only=True):
+    """All ranks of a replica were told to start, with a rendezvous nobody has used before."""
+
+    replica: int
+    attempt: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+class StepCommitted(Event, frozen=True, kw_only=True):
+    """An optimiser step was finished by every rank of a replica.
+
+    `started` and `ended` are Unix seconds: the replica's own boundaries (latest over its ranks); `checkpoint_s` is the
+    part of that time its loop waited for a checkpoint.
+    """
+
+    replica: int
+    attempt: int
+    step: int
+    started: float
+    ended: float
+    checkpoint_s: float = 0.0
+    metrics: dict[str, float] = {}
+    """From the replica's rank 0, by catalogue name: loss, tokens, ..."""
+
+
+class RecoveryDecided(Event, frozen=True, kw_only=True):
+    """A failure was judged: what it was, what will be done, and why."""
+
+    replica: int
+    attempt: int
+    action: str
+    failed_at: float
+    """Unix seconds at which the failure happened, as near as its evidence tells."""
+    finding: Finding
+    first_rank: int | None = None
+    """The rank that failed first, when one did."""
+
+
+class NodeRequested(Event, frozen=True, kw_only=True):
+    """A node slot was asked for from the back end; `generation` rises each time it is replaced."""
+
+    node: int
+    generation: int
+    reason: str = ""
+
+
+class StopDecided(Event, frozen=True, kw_only=True):
+    """The whole run is being brought to its end."""
+
+    outcome: Outcome
+    reason: str
+    exit_code: int
+    finding: Finding | None = None
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    """Last line of every log: nothing of the run is left running."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str = ""
+
+
+class DeadlinePassed(Event, frozen=True, kw_only=True):
+    """A deadline that the state carried has passed; `deadline` is its key."""
+
+    deadline: str
+
+
+class NodeGone(Event, frozen=True, kw_only=True):
+    """The back end says that a node, or the agent on it, no longer exists."""
+
+    node: int
+    generation: int
+    reason: str
+
+
+class AgentLeft(Event, frozen=True, kw_only=True):
+    """An agent's connection closed; the node may be well."""
+
+    node: int
+    generation: int
+    incarnation: str
+
+
+class FindingRaised(Event, frozen=True, kw_only=True):
+    """Something worth saying that by itself changes nothing."""
+
+    finding: Finding

@@ -1,0 +1,123 @@
+"""Owns where things lie in a run's folder, and the folder of all runs; everything in them is private to their user.
+
+RUNS/<run id>/
+    events.jsonl            the log
+    job.json                the job as it was accepted
+    controller.json         where the controller listens, and its keeper's process
+    control.sock            where this user's commands reach the controller
+    lock                    held as long as the run has a keeper or a controller
+    token, secrets.json     0600; secrets.json goes when the run ends
+    controller.log          the controller's own words
+    nodes/node1.0/          one node slot and generation: agent.log, stacks
+    logs/attempt-0/rank-3.log
+    checkpoints/            where the job names no other place
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+_ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
+"""Without the letters and digits that are read for one another."""
+
+
+def runs_root() -> Path:
+    """The folder of all runs: HOLDFAST_HOME, else the XDG state folder."""
+    home = os.environ.get("HOLDFAST_HOME")
+    if home:
+        return Path(home).absolute() / "runs"
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state).absolute() / "holdfast" / "runs"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, job_name: str) -> RunFolder:
+        """Make a new private folder under a fresh id, such as `demo-k3m9tz`."""
+        root = runs_root()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            suffix = "".join(secrets.choice(_ID_ALPHABET) for _ in range(6))
+            path = root / f"{job_name}-{suffix}"
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return cls(path)
+
+    @property
+    def run(self) -> str:
+        return self.path.name
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def controller(self) -> Path:
+        return self.path / "controller.json"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def controller_log(self) -> Path:
+        return self.path / "controller.log"
+
+    @property
+    def token(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def lock(self) -> int | None:
+        """Take the run for a keeper and the controllers that inherit the descriptor; None when it is taken."""
+        return self._locked(fcntl.LOCK_EX)
+
+    def alive(self) -> bool:
+        """Whether the run has a keeper or a controller; two who look at once do not take each other for one."""
+        descriptor = self._locked(fcntl.LOCK_SH)
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False
+
+    def _locked(self, how: int) -> int | None:
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def node(self, node: int, generation: int) -> Path:
+        return self.path / "nodes" / f"node{node}.{generation}"
+
+    def attempt_logs(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
+        """Folder of an attempt's rank logs; replicas have one each when there are several."""
+        name = f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
+        return self.path / "logs" / name
+
+    def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
+        return self.attempt_logs(attempt, replica, replicas) / f"rank-{rank}.log"

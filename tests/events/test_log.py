@@ -1,0 +1,116 @@
+"""The event log: appended, torn at worst in its last line, and read by versions that do not know all of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.events import AgentLeft, AnyEvent, NodeGone, RunCreated, RunFinished
+from holdfast.events.log import BLOCK_BYTES, EventReader, EventWriter, UnsupportedFormat, last_event, read_events
+from holdfast.events.run import Outcome
+
+CREATED = RunCreated(at=1.0, run="test-abc", job={"command": ["true"]})
+GONE = NodeGone(at=2.0, node=1, generation=0, reason="its agent is gone")
+LEFT = AgentLeft(at=3.0, node=1, generation=0, incarnation="4f2c")
+FINISHED = RunFinished(at=4.0, outcome=Outcome.SUCCEEDED, exit_code=0)
+
+
+def written(path: Path, *events: AnyEvent) -> bytes:
+    writer = EventWriter(path)
+    writer.append(events)
+    writer.close()
+    return path.read_bytes()
+
+
+def test_first_line_names_the_format(tmp_path: Path) -> None:
+    first = written(tmp_path / "log", CREATED, GONE).splitlines()[0]
+    assert msgspec.json.decode(first)["type"] == "run-created"
+    assert msgspec.json.decode(first)["format"] == 1
+
+
+def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
+    events = [CREATED, GONE, LEFT, FINISHED]
+    written(tmp_path / "log", *events)
+    assert read_events(tmp_path / "log") == events
+
+
+@given(cut=st.integers(min_value=0))
+def test_log_cut_anywhere_loses_only_its_torn_line(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    whole = written(path, CREATED, GONE, LEFT)
+    cut %= len(whole) + 1
+    path.write_bytes(whole[:cut])
+    complete = whole[:cut].count(b"\n")
+    assert read_events(path) == [CREATED, GONE, LEFT][:complete]
+    written(path, FINISHED)
+    assert read_events(path) == [*[CREATED, GONE, LEFT][:complete], FINISHED]
+
+
+def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    line = written(path, GONE)
+    path.write_bytes(line[:-10])
+    reader = EventReader(path)
+    assert list(reader.read()) == []
+    path.write_bytes(line)
+    assert list(reader.read()) == [GONE]
+    assert list(reader.read()) == []
+
+
+def test_unknown_events_fields_and_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    later = b'{"type":"from-the-future","at":1.5,"x":1}\n'
+    more = b'{"type":"node-gone","at":2.0,"node":1,"generation":0,"reason":"its agent is gone","colour":"red"}\n'
+    path.write_bytes(written(path, CREATED) + later + b"\xff\x00{]\n" + more)
+    reader = EventReader(path)
+    assert list(reader.read()) == [CREATED, GONE]
+    assert reader.damaged_lines == 2
+
+
+def test_log_of_a_later_format_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, msgspec.structs.replace(CREATED, format=99))
+    with pytest.raises(UnsupportedFormat, match="format 99"):
+        read_events(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES])
+def test_last_event_is_found_from_the_end(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "log"
+    assert last_event(path) is None
+    long = msgspec.structs.replace(GONE, reason="x" * size)
+    written(path, CREATED, long)
+    assert last_event(path) == long
+    with path.open("ab") as file:
+        file.write(b'{"type":"torn')
+    assert last_event(path) == long
+    written(path, FINISHED)
+    assert last_event(path) == FINISHED
+
+
+def test_write_that_the_disk_takes_in_part_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    writer = EventWriter(path)
+    writer.append([CREATED])
+    write = os.write
+
+    free_bytes = [10]
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if not free_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: free_bytes.pop()])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            writer.append([GONE])
+    writer.append([LEFT])
+    writer.close()
+    assert read_events(path) == [CREATED, LEFT]
