@@ -1,0 +1,92 @@
+"""Owns the fabrics that holdfast knows: one row each, with what it sets for every rank and what to expect of it.
+
+A row makes NCCL fail where the fabric is missing. NCCL's own default is to fall back to TCP and say so in one line of
+a log, which is how runs come to train ten times too slowly. Site details (which HCA, which GID index) are not here:
+they belong to the job's or the site's `fabric.env`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+AUTO = "auto"
+"""What a job says that takes the profile's fabric."""
+LOCAL_DEFAULT = "tcp"
+
+_NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """A network that can carry collectives."""
+
+    name: str
+    what: str
+    """One line for a person."""
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Variables for every rank; the job's own `fabric.env` and `env` go over them."""
+    network: str
+    """What NCCL's `Using network ...` line says when the fabric is in use."""
+    expected_bandwidth: str
+    """Line rate in Gbit/s, by generation where there are several; what a node gets is this times its ports."""
+    source: str
+    """Where the variables and the figures come from."""
+
+
+# NCCL_NET names the one network module NCCL may use; where it cannot be had, NCCL fails instead of falling back.
+_ROWS = (
+    Fabric(
+        name="tcp",
+        what="Plain TCP sockets over whatever network there is; runs everywhere.",
+        env=MappingProxyType({"NCCL_NET": "Socket"}),
+        network="Socket",
+        expected_bandwidth="that of the network card, less what one core can copy",
+        source=f"{_NCCL_ENV}#nccl-net",
+    ),
+    Fabric(
+        name="infiniband",
+        what="InfiniBand verbs through NCCL's own IB transport.",
+        env=MappingProxyType({"NCCL_NET": "IB"}),
+        network="IB",
+        expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
+        source=f"{_NCCL_ENV}#nccl-net; https://www.infinibandta.org/infiniband-roadmap",
+    ),
+    Fabric(
+        # NCCL_IB_GID_INDEX is left alone: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a
+        # well-known way to lose it.
+        name="roce",
+        what="RDMA over Ethernet (RoCE v2) through NCCL's own IB transport.",
+        env=MappingProxyType({"NCCL_NET": "IB"}),
+        network="IB",
+        expected_bandwidth="per port: 100, 200 or 400 Gbit/s Ethernet",
+        source=f"{_NCCL_ENV}#nccl-net; {_NCCL_ENV}#nccl-ib-gid-index",
+    ),
+    Fabric(
+        # The plugin called its network "AWS Libfabric" alone up to 1.11 and answers to both names since, so the old
+        # name is the one that every version knows.
+        name="efa",
+        what="AWS Elastic Fabric Adapter through libfabric and the aws-ofi-nccl plugin, which the image must have.",
+        env=MappingProxyType({"NCCL_NET": "AWS Libfabric", "FI_PROVIDER": "efa"}),
+        network="AWS Libfabric",
+        expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
+        source="https://github.com/aws/aws-ofi-nccl/pull/530; "
+        "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html",
+    ),
+)
+
+CATALOG: Mapping[str, Fabric] = MappingProxyType({row.name: row for row in _ROWS})
+"""Every fabric by its name."""
+
+NAMES: tuple[str, ...] = (AUTO, *CATALOG)
+"""What a job may write as its fabric."""
+
+
+def resolve(job_fabric: str, profile_fabric: str | None, default: str = LOCAL_DEFAULT) -> Fabric:
+    """The fabric of a run: the job's own, or for `auto` the profile's, or else the back end's `default`.
+
+    Raises KeyError for a name that is not in the catalogue; jobs and profiles are checked before.
+    """
+    name = job_fabric if job_fabric != AUTO else profile_fabric or default
+    return CATALOG[LOCAL_DEFAULT if name == AUTO else name]

@@ -1,0 +1,25 @@
+"""Owns what a run was started with: the job as accepted, and the place it was accepted for."""
+
+from __future__ import annotations
+
+from holdfast.job.spec import Job, Model
+
+
+class Accepted(Model):
+    """Written once into a run's folder; everything a controller needs to (re)build the run, but for secrets."""
+
+    job: Job
+    base: str
+    """Absolute folder that the job's relative paths start from."""
+    created_at: float
+    """Unix seconds at which the run was asked for."""
+    fabric: str
+    """The fabric's name, `auto` resolved."""
+    fabric_env: dict[str, str] = {}
+    """What the fabric sets for every rank."""
+    isolation: str = "process"
+    """How local nodes are kept apart: `process` or `netns`."""
+    profile: str = "local"
+    """Name of the profile the run was started with."""
+    storage: str | None = None
+    """The profile's folder for checkpoints of jobs that name none; each run has one of its own in it."""

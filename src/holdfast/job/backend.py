@@ -1,0 +1,62 @@
+"""Owns what a place to run must be able to do; implementations are in launch/, and api injects one.
+
+A back end owns nodes: it makes them, says when they are gone, and removes every trace of them. It never sees ranks
+and takes no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.job.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlace:
+    """One node slot to be filled: its number in the job and how often it has been replaced."""
+
+    node: int
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeObservation:
+    """A node, or the agent on it, has ceased to exist."""
+
+    place: NodePlace
+    reason: str
+
+
+class Backend(Protocol):
+    """A place where nodes come from."""
+
+    def render(self, job: Job) -> str:
+        """What `submit` would send, as text; nothing is started."""
+        ...
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        """Make these nodes and start an agent on each; a node that exists already is left alone."""
+        ...
+
+    def observe(self) -> AsyncIterator[NodeObservation]:
+        """Nodes as they cease to exist, including those that did so while nobody was looking."""
+        ...
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        """The agent's own log, where the place keeps one."""
+        ...
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        """Remove what is left of the slot's earlier generation, then submit this one."""
+        ...
+
+    async def cordon(self, place: NodePlace, reason: str) -> None:
+        """Put nothing new on the machine under this node; a no-op where there is only one machine."""
+        ...
+
+    async def cancel(self) -> None:
+        """Remove every node and all that was made for them; returns when nothing is left."""
+        ...

@@ -1,0 +1,145 @@
+"""Owns where to run, apart from what to run: the profile model and the folders that profiles are looked up in.
+
+Refuses to own what a back end does with it (launch/), and which fabric `auto` becomes (fabric/catalog.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding
+from holdfast.job.complaints import finding_at, nearest
+from holdfast.job.document import read_text, validate
+from holdfast.job.source import Source, parse, shown
+from holdfast.job.spec import Filled, Model
+
+LOCAL = "local"
+PLANNED_BACKENDS = ("kubernetes", "slurm", "monarch")
+"""Back ends that the design has and the code has not."""
+
+_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
+
+
+class Isolation(StrEnum):
+    """How the local back end keeps its nodes apart."""
+
+    PROCESS = "process"
+    """Each node is a tree of processes."""
+    NETNS = "netns"
+    """Each node also has a network namespace of its own, with its own address and name."""
+
+
+class Template(StrEnum):
+    """How much a rendered manifest assumes of the place it goes to."""
+
+    DEMO = "demo"
+    PRODUCTION = "production"
+
+
+class Profile(Model):
+    """A place to run jobs."""
+
+    backend: Filled = LOCAL
+    """What starts the nodes; only `local` is built yet."""
+    isolation: Isolation = Isolation.PROCESS
+    """Local back end: `process`, or `netns` for a network namespace per node."""
+    context: Filled | None = None
+    """Cluster back ends: the kubeconfig context; none means the current one."""
+    namespace: Filled | None = None
+    """Cluster back ends: the namespace that jobs go to."""
+    queue: Filled | None = None
+    """Cluster back ends: the queue of jobs that name none."""
+    fabric: Filled | None = None
+    """What `fabric: auto` means here; none means the back end's own choice, which is `tcp` locally."""
+    storage: Filled | None = None
+    """Folder that every node reaches; a job that names no `checkpoint.path` has its checkpoints in a folder there."""
+    gpu_resource: Filled = "nvidia.com/gpu"
+    """Cluster back ends: the resource by which a GPU is asked for."""
+    template: Template = Template.DEMO
+    """Cluster back ends: `demo` for a small test cluster, `production` for a shared one."""
+
+
+def find_profile(name: str, *, start: Path, environ: Mapping[str, str], fabrics: Collection[str] = ()) -> Profile:
+    """The profile of this name: from the nearest project above `start` or the current folder, else the user's or ours.
+
+    Raises HoldfastError when there is none, or when its file is wrong; `fabrics` are the catalogue's names.
+    """
+    if not _NAME.fullmatch(name):
+        raise _not_found(name, start, environ)
+    for folder in profile_folders(start, environ):
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            return read_profile(path, fabrics)
+    if name == LOCAL:
+        return Profile()
+    raise _not_found(name, start, environ)
+
+
+def read_profile(path: Path, fabrics: Collection[str] = ()) -> Profile:
+    """The profile that a file describes; raises HoldfastError with every problem."""
+    source = parse(read_text(path), shown(str(path)))
+    profile = validate(source, Profile, reserved={})
+    if profile is not None:
+        source.findings.extend(
+            (*_backend_problems(profile.backend, source), *_fabric_problems(profile, source, fabrics))
+        )
+    if profile is None or source.findings:
+        raise HoldfastError(source.said(), ExitCode.INVALID_JOB)
+    return profile
+
+
+def known_profiles(start: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of every profile that can be used from `start`, sorted."""
+    return tuple(sorted({LOCAL, *_names(start, environ)}))
+
+
+def profile_folders(start: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where profiles are looked for, nearest first."""
+    projects = [folder for here in (start.absolute(), Path.cwd()) for folder in (here, *here.parents)]
+    for folder in dict.fromkeys(projects):
+        yield folder / ".holdfast" / "profiles"
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config"
+    yield Path(home) / "holdfast" / "profiles"
+
+
+def _names(start: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    for folder in profile_folders(start, environ):
+        for path in folder.glob("*.yaml"):
+            if _NAME.fullmatch(path.stem):
+                yield path.stem
+
+
+def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastError:
+    known = known_profiles(start, environ)
+    return failure(
+        "unknown-profile",
+        f"there is no profile `{shown(name)}`",
+        exit_code=ExitCode.NOT_FOUND,
+        evidence=(f"known profiles: {', '.join(known)}",),
+        remedy=nearest(name, known) or f"Write .holdfast/profiles/{shown(name, 64)}.yaml, or use `local`.",
+    )
+
+
+def _backend_problems(backend: str, source: Source) -> Iterator[Finding]:
+    if backend == LOCAL:
+        return
+    if backend in PLANNED_BACKENDS:
+        what, remedy = f"the back end `{backend}` is not built yet", "Use `backend: local`."
+        yield finding_at(source.place(("backend",)), ("backend",), code="not-yet", what=what, remedy=remedy)
+    else:
+        yield _unknown("unknown-backend", source, "backend", backend, (LOCAL, *PLANNED_BACKENDS))
+
+
+def _fabric_problems(profile: Profile, source: Source, fabrics: Collection[str]) -> Iterator[Finding]:
+    if fabrics and profile.fabric is not None and profile.fabric not in fabrics:
+        yield _unknown("unknown-fabric", source, "fabric", profile.fabric, fabrics)
+
+
+def _unknown(code: str, source: Source, field: str, name: str, known: Collection[str]) -> Finding:
+    remedy = nearest(name, known) or f"Use one of {', '.join(sorted(known))}."
+    what = f"there is no {field} `{shown(name)}`"
+    return finding_at(source.place((field,)), (field,), code=code, what=what, remedy=remedy)

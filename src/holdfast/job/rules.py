@@ -1,0 +1,183 @@
+"""Owns what must hold between the fields of a job that are each right by themselves; one row a rule.
+
+Refuses to own what a place can do (launch/local/possible.py) and what is not a job at all (complaints.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import PurePath
+
+from holdfast.findings import Finding, Severity
+from holdfast.job.complaints import nearest
+from holdfast.job.source import shown
+from holdfast.job.spec import Job, Launch
+
+RESERVED_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"}
+    | {"ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    | {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
+)
+RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
+
+LAUNCHER_PROGRAMS = frozenset({"torchrun", "accelerate", "deepspeed", "colossalai", "horovodrun"})
+CLUSTER_LAUNCHERS = frozenset({"mpirun", "mpiexec", "srun"})
+LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.launch"}
+)
+
+_SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
+_VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish"})
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_?KEY|PRIVATE_?KEY)$", re.IGNORECASE)
+
+
+def check_job(job: Job, fabrics: Collection[str]) -> tuple[Finding, ...]:
+    """Everything between the fields that is wrong (errors) or likely to be (warnings); `where` is the field.
+
+    `fabrics` are the names of the fabric catalogue.
+    """
+    return (*unknown_fabric(job, fabrics), *(finding for rule in RULES for finding in rule(job)))
+
+
+def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
+    """The fabric's name must be in the catalogue, where one is given."""
+    name = job.fabric.name
+    if fabrics and name not in fabrics:
+        remedy = nearest(name, fabrics) or f"Use one of {', '.join(sorted(fabrics))}."
+        yield _error("unknown-fabric", "fabric.name", f"there is no fabric `{name}`", remedy)
+
+
+def elastic_nodes(job: Job) -> Iterator[Finding]:
+    """A range of nodes is part of the schema, but the number cannot change yet."""
+    if job.nodes.min < job.nodes.max:
+        what = f"a range of nodes ({job.nodes.min}..{job.nodes.max}) is not built yet"
+        yield _error("not-yet", "nodes", what, f"Write `nodes: {job.nodes.max}`.")
+
+
+def reserved_names(job: Job) -> Iterator[Finding]:
+    """What holdfast sets for every rank cannot be set by the job."""
+    for field, name in _variables(job):
+        if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
+            yield _error(
+                "reserved-name", f"{field}.{name}", f"`{name}` is set by holdfast for every rank", "Remove it."
+            )
+
+
+def name_clashes(job: Job) -> Iterator[Finding]:
+    """A variable has one source."""
+    first: dict[str, str] = {}
+    for field, name in _variables(job):
+        home = first.setdefault(name, field)
+        if home != field:
+            what = f"`{name}` is set under both `{home}` and `{field}`"
+            yield _error("name-clash", f"{field}.{name}", what, "Keep one of the two.")
+
+
+def secrets_in_env(job: Job) -> Iterator[Finding]:
+    """A value under `env` is written into the run's folder and shown by `render`."""
+    for name, value in job.env.items():
+        if value and _SECRET_NAME.search(name):
+            remedy = f"Write `secrets: {{{name}: {{env: {name}}}}}` instead, and set it where you start the run."
+            what = f"`{name}` looks like a secret, and values under `env` are stored and shown"
+            yield _warning("secret-in-env", f"env.{name}", what, remedy)
+
+
+def launcher_for_every_rank(job: Job) -> Iterator[Finding]:
+    """A launcher started once for every rank starts too many processes."""
+    launcher = _launcher(job.command)
+    if launcher is None or job.launch is Launch.PER_NODE:
+        return
+    if launcher in CLUSTER_LAUNCHERS:
+        remedy = "Let holdfast start the ranks: leave the launcher and its flags out of the command."
+    else:
+        remedy = "Write `launch: per-node`, or leave the launcher and its flags out of the command."
+    what = f"`{launcher}` starts its own ranks, and with `launch: per-rank` it is started once for every rank"
+    yield _warning("launcher-per-rank", "command", what, remedy)
+
+
+def shell_syntax(job: Job) -> Iterator[Finding]:
+    """The command is started as it is; what only a shell understands reaches the program as an argument."""
+    program = PurePath(job.command[0]).name
+    if program in _SHELLS:
+        return
+    remedy = 'Write `command: [bash, -c, "..."]` to have a shell read it.'
+    if _ASSIGNMENT.match(job.command[0]):
+        name = job.command[0].partition("=")[0]
+        yield _warning(
+            "shell-syntax", "command", f"`{name}=...` is taken for the program", f"Set `{name}` under `env`."
+        )
+    for word in job.command:
+        if word in _SHELL_WORDS:
+            yield _warning("shell-syntax", "command", f"no shell is run, so `{word}` is passed on as it is", remedy)
+            return
+        variable = _VARIABLE.search(word)
+        if variable:
+            what = f"no shell is run, so `{variable[0]}` is not replaced by its value"
+            yield _warning("shell-syntax", "command", what, remedy)
+            return
+
+
+def shared_gpus(job: Job) -> Iterator[Finding]:
+    """NCCL refuses two ranks on one GPU."""
+    ranks, gpus = job.local_world_size, job.gpus_per_node
+    if job.launch is Launch.PER_RANK and 0 < gpus < ranks:
+        what = f"{ranks} ranks share {gpus} GPU{'s' * (gpus > 1)} on each node, which NCCL refuses"
+        yield _warning("shared-gpus", "ranks_per_node", what, f"Write `ranks_per_node: {gpus}`, or remove it.")
+
+
+def hangs_outlast_window(job: Job) -> Iterator[Finding]:
+    """Each hang takes a deadline to be noticed, so a shorter window never sees two restarts."""
+    recovery = job.recovery
+    if recovery.step_deadline_s is not None and recovery.step_deadline_s >= recovery.window_s:
+        what = (
+            f"a hang is noticed after {recovery.step_deadline_s:g} s, longer than the {recovery.window_s:g} s in which "
+            "restarts are counted, so a job that always hangs is restarted for ever"
+        )
+        remedy = f"Write a `window_s` of at least {recovery.step_deadline_s * (recovery.max_restarts + 1):g}."
+        yield _warning("window-too-short", "recovery.step_deadline_s", what, remedy)
+
+
+RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
+    elastic_nodes,
+    reserved_names,
+    name_clashes,
+    secrets_in_env,
+    launcher_for_every_rank,
+    shell_syntax,
+    shared_gpus,
+    hangs_outlast_window,
+)
+
+
+def _variables(job: Job) -> Iterator[tuple[str, str]]:
+    """Every environment variable the job sets, with the field that sets it."""
+    for field, names in (("env", job.env), ("secrets", job.secrets), ("fabric.env", job.fabric.env)):
+        for name in names:
+            yield field, name
+
+
+def _launcher(command: tuple[str, ...]) -> str | None:
+    """The launcher that the command is, if it is one: by its program's name, or by `python -m`."""
+    program = PurePath(command[0]).name
+    if program in LAUNCHER_PROGRAMS | CLUSTER_LAUNCHERS:
+        return program
+    if program.startswith("python") and "-m" in command:
+        module = command[command.index("-m") + 1 :][:1]
+        return next((name for name in module if name in LAUNCHER_MODULES), None)
+    return None
+
+
+def _error(code: str, where: str, what: str, remedy: str) -> Finding:
+    return _finding(Severity.ERROR, code, where, what, remedy)
+
+
+def _warning(code: str, where: str, what: str, remedy: str) -> Finding:
+    return _finding(Severity.WARNING, code, where, what, remedy)
+
+
+def _finding(severity: Severity, code: str, where: str, what: str, remedy: str) -> Finding:
+    """Words of the job's may hold anything, so all text is made fit to print."""
+    return Finding(code=code, severity=severity, what=shown(what, 300), where=shown(where), remedy=shown(remedy, 300))

@@ -1,0 +1,14 @@
+"""Owns the published JSON Schema of a job file; refuses to say anything that spec.py does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.job.spec import Job
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file, shorthands included."""
+    return {"$schema": DIALECT, **Job.model_json_schema(mode="validation")}

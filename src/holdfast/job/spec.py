@@ -1,0 +1,294 @@
+"""Owns what a job is: every field a researcher can set, its unit, its default and what it means.
+
+Refuses to own how a job file is read (document.py), where it runs (profile.py), or what any back end makes of it.
+The same models are the Python API.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic_core import PydanticCustomError
+
+JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+NODES_PATTERN = r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$"
+MAX_NODES = 100_000
+SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
+
+PATTERN_WORDS: Mapping[str, str] = {
+    JOB_NAME_PATTERN: "lower-case letters, digits and hyphens, starting with a letter, at most 40",
+    ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
+}
+"""What each pattern a field must match means to a person."""
+
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+_UNITS = {"": 1}
+for _power, _prefix in enumerate("KMGTP", 1):
+    _UNITS[_prefix] = 1000**_power
+    _UNITS[f"{_prefix}i"] = 1024**_power
+
+
+class Model(BaseModel):
+    """Frozen, and refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Launch(StrEnum):
+    """Who starts the ranks."""
+
+    PER_RANK = "per-rank"
+    """holdfast starts the command once for every rank."""
+    PER_NODE = "per-node"
+    """The command is started once on every node and starts its own ranks, as torchrun does."""
+
+
+def _whole_text(text: str) -> str:
+    """Refuse what no program, path or log line can carry."""
+    bad = _NOT_TEXT.search(text)
+    if bad:
+        raise PydanticCustomError("bad-text", "contains the character U+{code}", {"code": f"{ord(bad[0]):04X}"})
+    return text
+
+
+def _scalar_text(value: object) -> object:
+    """Let a number or a switch stand for its text: `1` is `"1"`, true is `"true"`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) and abs(value) < 10**40 else value
+
+
+def _split_command(value: object) -> object:
+    """Split one line of text into words as a shell does, joining lines that end in a backslash; no shell is run."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value.replace("\\\n", " "))
+    except ValueError as error:
+        reason = "a quotation is not closed" if "quotation" in str(error) else "it ends in a backslash"
+        raise PydanticCustomError("bad-command", "cannot be split into words: {reason}", {"reason": reason}) from None
+
+
+def _parse_size(value: object) -> object:
+    """Read `16GiB` or `500M` as bytes; a number is bytes already, and anything else is left for the type to refuse."""
+    if not isinstance(value, str):
+        return value
+    size = re.fullmatch(SIZE_PATTERN, value)
+    if size is None:
+        raise PydanticCustomError("bad-size", "is not a size such as 16GiB or 500M")
+    return int(float(size[1]) * _UNITS[size[2] or ""])
+
+
+Text = Annotated[str, AfterValidator(_whole_text)]
+Word = Annotated[Text, BeforeValidator(_scalar_text, json_schema_input_type=str | int | float | bool)]
+Filled = Annotated[Text, Field(min_length=1)]
+Count = Annotated[int, Strict()]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Seconds = Annotated[Number, Field(gt=0)]
+BytesInput = Annotated[int, Field(gt=0, le=2**60)] | Annotated[str, Field(pattern=SIZE_PATTERN)]
+Bytes = Annotated[
+    Count,
+    Field(gt=0, le=2**60),
+    BeforeValidator(_parse_size, json_schema_input_type=BytesInput),
+]
+JobName = Annotated[str, Field(pattern=JOB_NAME_PATTERN)]
+EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN)]
+
+
+class Nodes(Model):
+    """How many nodes the whole job uses: a number, or the range `min..max` it can live with."""
+
+    min: Count = Field(ge=1, le=MAX_NODES)
+    """Fewest nodes the job may run on."""
+    max: Count = Field(ge=1, le=MAX_NODES)
+    """Most nodes the job may use."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            counts = {"min": self.min, "max": self.max}
+            raise PydanticCustomError("bad-nodes", "asks for at least {min} but at most {max} nodes", counts)
+        return self
+
+
+NodesInput = Annotated[int, Field(ge=1, le=MAX_NODES)] | Annotated[str, Field(pattern=NODES_PATTERN)] | Nodes
+
+
+def _nodes_object(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if isinstance(value, str) and not re.fullmatch(NODES_PATTERN, value):
+        raise PydanticCustomError("bad-nodes", "is not a number of nodes such as 4, or a range such as 2..4")
+    low, _, high = str(value).partition("..")
+    counts = {"min": int(low), "max": int(high or low)}
+    if min(counts.values()) < 1:
+        raise PydanticCustomError("bad-nodes", "must be at least 1")
+    if max(counts.values()) > MAX_NODES:
+        raise PydanticCustomError("bad-nodes", "must be at most {most}", {"most": MAX_NODES})
+    return counts
+
+
+def _object_with(key: str) -> Callable[[object], object]:
+    def expand(value: object) -> object:
+        return cast(object, value) if isinstance(value, dict | BaseModel) else {key: value}
+
+    return expand
+
+
+SHORTHANDS: Mapping[str, Callable[[object], object]] = {
+    "nodes": _nodes_object,
+    "fabric": _object_with("name"),
+    "checkpoint": _object_with("path"),
+}
+"""Fields where a scalar stands for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
+
+
+def _shorthand(field: str, input_type: Any) -> BeforeValidator:
+    return BeforeValidator(SHORTHANDS[field], json_schema_input_type=input_type)
+
+
+class SecretRef(Model):
+    """Where a secret's value comes from when the run starts; the value itself is never in the job."""
+
+    env: EnvName | None = None
+    """Name of an environment variable of whoever starts the run."""
+    file: Filled | None = None
+    """Path of a file that holds the value (one trailing newline is dropped)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise PydanticCustomError("bad-secret", "must name exactly one source: `env` or `file`")
+        return self
+
+    def read(self, base: Path, environ: Mapping[str, str]) -> str:
+        """The value, now: raises KeyError or OSError where there is none. Files are relative to `base`; `~` is home."""
+        if self.env is not None:
+            return environ[self.env]
+        return self.path(base).read_text().removesuffix("\n")
+
+    def path(self, base: Path) -> Path:
+        """Where the file lies."""
+        return base / Path(self.file or "").expanduser()
+
+
+class Code(Model):
+    """What is shipped to nodes that do not share the working directory."""
+
+    root: Filled = "."
+    """Folder whose contents are shipped, relative to `workdir`."""
+    ignore: tuple[Filled, ...] = (".git", ".venv", "__pycache__", ".holdfast/runs")
+    """Glob patterns left out, beside those of `.holdfastignore`."""
+
+
+class Resources(Model):
+    """What one node gives to the job."""
+
+    cpu: Number | None = Field(default=None, gt=0)
+    """CPU cores per node; none means what the node has."""
+    memory: Bytes | None = None
+    """Memory per node, in bytes or such as `16GiB`."""
+    shm: Bytes | None = None
+    """Size of /dev/shm per node, in bytes or such as `16GiB`."""
+
+
+class Fabric(Model):
+    """Which network carries the collectives; `holdfast fabric` lists the names."""
+
+    name: Filled = "auto"
+    """A row of the fabric catalogue; `auto` takes the profile's."""
+    env: dict[EnvName, Word] = {}
+    """Variables that go over the catalogue's, such as NCCL_IB_HCA."""
+
+
+class Checkpoint(Model):
+    """Where checkpoints lie and how often they are taken; used by `holdfast.train`."""
+
+    path: Filled | None = None
+    """Folder that every node reaches; none means a folder of the run's own, which suits one machine only."""
+    every_steps: Count | None = Field(default=None, ge=1)
+    """Take one each time this many steps are committed."""
+    every_s: Seconds | None = None
+    """Take one when this many seconds have passed since the last."""
+    keep: Count = Field(default=3, ge=1)
+    """How many of the newest are kept."""
+
+
+class Recovery(Model):
+    """What happens when something dies."""
+
+    max_restarts: Count = Field(default=10, ge=0)
+    """Restarts allowed within `window_s`; the next failure then ends the run."""
+    window_s: Seconds = 3600.0
+    """Length of the sliding window, in seconds, in which restarts are counted."""
+    step_deadline_s: Seconds | None = None
+    """A rank that passes no step for this many seconds is treated as hung; none means never.
+
+    Only ranks with a `holdfast.train` Session are watched. The first step of an attempt, which compiles and connects,
+    gets ten deadlines. It must be longer than the slowest honest step, checkpoint included.
+    """
+    stop_grace_s: Annotated[Number, Field(ge=0)] = 30.0
+    """Seconds between SIGTERM and SIGKILL when the run is cancelled. A recovery does not wait: it kills at once."""
+    controller_grace_s: Seconds = 1800.0
+    """Seconds an agent goes on without its controller before it asks for a checkpoint, stops its ranks and leaves."""
+
+
+class Job(Model):
+    """A training job: what to run, on how many nodes, and how it is to be kept alive."""
+
+    version: Literal[1] = 1
+    """Version of this schema."""
+    name: JobName = "job"
+    """Lower-case letters, digits and hyphens, at most 40; runs are named after it."""
+    command: Annotated[
+        tuple[Word, ...], Field(min_length=1), BeforeValidator(_split_command, json_schema_input_type=str | list[Word])
+    ]
+    """The program and its arguments: a list, or one string that is split as a shell splits words (no shell is run)."""
+    launch: Launch = Launch.PER_RANK
+    """`per-rank` (holdfast starts every rank) or `per-node` (the command starts its own ranks, as torchrun does)."""
+    image: Filled | None = None
+    """Container image; not used by the local back end, which says so."""
+    workdir: Filled = "."
+    """Folder the command runs in, relative to the job file."""
+    code: Code = Code()
+    """The code to ship; the local back end runs in `workdir` itself."""
+    env: dict[EnvName, Word] = {}
+    """Environment variables of every rank."""
+    secrets: dict[EnvName, SecretRef] = {}
+    """Environment variables whose values are looked up when the run starts.
+
+    They are kept only in a private file of the run's folder, until the run ends.
+    """
+    nodes: Annotated[Nodes, _shorthand("nodes", NodesInput)] = Nodes(min=1, max=1)
+    """How many nodes: a number, or `min..max`."""
+    gpus_per_node: Count = Field(default=0, ge=0, le=64)
+    """GPUs each node gives to the job."""
+    ranks_per_node: Count | None = Field(default=None, ge=1, le=1024)
+    """Ranks on each node; none means one per GPU, or one where there are no GPUs."""
+    resources: Resources = Resources()
+    """CPU, memory and shared memory per node."""
+    fabric: Annotated[Fabric, _shorthand("fabric", str | Fabric)] = Fabric()
+    """The network that carries collectives."""
+    checkpoint: Annotated[Checkpoint, _shorthand("checkpoint", str | Checkpoint)] = Checkpoint()
+    """Where checkpoints lie and how often they are taken."""
+    recovery: Recovery = Recovery()
+    """How often and how fast the job is started again when something dies."""
+    queue: Filled | None = None
+    """Queue of the cluster that the job waits in; none means the profile's. The local back end has none."""
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on each node."""
+        return self.ranks_per_node or max(1, self.gpus_per_node)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.nodes.max * self.local_world_size

@@ -1,0 +1,31 @@
+"""Fabrics are rows, and a row never lets NCCL choose another network in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.fabric.catalog import AUTO, CATALOG, NAMES, Fabric, resolve
+
+
+def test_names_auto_and_every_row() -> None:
+    assert {"auto", "tcp", "infiniband", "roce", "efa"} == set(NAMES)
+
+
+@pytest.mark.parametrize("fabric", CATALOG.values(), ids=lambda fabric: fabric.name)
+def test_row_pins_the_network_and_names_its_source(fabric: Fabric) -> None:
+    assert fabric.env["NCCL_NET"] == fabric.network
+    assert fabric.source.startswith("https://")
+    assert fabric.what.endswith(".")
+    assert fabric.expected_bandwidth
+
+
+@pytest.mark.parametrize(
+    ("job", "profile", "name"),
+    [("auto", None, "tcp"), ("auto", "roce", "roce"), ("auto", "auto", "tcp"), ("infiniband", "roce", "infiniband")],
+)
+def test_auto_takes_the_profiles_fabric_else_tcp(job: str, profile: str | None, name: str) -> None:
+    assert resolve(job, profile).name == name
+
+
+def test_auto_is_no_row() -> None:
+    assert AUTO not in CATALOG
