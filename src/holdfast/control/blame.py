@@ -1,0 +1,102 @@
+"""Owns the question who failed first: of all that was learnt about an attempt, the one failure that began it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from holdfast.control.policy import Failure, FailureKind
+from holdfast.control.state import ReplicaState
+from holdfast.events import RankExit, RankExited, RankHung
+
+# What a rank says when a peer has gone: never the cause while another failure is known.
+#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29318
+#   torch.distributed.DistNetworkError: recvValueWithTimeout failed on SocketImpl(fd=3, ...): Connection reset by peer
+#   torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.
+#   ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+_SECONDARY = re.compile(
+    r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exit|communicator was aborted|"
+    r"DistNetworkError|Socket recv failed|Connection refused|timed out",
+    re.IGNORECASE,
+)
+
+# Frames a rank waits in because another is late.
+_WAITING = re.compile(
+    r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward"
+)
+
+_KINDS: dict[RankExit, FailureKind] = {
+    RankExit.CODE: FailureKind.CRASHED,
+    RankExit.SIGNAL: FailureKind.KILLED,
+    RankExit.OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
+    RankExit.NOT_STARTED: FailureKind.NOT_STARTED,
+}
+
+
+def is_failure(exited: RankExited) -> bool:
+    """Whether a rank's end, by itself, fails its attempt."""
+    return not exited.stopped and (exited.how is not RankExit.CODE or exited.code != 0)
+
+
+def first_failure(replica: ReplicaState) -> Failure | None:
+    """The failure that began an attempt's end; None when nothing in it failed.
+
+    Lost nodes and exits are ordered by their own clocks, with those that only speak of a vanished peer last. A hang is
+    the cause only where no node was lost and no rank ended before it was reported: a death leaves the others waiting,
+    while ranks that end after the report end because a hung replica is being stopped.
+    """
+    reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
+    ends = [exited for exited in replica.exits if is_failure(exited) and exited.at <= reported_at]
+    known = (*(_from_exit(replica, exited) for exited in ends), *replica.losses)
+    if known:
+        return min(known, key=lambda failure: (failure.secondary, failure.at))
+    if replica.hangs:
+        return _from_hang(replica, min(replica.hangs, key=_suspicion))
+    return None
+
+
+def _suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:
+    """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer."""
+    return (hung.process_state != "T", hung.last_step, bool(_WAITING.search(hung.innermost)), hung.last_step_at)
+
+
+def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
+    return Failure(
+        kind=_KINDS[exited.how],
+        at=exited.at,
+        node=exited.node,
+        attempt=exited.attempt,
+        rank=exited.rank,
+        code=exited.code,
+        error=exited.error,
+        evidence=(exited.evidence,) if exited.evidence else (),
+        where=exited.log,
+        step=replica.step,
+        said_hello=exited.said_hello,
+        lived_s=exited.at - replica.started_at,
+        secondary=bool(_SECONDARY.search(exited.error)),
+    )
+
+
+def _from_hang(replica: ReplicaState, hung: RankHung) -> Failure:
+    state = {"T": "stopped by a signal", "D": "waiting in the kernel", "R": "running", "S": "sleeping"}
+    evidence = [
+        f"waited {hung.waited_s:.1f} s",
+        f"rank {hung.rank} is {state.get(hung.process_state, hung.process_state or 'in an unknown state')}",
+    ]
+    if hung.innermost:
+        evidence.append(f"innermost frame: {hung.innermost}")
+    if hung.stacks:
+        evidence.append(f"stacks: {hung.stacks}")
+    return Failure(
+        kind=FailureKind.HUNG,
+        at=hung.last_step_at,
+        node=hung.node,
+        attempt=hung.attempt,
+        rank=hung.rank,
+        error=f"no step after step {max(hung.last_step, 0)}",
+        evidence=tuple(evidence),
+        step=replica.step,
+        said_hello=True,
+        lived_s=hung.at - replica.started_at,
+    )

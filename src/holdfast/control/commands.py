@@ -1,0 +1,76 @@
+"""Owns what the machine can ask the world to do; the controller carries it out, and nothing here does I/O.
+
+Every command can be carried out twice without harm: after a controller died, its successor repeats what may not have
+arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.events import AnyEvent, DrillRequested
+from holdfast.job.backend import NodePlace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitNodes:
+    """Have the back end make these nodes."""
+
+    places: tuple[NodePlace, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceNode:
+    """Have the back end remove what is left of a slot's earlier generation and make this one."""
+
+    place: NodePlace
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Have these nodes start their ranks of an attempt; the controller fills in what each rank is given."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Have these nodes end every rank up to and including an attempt."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inject:
+    """Break something on request; `node` is None for the controller itself."""
+
+    drill: DrillRequested
+    node: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Ask every rank to checkpoint at its next step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Write down a decision; it changes no state, so replaying the log does not need it."""
+
+    event: AnyEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Dismiss the agents, have the back end remove every node, and close the log."""
+
+
+Command = SubmitNodes | ReplaceNode | Start | Stop | Inject | Checkpoint | Record | Finish

@@ -1,0 +1,378 @@
+"""Owns the I/O around the machine: it writes events down, then does what the machine commands, and tells it the time.
+
+Nothing is decided here. The order is always: event into the log, state moved, commands carried out; so a controller
+that dies anywhere leaves a log from which its successor goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.machine import Machine
+from holdfast.control.progress import StepLedger
+from holdfast.control.state import ReplicaPhase, State
+from holdfast.events import (
+    AgentEvent,
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    CheckpointCommitted,
+    ControllerStarted,
+    DeadlinePassed,
+    DrillAction,
+    NodeGone,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+)
+from holdfast.events.log import EventWriter
+from holdfast.events.orders import (
+    Acknowledge,
+    AskCheckpoint,
+    Break,
+    Leave,
+    Order,
+    Progress,
+    StartRanks,
+    StopRanks,
+)
+from holdfast.job.backend import Backend
+
+Timed = TypeVar("Timed", bound=msgspec.Struct)
+
+log = logging.getLogger("holdfast.controller")
+
+CLOCK_TOLERANCE_S = 0.25
+"""Clocks nearer than this are taken as one: the difference may be the message's travel."""
+
+LEAVE_S = 3.0
+"""Seconds that dismissed agents get to leave by themselves before the back end removes them."""
+
+
+class NotItsOwn(ValueError):
+    """An agent spoke of what is not its own."""
+
+
+class AgentPeer(Protocol):
+    """The controller's end of one agent's connection."""
+
+    def send(self, order: Order) -> None:
+        """Queue an order; a closed connection is no error (the agent asks again when it returns)."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close the connection once what is queued has gone out."""
+        ...
+
+
+@dataclass
+class AgentLink:
+    """What the controller keeps of one connected agent."""
+
+    peer: AgentPeer
+    joined: AgentJoined
+    clock_ahead_s: float
+    received: int = 0
+    """Highest sequence number taken in."""
+    acknowledged: int = 0
+    unsettled: deque[tuple[int, Progress]] = field(default_factory=deque[tuple[int, Progress]])
+    """Progress whose steps other nodes have yet to pass; not acknowledged before."""
+
+
+class Controller:
+    """Runs one job from its log, its machine and its back end.
+
+    `start_orders` expands a Start for one node into what its ranks are given; it is injected because launching is not
+    control's business.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        writer: EventWriter,
+        history: Iterable[AnyEvent],
+        backend: Backend,
+        start_orders: Callable[[Start, int, tuple[int, ...]], StartRanks],
+        incarnation: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._machine = machine
+        self._writer = writer
+        self._backend = backend
+        self._start_orders = start_orders
+        self._incarnation = incarnation
+        self._clock = clock
+        self._links: dict[int, AgentLink] = {}
+        self._ledgers: dict[int, StepLedger] = {}
+        self._seen: dict[str, int] = {}
+        self._state = State()
+        self._wake = asyncio.Event()
+        self._parted = asyncio.Event()
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for event in history:
+            self._fold(event)
+
+    @property
+    def finished(self) -> bool:
+        return self._state.finished
+
+    async def run(self) -> None:
+        """Take over the run and see it through to its end."""
+        self.feed(ControllerStarted(at=self._clock(), pid=os.getpid(), incarnation=self._incarnation))
+        self._spawn(self._watch_nodes())
+        self._spawn(self._watch_time())
+        await self._done.wait()
+        for task in self._tasks:
+            task.cancel()
+
+    def feed(self, *events: AnyEvent) -> None:
+        """Take events in: write them and the decisions they lead to in one go, then move on and act.
+
+        Nothing follows `RunFinished`, whoever still speaks.
+        """
+        state = self._state
+        if state.finished:
+            return
+        lines: list[AnyEvent] = []
+        commands: list[Command] = []
+        for event in events:
+            state, more = self._machine.step(state, event)
+            lines.append(event)
+            lines.extend(command.event for command in more if isinstance(command, Record))
+            commands.extend(command for command in more if not isinstance(command, Record))
+        decisive = any(isinstance(line, RunCreated | RunFinished) for line in lines)
+        self._writer.append(lines, sync=decisive)
+        self._state = state
+        for event in events:
+            self._note(event)
+        self._wake.set()
+        if any(isinstance(event, StepCommitted) for event in events):
+            for link in self._links.values():
+                self._acknowledge(link)
+        for command in commands:
+            self._carry_out(command)
+        if settled := self._settled_steps():
+            self.feed(*settled)
+
+    # Agents
+
+    def agent_joined(self, peer: AgentPeer, joined: AgentJoined) -> AgentLink | None:
+        """Greet an agent; None (after telling it to leave) when its node has been given up."""
+        node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
+        dismissed = self._state.finished or (self._state.ending and self._state.done)
+        if node is None or joined.generation != node.generation or dismissed:
+            log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
+            peer.send(Leave())
+            return None
+        former = self._links.pop(joined.node, None)
+        if former is not None:
+            former.peer.close("the agent connected again")
+        ahead_s = joined.at - self._clock()
+        link = AgentLink(peer=peer, joined=joined, clock_ahead_s=ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0)
+        self._links[joined.node] = link
+        self.feed(msgspec.structs.replace(joined, at=self._clock()))
+        return link
+
+    def agent_said(self, link: AgentLink, messages: list[AgentEvent | Progress]) -> None:
+        """Take in what an agent sent, each message once, and acknowledge what is safe.
+
+        Raises `NotItsOwn` for a word about another node.
+        """
+        events: list[AnyEvent] = []
+        seen = self._seen.get(link.joined.source, 0)
+        for message in messages:
+            self._check_own(link, message)
+            if isinstance(message, Progress):
+                events.extend(self._take_progress(link, message))
+            elif message.seq > seen:
+                seen = message.seq
+                events.append(_on_our_clock(message, link.clock_ahead_s))
+            link.received = max(link.received, message.seq)
+        self.feed(*events)
+        self._acknowledge(link)
+
+    def agent_left(self, link: AgentLink) -> None:
+        """An agent's connection has closed."""
+        joined = link.joined
+        if self._links.get(joined.node) is not link:
+            return
+        del self._links[joined.node]
+        self._parted.set()
+        self.feed(
+            AgentLeft(at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation)
+        )
+
+    def _check_own(self, link: AgentLink, message: AgentEvent | Progress) -> None:
+        """An agent speaks for its own node, and joins once, when it connects."""
+        joined = link.joined
+        replica = self._state.nodes[joined.node].replica
+        own = (
+            message.source == joined.source
+            and getattr(message, "node", joined.node) == joined.node
+            and getattr(message, "replica", replica) == replica
+        )
+        if not own or isinstance(message, AgentJoined):
+            raise NotItsOwn(f"node{joined.node} said {message}")
+
+    def _take_progress(self, link: AgentLink, progress: Progress) -> list[AnyEvent]:
+        ledger = self._ledger(progress.replica)
+        if progress.attempt != ledger.attempt or not progress.steps:
+            return []
+        link.unsettled.append((progress.seq, progress))
+        return list(ledger.take(_on_our_clock(progress, link.clock_ahead_s), self._clock()))
+
+    def _settled_steps(self) -> list[StepCommitted]:
+        """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
+        at_work = (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+        ended = (index for index, replica in enumerate(self._state.replicas) if replica.phase not in at_work)
+        return [step for index in ended for step in self._ledger(index).settle(self._clock())]
+
+    def _ledger(self, index: int) -> StepLedger:
+        """The ledger of a replica's attempt in hand."""
+        replica = self._state.replicas[index]
+        ledger = self._ledgers.get(index)
+        if ledger is None or ledger.attempt != replica.attempt:
+            nodes = tuple(node.node for node in self._state.nodes_of(index))
+            ledger = self._ledgers[index] = StepLedger(index, replica.attempt, nodes)
+        return ledger
+
+    def _acknowledge(self, link: AgentLink) -> None:
+        """Tell an agent how far its words are safe: written, or of an attempt that is over."""
+        while link.unsettled:
+            _, progress = link.unsettled[0]
+            ledger = self._ledger(progress.replica)
+            if progress.attempt == ledger.attempt and progress.steps[-1].step > ledger.committed:
+                break
+            link.unsettled.popleft()
+        safe = link.unsettled[0][0] - 1 if link.unsettled else link.received
+        if safe > link.acknowledged:
+            link.acknowledged = safe
+            link.peer.send(Acknowledge(seq=safe))
+
+    # Commands
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case SubmitNodes():
+                self._spawn(self._backend.submit(command.places))
+            case ReplaceNode():
+                self._spawn(self._backend.replace_node(command.place, command.reason))
+            case Start():
+                members = tuple(node.node for node in self._state.nodes_of(command.replica))
+                self._order(command.nodes, lambda node: self._start_orders(command, node, members))
+            case Stop():
+                order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
+                self._order(command.nodes, lambda _: order)
+            case Inject(drill=drill, node=None):
+                log.warning("drill: %s the controller", drill.action)
+                os.kill(os.getpid(), signal.SIGKILL if drill.action is DrillAction.KILL else signal.SIGSTOP)
+            case Inject(drill=drill, node=int(node)):
+                order = Break(
+                    requested_at=drill.at,
+                    target=drill.target,
+                    rank=drill.index,
+                    action=drill.action,
+                    at_step=drill.at_step,
+                )
+                self._order((node,), lambda _: order)
+            case Checkpoint():
+                self._order(tuple(self._links), lambda _: AskCheckpoint())
+            case Finish():
+                self._spawn(self._finish())
+            case _:
+                raise AssertionError(f"{command} is for the log")
+
+    def _order(self, nodes: tuple[int, ...], make: Callable[[int], Order]) -> None:
+        """Send each node its order; one that is away is told when it joins again."""
+        for node in nodes:
+            if node in self._links:
+                self._links[node].peer.send(make(node))
+
+    async def _finish(self) -> None:
+        for link in list(self._links.values()):
+            link.peer.send(Leave())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                while self._links:
+                    self._parted.clear()
+                    await self._parted.wait()
+        await self._backend.cancel()
+        ending = self._state.ending
+        assert ending is not None, "Finish follows the decision to end"
+        self.feed(
+            RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
+        )
+        self._done.set()
+
+    # Watching
+
+    async def _watch_nodes(self) -> None:
+        async for seen in self._backend.observe():
+            place = seen.place
+            self.feed(NodeGone(at=self._clock(), node=place.node, generation=place.generation, reason=seen.reason))
+
+    async def _watch_time(self) -> None:
+        while True:
+            self._wake.clear()
+            now = self._clock()
+            due = [key for key, at in self._state.deadlines.items() if at <= now]
+            if due:
+                self.feed(*(DeadlinePassed(at=now, deadline=key) for key in due))
+                continue
+            next_at = min(self._state.deadlines.values(), default=None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
+
+    def _fold(self, event: AnyEvent) -> None:
+        self._state, _ = self._machine.step(self._state, event)
+        self._note(event)
+
+    def _note(self, event: AnyEvent) -> None:
+        """Keep what is not the machine's: how far each source was heard, how far each attempt's steps are known."""
+        if event.source:
+            self._seen[event.source] = max(self._seen.get(event.source, 0), event.seq)
+        if isinstance(event, StepCommitted | CheckpointCommitted):
+            ledger = self._ledger(event.replica)
+            if event.attempt == ledger.attempt and isinstance(event, StepCommitted):
+                ledger.committed = max(ledger.committed, event.step)
+            elif event.attempt == ledger.attempt:
+                ledger.proven = max(ledger.proven, event.step)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        """A failing effect must not go unseen: without it the run would stand still, so the controller starts anew."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the controller failed and will be restarted from its log", exc_info=error)
+            os._exit(70)
+
+
+_CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
+
+
+def _on_our_clock(message: Timed, ahead_s: float) -> Timed:
+    """Move the times of a message from its sender's clock to the controller's."""
+    if not ahead_s:
+        return message
+    if isinstance(message, Progress):
+        return msgspec.structs.replace(message, steps=tuple(_on_our_clock(step, ahead_s) for step in message.steps))
+    times = {name: getattr(message, name) - ahead_s for name in _CLOCK_FIELDS if hasattr(message, name)}
+    return msgspec.structs.replace(message, **times)

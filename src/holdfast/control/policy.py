@@ -1,0 +1,244 @@
+"""Owns the judgement: given a failure and what went before, what is to be done and how it is said.
+
+Pure. Rules are rows, asked in order; the first that applies decides. The machine acts on the verdict and knows no rule.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.errors import ExitCode
+from holdfast.findings import Fault, Finding
+from holdfast.job.spec import Recovery
+
+CRASH_LOOP_LENGTH = 3
+"""Equal failures in a row, without a step between them, that are called a crash loop."""
+
+LOOP_HORIZON_S = 60.0
+"""A program that reports no steps is taken to have made some in an attempt that lived longer than this, in seconds."""
+
+FIRST_STEP_HORIZON_S = 30.0
+"""A program that never opened its holdfast channel is taken to be before its first step for this long, in seconds."""
+
+AWAY_GRACE_S = 10.0
+"""Seconds a lost connection may take to come back before its node counts as lost.
+
+Above a network's blip, below a person's patience.
+"""
+
+STOP_GRACE_S = 20.0
+"""Seconds beyond the asked grace that a node may take to end its ranks before it counts as lost."""
+
+JUDGE_S = 8.0
+"""Seconds the other ranks get to report after the first reported a hang; longer than py-spy takes for a node."""
+
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+
+
+class FailureKind(StrEnum):
+    """What ended an attempt; the value is the finding's code."""
+
+    NOT_STARTED = "program-not-started"
+    CRASHED = "rank-crashed"
+    KILLED = "rank-killed"
+    OUT_OF_MEMORY = "rank-out-of-memory"
+    HUNG = "rank-hung"
+    NODE_LOST = "node-lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What ended an attempt, as far as its evidence tells."""
+
+    kind: FailureKind
+    at: float
+    """Unix seconds."""
+    node: int
+    attempt: int
+    rank: int | None = None
+    code: int = 0
+    """Exit code, or the signal's number."""
+    error: str = ""
+    """The rank's last error line, or the back end's reason."""
+    evidence: tuple[str, ...] = ()
+    where: str = ""
+    step: int = 0
+    """Highest step committed when it happened."""
+    said_hello: bool = False
+    lived_s: float = 0.0
+    secondary: bool = False
+    """Whether its error only speaks of a peer that went away."""
+
+    @property
+    def signature(self) -> tuple[FailureKind, int | None, int, str]:
+        """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ."""
+        return (self.kind, self.rank, self.code, _NUMBER.sub("#", self.error))
+
+
+class Action(StrEnum):
+    """What is done about a failure."""
+
+    RESTART = "restart in place"
+    REPLACE_NODE = "replace the node and restart"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A judgement: what to do, what to tell, and the exit code if it ends the run."""
+
+    action: Action
+    finding: Finding
+    exit_code: int = 0
+
+
+def judge(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
+    """Decide what follows from a failure, given those before it (oldest first) and the job's recovery settings."""
+    for rule in _RULES:
+        verdict = rule(failure, earlier, recovery)
+        if verdict is not None:
+            return verdict
+    raise AssertionError("the last rule always applies")
+
+
+def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    if failure.kind is not FailureKind.NOT_STARTED:
+        return None
+    return _stop(
+        failure, "the program could not be started", "Check the command and the working directory: `holdfast validate`."
+    )
+
+
+def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A program that fails by itself before it has done anything would fail again."""
+    if failure.code == ExitCode.STOPPED_EARLY:
+        return None
+    young = all(one.lived_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
+    before = failure.step == 0 and not failure.secondary and (failure.said_hello or young)
+    if failure.kind is not FailureKind.CRASHED or not before:
+        return None
+    return _stop(
+        failure,
+        "it failed by itself before its first step, so a restart would fail too",
+        f"Mend the error{f' ({failure.where})' if failure.where else ''} and run again.",
+    )
+
+
+def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A program that reports no steps may have made progress nonetheless, if it lived long enough."""
+    if failure.kind is FailureKind.NODE_LOST or (not failure.said_hello and failure.lived_s > LOOP_HORIZON_S):
+        return None
+    last = (*earlier, failure)[-CRASH_LOOP_LENGTH:]
+    same = all(one.signature == failure.signature and one.step == failure.step for one in last)
+    if len(last) < CRASH_LOOP_LENGTH or not same:
+        return None
+    return _stop(
+        failure,
+        f"the same failure came {CRASH_LOOP_LENGTH} times in a row without a step between",
+        "It does not depend on chance: look at the step after the last checkpoint and at that rank's log.",
+    )
+
+
+def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    recent = [one for one in earlier if one.at > failure.at - recovery.window_s]
+    if len(recent) < recovery.max_restarts:
+        return None
+    why = f"{len(recent)} restarts within {recovery.window_s:g} s, and recovery.max_restarts is {recovery.max_restarts}"
+    if recovery.max_restarts == 0:
+        why = "recovery.max_restarts is 0"
+    return _stop(failure, why, "If these failures are expected, raise recovery.max_restarts.")
+
+
+def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    if failure.kind is not FailureKind.NODE_LOST:
+        return None
+    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", "Nothing: the node is replaced."))
+
+
+def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    return Verdict(
+        action=Action.RESTART, finding=_finding(failure, "", "Nothing: all ranks restart from the last checkpoint.")
+    )
+
+
+_RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None], ...] = (
+    _not_started,
+    _error_before_first_step,
+    _crash_loop,
+    _budget_spent,
+    _replace,
+    _restart,
+)
+
+
+def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
+    return Verdict(action=Action.STOP, finding=_finding(failure, why, remedy), exit_code=_exit_code(failure))
+
+
+def _exit_code(failure: Failure) -> int:
+    """The job's own code where it has one; a signal's as a shell says it; else holdfast's."""
+    match failure.kind:
+        case FailureKind.CRASHED | FailureKind.NOT_STARTED:
+            return failure.code
+        case FailureKind.KILLED | FailureKind.OUT_OF_MEMORY:
+            return 128 + failure.code
+        case FailureKind.HUNG:
+            return ExitCode.HUNG
+        case FailureKind.NODE_LOST:
+            return ExitCode.NODES_LOST
+
+
+_FAULTS: dict[FailureKind, Fault] = {
+    FailureKind.NOT_STARTED: Fault.USER,
+    FailureKind.CRASHED: Fault.USER,
+    FailureKind.KILLED: Fault.CLUSTER,
+    FailureKind.OUT_OF_MEMORY: Fault.USER,
+    FailureKind.HUNG: Fault.USER,
+    FailureKind.NODE_LOST: Fault.CLUSTER,
+}
+
+
+def _finding(failure: Failure, why_stop: str, remedy: str) -> Finding:
+    what = describe(failure)
+    return Finding(
+        code=failure.kind.value,
+        what=f"{what}; {why_stop}" if why_stop else what,
+        where=failure.where
+        or (f"node{failure.node}" if failure.rank is None else f"rank {failure.rank} on node{failure.node}"),
+        evidence=tuple(line for line in (failure.error, *failure.evidence) if line),
+        remedy=remedy,
+        fault=_FAULTS[failure.kind],
+    )
+
+
+def describe(failure: Failure) -> str:
+    """One plain clause: who, and what happened to it."""
+    who = f"node{failure.node}" if failure.rank is None else f"rank {failure.rank} on node{failure.node}"
+    match failure.kind:
+        case FailureKind.NOT_STARTED:
+            return f"{who} could not be started"
+        case FailureKind.CRASHED if failure.code == ExitCode.STOPPED_EARLY:
+            return f"{who} was told to stop by somebody else, and left after a checkpoint"
+        case FailureKind.CRASHED:
+            return f"{who} exited with code {failure.code}"
+        case FailureKind.KILLED:
+            return f"{who} was ended by {signal_name(failure.code)}"
+        case FailureKind.OUT_OF_MEMORY:
+            return f"{who} was ended for lack of memory"
+        case FailureKind.HUNG:
+            return f"{who} passed no step within its deadline"
+        case FailureKind.NODE_LOST:
+            return f"{who} was lost"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 64` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,126 @@
+"""Owns what a run's controller knows: frozen data, changed only by the machine (machine.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from holdfast.control.policy import Failure
+from holdfast.events import DrillRequested, Outcome, RankExited, RankHung
+from holdfast.job.backend import NodePlace
+
+
+class NodePhase(StrEnum):
+    """Where a node slot stands."""
+
+    REQUESTED = "requested"
+    """Asked of the back end; its agent has not been heard of."""
+    JOINED = "joined"
+    AWAY = "away"
+    """Its agent's connection closed; it has until its deadline to come back."""
+
+
+class ReplicaPhase(StrEnum):
+    """Where a replica stands."""
+
+    GATHERING = "gathering"
+    """Waiting until every one of its nodes is joined and quiet."""
+    RUNNING = "running"
+    JUDGING = "judging"
+    """A hang was reported; the other ranks' stacks are awaited."""
+    STOPPING = "stopping"
+    """Its ranks are being ended."""
+    DONE = "done"
+    """Every rank has ended and none will be started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """One node slot."""
+
+    node: int
+    replica: int
+    generation: int = 0
+    phase: NodePhase = NodePhase.REQUESTED
+    incarnation: str = ""
+    address: str = ""
+    port: int = 0
+    busy: bool = False
+    """Whether processes of its replica's current attempt may exist on it."""
+
+    @property
+    def place(self) -> NodePlace:
+        return NodePlace(node=self.node, generation=self.generation)
+
+    @property
+    def ready(self) -> bool:
+        return self.phase is NodePhase.JOINED and not self.busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaState:
+    """One failure domain: the ranks that must restart together."""
+
+    replica: int
+    phase: ReplicaPhase = ReplicaPhase.GATHERING
+    attempt: int = -1
+    """The attempt in hand, from 0; -1 before the first."""
+    started_at: float = 0.0
+    master_addr: str = ""
+    master_port: int = 0
+    step: int = 0
+    """Highest step ever committed."""
+    exits: tuple[RankExited, ...] = ()
+    """Ends of this attempt's ranks, in the order they were learnt."""
+    hangs: tuple[RankHung, ...] = ()
+    losses: tuple[Failure, ...] = ()
+    """Nodes lost in this attempt."""
+    failures: tuple[Failure, ...] = ()
+    """What ended each earlier attempt, oldest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The decision to end the run."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that a controller knows of its run; the fold of its log."""
+
+    nodes: tuple[NodeState, ...] = ()
+    replicas: tuple[ReplicaState, ...] = ()
+    deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Unix seconds at which the machine wants to be told that time has passed, by key."""
+    drills: tuple[DrillRequested, ...] = ()
+    """Drills of the controller that wait for a step."""
+    ending: Ending | None = None
+    finished: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether no rank is left and none will be started."""
+        return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
+
+    def with_node(self, node: NodeState) -> State:
+        return replace(self, nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]))
+
+    def with_replica(self, replica: ReplicaState) -> State:
+        index = replica.replica
+        return replace(self, replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
+
+    def with_deadline(self, key: str, at: float | None) -> State:
+        """Set a deadline, or take it away with None."""
+        deadlines = {name: time for name, time in self.deadlines.items() if name != key}
+        if at is not None:
+            deadlines[key] = at
+        return replace(self, deadlines=deadlines)
+
+    def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
+        return tuple(node for node in self.nodes if node.replica == replica)

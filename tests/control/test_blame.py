@@ -1,0 +1,107 @@
+"""Who failed first, by what was learnt and in whatever order it arrived."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.control.blame import first_failure, is_failure
+from holdfast.control.policy import Failure, FailureKind
+from holdfast.control.state import ReplicaState
+from holdfast.events import RankExit, RankExited, RankHung
+
+CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:293"
+
+
+def exited(rank: int, at: float, *, how: RankExit = RankExit.CODE, code: int = 1, error: str = "") -> RankExited:
+    return RankExited(at=at, node=rank, replica=0, attempt=0, rank=rank, how=how, code=code, error=error)
+
+
+def hung(rank: int, at: float = 50.0, **what: object) -> RankHung:
+    known = {"last_step": 9, "last_step_at": 20.0, "waited_s": 30.0, "process_state": "S", **what}
+    return RankHung(at=at, node=rank, replica=0, attempt=0, rank=rank, **known)  # type: ignore[arg-type]
+
+
+def lost(node: int, at: float) -> Failure:
+    return Failure(kind=FailureKind.NODE_LOST, at=at, node=node, attempt=0, error="its agent ended")
+
+
+def blamed(**learnt: object) -> Failure | None:
+    return first_failure(ReplicaState(replica=0, attempt=0, started_at=1.0, step=9, **learnt))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("end", "fails"),
+    [
+        (exited(0, 1.0, code=0), False),
+        (exited(0, 1.0, code=3), True),
+        (exited(0, 1.0, how=RankExit.SIGNAL, code=9), True),
+        (exited(0, 1.0, how=RankExit.NOT_STARTED, code=127), True),
+        (RankExited(at=1, node=0, replica=0, attempt=0, rank=0, how=RankExit.SIGNAL, code=9, stopped=True), False),
+    ],
+)
+def test_end_of_a_rank_fails_its_attempt_unless_good_or_asked_for(end: RankExited, fails: bool) -> None:
+    assert is_failure(end) is fails
+
+
+def test_nothing_failed_blames_nobody() -> None:
+    assert blamed(exits=(exited(0, 1.0, code=0),)) is None
+
+
+def test_earliest_end_is_blamed_whatever_arrived_first() -> None:
+    failure = blamed(exits=(exited(1, 12.0), exited(0, 11.0)))
+    assert failure is not None
+    assert (failure.rank, failure.lived_s, failure.step) == (0, 10.0, 9)
+
+
+def test_word_of_a_vanished_peer_is_no_cause_while_another_is_known() -> None:
+    failure = blamed(exits=(exited(1, 11.0, error=CLOSED), exited(0, 11.5, how=RankExit.SIGNAL, code=11)))
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (FailureKind.KILLED, 0)
+
+
+def test_lost_node_is_the_cause_of_its_peers_words() -> None:
+    failure = blamed(exits=(exited(1, 11.0, error=CLOSED),), losses=(lost(0, 21.0),))
+    assert failure is not None
+    assert failure.kind is FailureKind.NODE_LOST
+
+
+def test_word_of_a_vanished_peer_is_the_cause_when_nothing_else_is_known() -> None:
+    failure = blamed(exits=(exited(1, 11.0, error=CLOSED),))
+    assert failure is not None
+    assert failure.kind is FailureKind.CRASHED
+
+
+def test_end_after_a_reported_hang_is_its_consequence() -> None:
+    failure = blamed(hangs=(hung(0),), exits=(exited(1, 50.1, error=CLOSED), exited(2, 50.2, error="RuntimeError: ?")))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.at) == (FailureKind.HUNG, 0, 20.0)
+
+
+def test_end_before_a_reported_hang_is_its_cause_though_it_was_learnt_late() -> None:
+    failure = blamed(hangs=(hung(0),), exits=(exited(1, 19.0, how=RankExit.OUT_OF_MEMORY, code=9),))
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
+
+
+def test_lost_node_is_the_cause_of_a_hang_beside_it() -> None:
+    failure = blamed(hangs=(hung(0),), losses=(lost(1, 58.0),))
+    assert failure is not None
+    assert failure.kind is FailureKind.NODE_LOST
+
+
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        {"process_state": "T", "innermost": "all_reduce (distributed_c10d.py:2841)"},
+        {"last_step": 8},
+        {"innermost": "load_batch (data.py:7)"},
+        {"last_step_at": 19.0},
+    ],
+    ids=["stopped by a signal", "a step behind", "not waiting for a peer", "silent for longest"],
+)
+def test_hang_blames_the_rank_that_holds_up_the_rest(culprit: dict[str, object]) -> None:
+    waiting = {"innermost": "all_reduce (distributed_c10d.py:2841)"}
+    failure = blamed(hangs=(hung(0, **waiting), hung(1, **{**waiting, **culprit}), hung(2, **waiting)))
+    assert failure is not None
+    assert failure.rank == 1
+    assert failure.error == f"no step after step {culprit.get('last_step', 9)}"

@@ -1,0 +1,544 @@
+"""The controller with a back end and agents that behave: nothing lost, nothing doubled, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.control.commands import Start
+from holdfast.control.controller import AgentLink, Controller, NotItsOwn
+from holdfast.control.machine import Machine
+from holdfast.control.state import ReplicaPhase
+from holdfast.events import (
+    AgentEvent,
+    AgentJoined,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointCommitted,
+    ControllerStarted,
+    NodeGone,
+    Outcome,
+    RankExit,
+    RankExited,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+)
+from holdfast.events.log import EventWriter, read_events
+from holdfast.events.orders import (
+    Acknowledge,
+    AnyOrder,
+    Leave,
+    Order,
+    Progress,
+    StartRanks,
+    StepPassed,
+    StopRanks,
+    encode,
+    order_decoder,
+)
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job, Nodes
+
+NODES = 2
+
+
+class Nowhere:
+    """A back end whose nodes are agents made by the test."""
+
+    def __init__(self) -> None:
+        self.made: list[NodePlace] = []
+        self.cancelled = False
+
+    def render(self, job: Job) -> str:
+        return ""
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        self.made.extend(places)
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        await asyncio.Event().wait()
+        yield NodeObservation(place=NodePlace(node=0, generation=0), reason="never")
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        return None
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        self.made.append(place)
+
+    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+
+    async def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Agent:
+    """An agent with its outbox, and one connection at a time; it obeys at once."""
+
+    node: int
+    generation: int = 0
+    clock_ahead_s: float = 0.0
+    outbox: dict[int, AgentEvent | Progress] = field(default_factory=dict)
+    seq: int = 0
+    known: int = -1
+    port: int = 4000
+    orders: list[AnyOrder] = field(default_factory=list)
+    link: AgentLink | None = None
+    closed: str = ""
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def source(self) -> str:
+        return f"node{self.node}.{self.generation}/x"
+
+    # The controller's end of the connection
+
+    def send(self, order: Order) -> None:
+        known = order_decoder.decode(encode(order))
+        self.orders.append(known)
+        match known:
+            case Acknowledge(seq=safe):
+                self.outbox = {seq: message for seq, message in self.outbox.items() if seq > safe}
+            case StartRanks() if known.attempt > self.known:
+                self.known = known.attempt
+                ranks = (RankState(rank=self.node, pid=1),)
+                self.put(RanksStarted(at=1.0, node=self.node, replica=0, attempt=self.known, ranks=ranks))
+            case Leave():
+                self.dismissed.set()
+            case _:
+                pass
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+    # The agent's
+
+    def join(self, controller: Controller) -> None:
+        joined = AgentJoined(
+            at=100.0 + self.clock_ahead_s,
+            source=self.source,
+            node=self.node,
+            generation=self.generation,
+            incarnation="x",
+            hostname="h",
+            address=f"10.0.0.{self.node}",
+            port=self.port,
+            pid=1,
+            attempt=self.known,
+        )
+        self.link = controller.agent_joined(self, joined)
+
+    def leave(self, controller: Controller) -> None:
+        assert self.link is not None
+        controller.agent_left(self.link)
+        self.link = None
+
+    def put(self, message: AgentEvent | Progress) -> None:
+        self.seq += 1
+        self.outbox[self.seq] = msgspec.structs.replace(message, source=self.source, seq=self.seq)
+
+    def speak(self, controller: Controller) -> None:
+        """Say all that is not acknowledged, again where it was said before."""
+        for message in list(self.outbox.values()):
+            assert self.link is not None
+            controller.agent_said(self.link, [message])
+
+    def passes(self, *steps: int) -> None:
+        at = self.clock_ahead_s
+        passed = tuple(StepPassed(step=step, started=at + step, ended=at + step + 1) for step in steps)
+        self.put(Progress(node=self.node, replica=0, attempt=self.known, steps=passed))
+
+    def exits(self, code: int = 0) -> None:
+        self.put(
+            RankExited(
+                at=50.0,
+                node=self.node,
+                replica=0,
+                attempt=self.known,
+                rank=self.node,
+                how=RankExit.CODE,
+                code=code,
+                said_hello=True,
+            )
+        )
+
+    def stops(self) -> None:
+        self.port += 1
+        self.put(RanksStopped(at=51.0, node=self.node, replica=0, attempt=self.known, port=self.port))
+
+
+class Desk:
+    """A run's log, its agents, and the controller of the moment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 100.0
+        self.backend = Nowhere()
+        self.agents = [Agent(node) for node in range(NODES)]
+        self.controller = self._controller([])
+        self.controller.feed(RunCreated(at=self.now, run="r", job={}))
+        self.begin()
+
+    def _controller(self, history: list[AnyEvent]) -> Controller:
+        self._writer = EventWriter(self.path)
+        return Controller(
+            machine=Machine(Job(command=("train",), nodes=Nodes(min=NODES, max=NODES))),
+            writer=self._writer,
+            history=history,
+            backend=self.backend,
+            start_orders=_orders,
+            incarnation="c",
+            clock=lambda: self.now,
+        )
+
+    def begin(self) -> None:
+        self.controller.feed(ControllerStarted(at=self.now, pid=1, incarnation="c"))
+
+    def die(self) -> None:
+        """The controller dies, and another takes over from the log; every connection is gone."""
+        self._writer.close()
+        for agent in self.agents:
+            agent.link = None
+        self.controller = self._controller(read_events(self.path))
+        self.begin()
+
+    def running(self) -> Desk:
+        for agent in self.agents:
+            agent.join(self.controller)
+        self.speak()
+        return self
+
+    def speak(self) -> None:
+        for agent in self.agents:
+            if agent.link is not None:
+                agent.speak(self.controller)
+
+    def events(self, *kinds: type[AnyEvent]) -> list[AnyEvent]:
+        return [event for event in read_events(self.path) if isinstance(event, kinds)]
+
+    def steps(self) -> list[tuple[int, int]]:
+        return [(step.attempt, step.step) for step in self.events(StepCommitted) if isinstance(step, StepCommitted)]
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        return self.controller._state.replicas[0].phase
+
+
+def _orders(start: Start, node: int, members: tuple[int, ...]) -> StartRanks:
+    return StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
+
+
+Scene = Callable[[Desk], None]
+
+
+def run(path: Path, scene: Scene) -> None:
+    async def play() -> None:
+        scene(Desk(path / "events.jsonl"))
+
+    asyncio.run(play())
+
+
+def test_event_sent_again_is_written_once(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        desk.running()
+        first, _ = desk.agents
+        first.exits()
+        said = first.outbox.copy()
+        first.speak(desk.controller)
+        first.outbox = said
+        first.speak(desk.controller)
+        desk.die()
+        first.outbox = said
+        first.join(desk.controller)
+        first.speak(desk.controller)
+        assert len(desk.events(RankExited)) == 1
+        assert len(desk.events(RanksStarted)) == NODES
+        assert first.outbox == {}
+
+    run(tmp_path, scene)
+
+
+def test_progress_is_acknowledged_when_it_is_committed_and_not_before(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        first.passes(1, 2)
+        first.exits()
+        first.speak(desk.controller)
+        assert len(first.outbox) == 2
+        second.passes(1)
+        second.speak(desk.controller)
+        assert desk.steps() == [(0, 1)]
+        assert len(first.outbox) == 2
+        second.passes(2)
+        second.speak(desk.controller)
+        assert first.outbox == {}
+        assert desk.steps() == [(0, 1), (0, 2)]
+
+    run(tmp_path, scene)
+
+
+def test_progress_of_a_dead_attempt_is_acknowledged(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        for agent in desk.agents:
+            agent.passes(1)
+        desk.speak()
+        first.passes(2)
+        second.exits(1)
+        for agent in desk.agents:
+            agent.stops()
+        desk.speak()
+        assert desk.phase is ReplicaPhase.RUNNING
+        desk.speak()
+        assert first.outbox == {}
+        assert desk.steps() == [(0, 1)]
+
+    run(tmp_path, scene)
+
+
+def test_words_before_a_reconnection_are_not_acknowledged_before_they_came_again(tmp_path: Path) -> None:
+    """A successor knows from the log that it has event 3, but progress 2 died with its forerunner's memory."""
+
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        first.passes(1)
+        first.put(CheckpointCommitted(at=1.0, node=0, replica=0, attempt=0, step=0, path="p"))
+        first.speak(desk.controller)
+        desk.die()
+        first.join(desk.controller)
+        second.join(desk.controller)
+        second.put(CheckpointCommitted(at=1.0, node=1, replica=0, attempt=0, step=0, path="p"))
+        second.passes(1)
+        second.speak(desk.controller)
+        desk.controller.feed(StepCommitted(at=1.0, replica=0, attempt=0, step=0, started=0, ended=0))
+        assert len(first.outbox) == 2
+        first.speak(desk.controller)
+        assert desk.steps()[-1] == (0, 1)
+        assert first.outbox == {}
+
+    run(tmp_path, scene)
+
+
+def test_agent_that_connects_again_replaces_its_connection(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, _ = desk.running().agents
+        former = first.link
+        first.join(desk.controller)
+        assert first.closed == "the agent connected again"
+        assert former is not None
+        desk.controller.agent_left(former)
+        assert desk.controller._state.deadlines == {}
+        assert [order for order in first.orders if isinstance(order, StartRanks)] != []
+
+    run(tmp_path, scene)
+
+
+def test_order_lost_with_a_connection_is_given_again(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, second = desk.agents
+        first.join(desk.controller)
+        second.join(desk.controller)
+        second.known, second.outbox = -1, {}  # the order never reached it
+        second.join(desk.controller)
+        assert second.known == 0
+        assert len(desk.events(AttemptStarted)) == 1
+
+    run(tmp_path, scene)
+
+
+def test_agent_of_a_given_up_generation_is_told_to_leave(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, _ = desk.running().agents
+        first.leave(desk.controller)
+        desk.controller.feed(NodeGone(at=1.0, node=0, generation=0, reason="gone"))
+        first.join(desk.controller)
+        assert first.link is None
+        assert first.orders[-1] == Leave()
+
+    run(tmp_path, scene)
+
+
+def test_agent_that_joins_a_run_at_its_end_is_told_to_leave(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        desk.controller.feed(CancelRequested(at=1.0))
+        first, _ = desk.agents
+        first.join(desk.controller)
+        assert first.link is None
+        assert first.orders == [Leave()]
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        RanksStopped(at=1.0, node=1, replica=0, attempt=0, port=1),
+        RanksStopped(at=1.0, node=0, replica=7, attempt=0, port=1),
+        Progress(node=1, replica=0, attempt=0, steps=()),
+        AgentJoined(at=1, node=0, generation=0, incarnation="y", hostname="h", address="a", port=1, pid=1),
+    ],
+)
+def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word: AgentEvent) -> None:
+    def scene(desk: Desk) -> None:
+        first, _ = desk.running().agents
+        before = read_events(desk.path)
+        first.put(word)
+        with pytest.raises(NotItsOwn):
+            first.speak(desk.controller)
+        assert read_events(desk.path) == before
+
+    run(tmp_path, scene)
+
+
+def test_times_of_a_clock_that_is_ahead_are_moved_to_ours(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        desk.agents[1].clock_ahead_s = 1000.0
+        desk.running()
+        for agent in desk.agents:
+            agent.passes(1)
+        desk.speak()
+        (step,) = desk.events(StepCommitted)
+        assert isinstance(step, StepCommitted)
+        assert (step.started, step.ended) == (1.0, 2.0)
+
+    run(tmp_path, scene)
+
+
+def test_step_proven_by_a_checkpoint_is_committed_though_a_nodes_word_died_with_it(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, _ = desk.running().agents
+        for agent in desk.agents:
+            agent.passes(1)
+        desk.speak()
+        first.passes(2, 3)
+        first.put(CheckpointCommitted(at=1.0, node=0, replica=0, attempt=0, step=2, path="p"))
+        first.speak(desk.controller)
+        assert desk.steps() == [(0, 1)]  # node 1 may only be late
+        desk.controller.feed(NodeGone(at=1.0, node=1, generation=0, reason="gone"))
+        assert desk.steps() == [(0, 1), (0, 2)]
+
+    run(tmp_path, scene)
+
+
+def test_step_proven_by_a_checkpoint_outlives_the_controller(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, _ = desk.running().agents
+        first.passes(1, 2)
+        first.put(CheckpointCommitted(at=1.0, node=0, replica=0, attempt=0, step=1, path="p"))
+        first.speak(desk.controller)
+        desk.die()
+        desk.controller.feed(NodeGone(at=1.0, node=1, generation=0, reason="gone"))
+        first.join(desk.controller)
+        first.speak(desk.controller)
+        assert desk.steps() == [(0, 1)]
+
+    run(tmp_path, scene)
+
+
+def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl")
+        work = asyncio.ensure_future(desk.controller.run())
+        await asyncio.sleep(0)
+        desk.running()
+        for agent in desk.agents:
+            agent.exits()
+            agent.stops()
+        desk.speak()
+        for agent in desk.agents:
+            await asyncio.wait_for(agent.dismissed.wait(), 5)
+            agent.leave(desk.controller)
+        await asyncio.wait_for(work, 5)
+        assert desk.backend.cancelled
+        assert desk.controller.finished
+        assert read_events(desk.path)[-1] == RunFinished(
+            at=100.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished"
+        )
+
+    asyncio.run(play())
+
+
+def _gathering(desk: Desk) -> None:
+    desk.agents[0].join(desk.controller)
+
+
+def _starting(desk: Desk) -> None:
+    """The order to start reached one node only."""
+    for agent in desk.agents:
+        agent.join(desk.controller)
+    desk.agents[1].known = -1
+    desk.agents[1].outbox.clear()
+
+
+def _running(desk: Desk) -> None:
+    desk.running()
+    desk.agents[0].passes(1)
+    desk.speak()
+
+
+def _stopping(desk: Desk) -> None:
+    desk.running()
+    for agent in desk.agents:
+        agent.passes(1)
+    desk.speak()
+    desk.agents[1].exits(9)
+    desk.agents[1].speak(desk.controller)
+
+
+def _unsaid(desk: Desk) -> None:
+    """Everything has happened on the nodes, and nothing of it has been heard."""
+    desk.running()
+    for agent in desk.agents:
+        agent.passes(1)
+        agent.exits()
+        agent.stops()
+
+
+@pytest.mark.parametrize("scene", [_gathering, _starting, _running, _stopping, _unsaid])
+@pytest.mark.parametrize("deaths", [1, 3])
+def test_controller_that_dies_in_any_phase_loses_and_doubles_nothing(tmp_path: Path, scene: Scene, deaths: int) -> None:
+    def play(desk: Desk) -> None:
+        scene(desk)
+        for _ in range(deaths):
+            before = desk.controller._state
+            desk.die()
+            assert desk.controller._state.replicas == before.replicas
+            for agent in desk.agents:
+                agent.join(desk.controller)
+                agent.speak(desk.controller)
+        desk.speak()
+        if desk.phase is ReplicaPhase.STOPPING:
+            assert any(isinstance(order, StopRanks) for order in desk.agents[0].orders)
+            for agent in desk.agents:
+                agent.stops()
+            desk.speak()
+            desk.speak()
+            assert len(desk.events(RecoveryDecided)) == 1
+        if desk.phase is ReplicaPhase.RUNNING:
+            for agent in desk.agents:
+                agent.passes(1, 2)
+                agent.exits()
+                agent.stops()
+            desk.speak()
+            desk.speak()
+        assert desk.phase is ReplicaPhase.DONE
+        assert len(desk.steps()) == len(set(desk.steps()))
+        attempts = desk.controller._state.replicas[0].attempt + 1
+        assert len(desk.events(AttemptStarted)) == attempts
+        assert len(desk.events(RanksStarted)) == attempts * NODES
+        said = [(event.source, event.seq) for event in read_events(desk.path) if event.seq]
+        assert len(said) == len(set(said))
+        assert len(desk.events(RanksStopped)) == attempts * NODES
+
+    run(tmp_path, play)

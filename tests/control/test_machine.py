@@ -1,0 +1,518 @@
+"""The transitions that matter, one at a time; test_world.py mixes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.machine import Machine
+from holdfast.control.policy import AWAY_GRACE_S, JUDGE_S, STOP_GRACE_S
+from holdfast.control.state import NodePhase, ReplicaPhase, State
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointRequested,
+    ControllerStarted,
+    DeadlinePassed,
+    DrillAction,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    NodeGone,
+    NodeRequested,
+    Outcome,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStopped,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.job.backend import NodePlace
+from holdfast.job.spec import Job, Launch, Nodes, Recovery
+
+GRACE_S = 7.0
+
+
+class Run:
+    """A machine with its state; `do` feeds it events and returns what it commands, decisions apart."""
+
+    def __init__(self, *, nodes: int = 2, ranks: int = 1, replicas: int = 1, launch: Launch = Launch.PER_RANK) -> None:
+        self.job = Job(
+            command=("train",),
+            nodes=Nodes(min=nodes, max=nodes),
+            ranks_per_node=ranks,
+            launch=launch,
+            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2),
+        )
+        self.machine = Machine(self.job, replicas=replicas)
+        self.state = State()
+        self.decisions: list[AnyEvent] = []
+        self.do(RunCreated(at=0.0, run="r", job={}), ControllerStarted(at=0.0, pid=1, incarnation="c"))
+
+    def do(self, *events: AnyEvent) -> list[Command]:
+        done: list[Command] = []
+        self.decisions = []
+        for event in events:
+            self.state, commands = self.machine.step(self.state, event)
+            done.extend(command for command in commands if not isinstance(command, Record))
+            self.decisions.extend(command.event for command in commands if isinstance(command, Record))
+        return done
+
+    def running(self) -> Run:
+        """Every agent joins, and so every replica starts."""
+        for node in self.state.nodes:
+            self.do(joined(node.node))
+        assert all(replica.phase is ReplicaPhase.RUNNING for replica in self.state.replicas)
+        return self
+
+    def phase(self, replica: int = 0) -> ReplicaPhase:
+        return self.state.replicas[replica].phase
+
+
+def joined(
+    node: int, *, at: float = 1.0, generation: int = 0, incarnation: str = "", attempt: int = -1, port: int = 0
+) -> AgentJoined:
+    return AgentJoined(
+        at=at,
+        node=node,
+        generation=generation,
+        incarnation=incarnation or f"i{node}",
+        hostname="h",
+        address=f"10.0.0.{node}",
+        port=port or 4000 + node,
+        pid=1,
+        attempt=attempt,
+    )
+
+
+def exited(
+    node: int,
+    *,
+    code: int = 0,
+    how: RankExit = RankExit.CODE,
+    at: float = 10.0,
+    attempt: int = 0,
+    rank: int | None = None,
+    replica: int = 0,
+    stopped: bool = False,
+) -> RankExited:
+    return RankExited(
+        at=at,
+        node=node,
+        replica=replica,
+        attempt=attempt,
+        rank=node if rank is None else rank,
+        how=how,
+        code=code,
+        stopped=stopped,
+    )
+
+
+def killed(node: int, **more: object) -> RankExited:
+    return exited(node, how=RankExit.SIGNAL, code=9, **more)  # type: ignore[arg-type]
+
+
+def stopped(node: int, *, attempt: int = 0, port: int = 0, replica: int = 0) -> RanksStopped:
+    return RanksStopped(at=11.0, node=node, replica=replica, attempt=attempt, port=port or 5000 + node)
+
+
+def hung(node: int, *, at: float = 30.0) -> RankHung:
+    return RankHung(at=at, node=node, replica=0, attempt=0, rank=node, last_step=3, last_step_at=at - 9, waited_s=9.0)
+
+
+def left(node: int, *, at: float = 20.0) -> AgentLeft:
+    return AgentLeft(at=at, node=node, generation=0, incarnation=f"i{node}")
+
+
+def gone(node: int, *, at: float = 20.0, generation: int = 0) -> NodeGone:
+    return NodeGone(at=at, node=node, generation=generation, reason="its agent ended")
+
+
+def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> Stop:
+    return Stop(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
+
+
+# Gathering
+
+
+def test_first_controller_asks_for_every_node_at_once() -> None:
+    run = Run()
+    places = (NodePlace(node=0, generation=0), NodePlace(node=1, generation=0))
+    assert run.do(ControllerStarted(at=1.0, pid=2, incarnation="d")) == [SubmitNodes(places=places)]
+    assert run.decisions == [NodeRequested(at=1.0, node=0, generation=0), NodeRequested(at=1.0, node=1, generation=0)]
+
+
+def test_last_agent_to_join_starts_the_attempt_at_the_heads_port() -> None:
+    run = Run()
+    assert run.do(joined(1)) == []
+    start = Start(replica=0, attempt=0, nodes=(0, 1), master_addr="10.0.0.0", master_port=4000)
+    assert run.do(joined(0, at=2.0)) == [start]
+    assert run.decisions == [
+        AttemptStarted(at=2.0, replica=0, attempt=0, world_size=2, master_addr="10.0.0.0", master_port=4000)
+    ]
+
+
+def test_replicas_start_apart() -> None:
+    run = Run(nodes=4, replicas=2)
+    run.do(joined(2))
+    assert [command.replica for command in run.do(joined(3)) if isinstance(command, Start)] == [1]
+    assert run.phase(0) is ReplicaPhase.GATHERING
+
+
+def test_agent_of_a_given_up_generation_is_ignored() -> None:
+    run = Run()
+    run.do(gone(1))
+    before = run.state
+    assert run.do(joined(1)) == []
+    assert run.state == before
+
+
+def test_node_lost_while_gathering_is_replaced_within_the_budget_only() -> None:
+    run = Run()
+    for generation in range(2):
+        commands = run.do(gone(1, generation=generation))
+        assert commands == [ReplaceNode(place=NodePlace(node=1, generation=generation + 1), reason="its agent ended")]
+    assert run.do(gone(1, generation=2)) == [Finish()]
+    assert run.state.ending is not None
+    assert run.state.ending.exit_code == 79
+
+
+# Success
+
+
+def test_run_succeeds_when_every_rank_has_ended_well() -> None:
+    run = Run().running()
+    assert run.do(exited(0), exited(1), stopped(0)) == []
+    assert run.do(stopped(1)) == [Finish()]
+    assert [type(decision) for decision in run.decisions] == [StopDecided]
+    assert run.state.ending is not None
+    assert run.state.ending.outcome is Outcome.SUCCEEDED
+
+
+def test_one_process_a_node_is_enough_where_the_command_starts_its_own_ranks() -> None:
+    run = Run(ranks=4, launch=Launch.PER_NODE).running()
+    assert run.do(exited(0, rank=0), exited(1, rank=4), stopped(0), stopped(1)) == [Finish()]
+
+
+def test_run_goes_on_while_one_replica_is_done() -> None:
+    run = Run(nodes=2, replicas=2).running()
+    assert run.do(exited(0, rank=0), stopped(0)) == []
+    assert (run.phase(0), run.phase(1)) == (ReplicaPhase.DONE, ReplicaPhase.RUNNING)
+    assert run.do(exited(1, rank=0, replica=1), stopped(1, replica=1)) == [Finish()]
+
+
+def test_node_lost_after_its_ranks_ended_well_is_replaced_and_nothing_is_stopped() -> None:
+    run = Run().running()
+    commands = run.do(exited(0), stopped(0), gone(0))
+    assert commands == [ReplaceNode(place=NodePlace(node=0, generation=1), reason="its agent ended")]
+    assert run.phase() is ReplicaPhase.RUNNING
+    assert run.do(exited(1), stopped(1)) == [Finish()]
+
+
+def test_node_lost_when_every_rank_had_ended_well_does_not_undo_the_success() -> None:
+    run = Run().running()
+    run.do(exited(0), exited(1), stopped(0), gone(1))
+    assert run.state.ending is not None
+    assert run.state.ending.outcome is Outcome.SUCCEEDED
+
+
+# Failure
+
+
+def test_failed_rank_stops_every_node_at_once_without_grace() -> None:
+    run = Run().running()
+    assert run.do(killed(1)) == [stop(0, 1)]
+    assert run.state.deadlines == {"stop:0": 10.0 + STOP_GRACE_S}
+
+
+def test_attempt_follows_when_all_is_quiet_with_a_fresh_port() -> None:
+    run = Run().running()
+    run.do(killed(1), stopped(1))
+    start = Start(replica=0, attempt=1, nodes=(0, 1), master_addr="10.0.0.0", master_port=5000)
+    assert run.do(stopped(0)) == [start]
+    assert [type(decision) for decision in run.decisions] == [RecoveryDecided, AttemptStarted]
+    assert run.state.deadlines == {}
+
+
+def test_failure_of_one_replica_leaves_the_other_alone() -> None:
+    run = Run(nodes=2, replicas=2).running()
+    commands = run.do(killed(1, rank=0, replica=1))
+    assert commands == [Stop(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_verdict_to_stop_ends_the_run_with_the_jobs_code() -> None:
+    run = Run().running()
+    assert run.do(exited(0, code=3), stopped(0), stopped(1)) == [stop(0, 1), Finish()]
+    assert run.state.ending is not None
+    assert (run.state.ending.outcome, run.state.ending.exit_code) == (Outcome.FAILED, 3)
+
+
+@pytest.mark.parametrize("late", [killed(0), stopped(0), hung(0)])
+def test_late_word_of_a_dead_attempt_changes_nothing(late: AnyEvent) -> None:
+    run = Run().running()
+    run.do(killed(1), stopped(1), stopped(0))
+    before = run.state
+    assert run.do(late) == []
+    assert run.state == before
+
+
+def test_node_that_does_not_end_its_ranks_in_time_is_lost() -> None:
+    run = Run().running()
+    run.do(killed(1), stopped(1))
+    commands = run.do(DeadlinePassed(at=30.0, deadline="stop:0"))
+    reason = "it could not end its ranks in time"
+    assert commands == [ReplaceNode(place=NodePlace(node=0, generation=1), reason=reason)]
+    assert run.phase() is ReplicaPhase.GATHERING
+
+
+def test_nodes_lost_together_are_judged_once() -> None:
+    run = Run().running()
+    run.do(killed(1), DeadlinePassed(at=30.0, deadline="stop:0"))
+    assert [type(decision) for decision in run.decisions] == [RecoveryDecided, NodeRequested, NodeRequested]
+    assert len(run.state.replicas[0].failures) == 1
+
+
+def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
+    run = Run().running()
+    commands = run.do(gone(1))
+    assert commands == [stop(0), ReplaceNode(place=NodePlace(node=1, generation=1), reason="its agent ended")]
+    assert run.do(gone(1)) == []
+
+
+def test_ranks_stopped_by_their_own_agent_are_no_success() -> None:
+    run = Run(nodes=1).running()
+    run.do(exited(0, stopped=True), stopped(0))
+    assert run.phase() is ReplicaPhase.RUNNING
+    assert run.state.replicas[0].attempt == 1
+    assert run.state.replicas[0].failures[0].kind == "node-lost"
+
+
+# Agents that come and go
+
+
+def test_agent_back_in_time_is_told_nothing() -> None:
+    run = Run().running()
+    run.do(left(1))
+    assert run.state.deadlines == {"away:1": 20.0 + AWAY_GRACE_S}
+    assert run.do(joined(1, at=25.0, attempt=0)) == []
+    assert run.state.deadlines == {}
+    assert run.phase() is ReplicaPhase.RUNNING
+
+
+def test_agent_away_for_too_long_is_lost_since_it_left() -> None:
+    run = Run().running()
+    run.do(left(1), DeadlinePassed(at=30.0, deadline="away:1"), stopped(0))
+    assert run.state.nodes[1].phase is NodePhase.REQUESTED
+    assert run.state.replicas[0].failures[0].at == 20.0
+
+
+def test_agent_that_missed_its_start_is_started_when_it_returns() -> None:
+    run = Run().running()
+    run.do(left(1))
+    commands = run.do(joined(1, at=25.0, attempt=-1))
+    assert commands == [Start(replica=0, attempt=0, nodes=(1,), master_addr="10.0.0.0", master_port=4000)]
+
+
+def test_agent_that_missed_its_stop_is_stopped_when_it_returns() -> None:
+    run = Run().running()
+    run.do(left(1), killed(0))
+    assert run.do(joined(1, at=25.0, attempt=0)) == [stop(1)]
+
+
+def test_agent_reborn_among_running_ranks_fails_the_attempt() -> None:
+    run = Run().running()
+    assert run.do(joined(1, at=25.0, incarnation="new")) == [stop(0)]
+    assert not run.state.nodes[1].busy
+
+
+def test_old_incarnations_leaving_does_not_send_the_new_one_away() -> None:
+    run = Run()
+    run.do(joined(1), joined(1, incarnation="new"), left(1))
+    assert run.state.nodes[1].phase is NodePhase.JOINED
+
+
+def test_attempt_waits_for_an_agent_that_is_away() -> None:
+    run = Run().running()
+    assert run.do(killed(0), stopped(1), left(1), stopped(0)) == [stop(0, 1)]
+    assert run.phase() is ReplicaPhase.GATHERING
+    assert [type(command) for command in run.do(joined(1, at=25.0, attempt=0))] == [Start]
+
+
+# Hangs
+
+
+def test_hang_waits_for_the_other_ranks_word() -> None:
+    run = Run().running()
+    assert run.do(hung(0)) == []
+    assert run.state.deadlines == {"judge:0": 30.0 + JUDGE_S}
+    assert run.do(hung(1, at=31.0)) == [stop(0, 1)]
+
+
+def test_hang_is_judged_without_the_others_when_time_is_up() -> None:
+    run = Run().running()
+    assert run.do(hung(0), DeadlinePassed(at=38.0, deadline="judge:0")) == [stop(0, 1)]
+
+
+def test_rank_that_dies_while_a_hang_is_judged_stops_all_at_once() -> None:
+    run = Run().running()
+    assert run.do(hung(0), killed(1, at=31.0)) == [stop(0, 1)]
+
+
+def test_ranks_that_end_well_while_a_hang_is_judged_have_succeeded() -> None:
+    run = Run().running()
+    assert run.do(hung(0), exited(0), exited(1), stopped(0), stopped(1)) == [Finish()]
+    assert run.state.ending is not None
+    assert run.state.ending.outcome is Outcome.SUCCEEDED
+    assert run.state.deadlines == {}
+
+
+def test_judgement_awaited_in_one_attempt_does_not_reach_the_next() -> None:
+    run = Run().running()
+    run.do(hung(0), killed(1, at=31.0), stopped(0), stopped(1))
+    assert run.do(DeadlinePassed(at=38.0, deadline="judge:0")) == []
+    assert (run.phase(), run.state.replicas[0].attempt) == (ReplicaPhase.RUNNING, 1)
+
+
+# People
+
+
+@pytest.mark.parametrize(("force", "grace_s"), [(False, GRACE_S), (True, 0.0)])
+def test_cancel_stops_ranks_with_the_grace_it_has(force: bool, grace_s: float) -> None:
+    run = Run().running()
+    assert run.do(CancelRequested(at=10.0, force=force)) == [stop(0, 1, grace_s=grace_s)]
+    assert run.state.deadlines == {"stop:0": 10.0 + grace_s + STOP_GRACE_S}
+    assert run.do(exited(0, stopped=True), exited(1, stopped=True), stopped(0), stopped(1)) == [Finish()]
+    assert run.state.ending is not None
+    assert run.state.ending.exit_code == 130
+
+
+def test_second_cancel_changes_nothing_unless_forced() -> None:
+    run = Run().running()
+    run.do(CancelRequested(at=10.0))
+    assert run.do(CancelRequested(at=11.0)) == []
+    assert run.do(CancelRequested(at=12.0, force=True)) == [stop(0, 1)]
+    assert run.decisions == []
+    assert run.state.deadlines == {"stop:0": 12.0 + STOP_GRACE_S}
+
+
+def test_cancel_while_gathering_finishes_at_once() -> None:
+    run = Run()
+    assert run.do(joined(0), CancelRequested(at=2.0)) == [Finish()]
+    assert run.do(joined(1), CancelRequested(at=3.0, force=True)) == []
+
+
+def test_failure_after_a_cancel_does_not_change_the_outcome() -> None:
+    run = Run().running()
+    run.do(CancelRequested(at=10.0), exited(0, code=1), stopped(0), gone(1))
+    assert run.state.ending is not None
+    assert run.state.ending.outcome is Outcome.CANCELLED
+    assert run.state.done
+
+
+def test_finished_run_takes_nothing_more() -> None:
+    run = Run()
+    run.do(CancelRequested(at=2.0), RunFinished(at=3.0, outcome=Outcome.CANCELLED, exit_code=130))
+    before = run.state
+    assert run.do(joined(0), gone(1), ControllerStarted(at=4.0, pid=1, incarnation="d")) == []
+    assert run.state == before
+
+
+def test_checkpoint_is_asked_of_everybody() -> None:
+    assert Run().running().do(CheckpointRequested(at=5.0)) == [Checkpoint()]
+
+
+@pytest.mark.parametrize(
+    ("target", "index", "node"), [(DrillTarget.RANK, 3, 1), (DrillTarget.NODE, 1, 1), (DrillTarget.AGENT, 0, 0)]
+)
+def test_drill_is_given_to_its_node_and_again_when_that_returns(target: DrillTarget, index: int, node: int) -> None:
+    run = Run(ranks=2).running()
+    drill = DrillRequested(at=5.0, target=target, index=index, action=DrillAction.KILL, at_step=9)
+    assert run.do(drill) == [Inject(drill=drill, node=node)]
+    assert run.do(joined(node, attempt=0)) == [Inject(drill=drill, node=node)]
+    run.do(DrillDone(at=6.0, node=node, requested_at=5.0, target="x", action="kill"))
+    assert run.do(joined(node, attempt=0)) == []
+
+
+def test_controllers_drill_waits_for_its_step_and_is_done_once() -> None:
+    run = Run().running()
+    drill = DrillRequested(at=5.0, target=DrillTarget.CONTROLLER, index=0, action=DrillAction.KILL, at_step=2)
+    step = StepCommitted(at=6.0, replica=0, attempt=0, step=1, started=5.0, ended=6.0)
+    assert run.do(drill, step) == []
+    second = StepCommitted(at=7.0, replica=0, attempt=0, step=2, started=6.0, ended=7.0)
+    assert run.do(second) == [Inject(drill=drill, node=None)]
+    assert run.do(second) == []
+
+
+# A controller's successor
+
+
+def start_over(run: Run, at: float) -> list[Command]:
+    return run.do(ControllerStarted(at=at, pid=2, incarnation="d"))
+
+
+def test_successor_gives_every_agent_its_time_to_return() -> None:
+    run = Run().running()
+    run.do(left(0, at=5.0))
+    assert start_over(run, 500.0) == []
+    assert run.state.deadlines == {"away:0": 500.0 + AWAY_GRACE_S, "away:1": 500.0 + AWAY_GRACE_S}
+
+
+def test_successor_gives_ranks_their_time_to_end_anew() -> None:
+    run = Run().running()
+    run.do(CancelRequested(at=10.0))
+    start_over(run, 500.0)
+    assert run.state.deadlines["stop:0"] == 500.0 + GRACE_S + STOP_GRACE_S
+
+
+def test_successor_waits_anew_for_word_of_a_hang() -> None:
+    run = Run().running()
+    run.do(hung(0))
+    start_over(run, 500.0)
+    assert run.state.deadlines["judge:0"] == 500.0 + JUDGE_S
+
+
+def test_successor_asks_again_for_nodes_that_are_not_there() -> None:
+    run = Run()
+    run.do(joined(0), gone(1))
+    places = [command.place for command in start_over(run, 500.0) if isinstance(command, ReplaceNode)]
+    assert places == [NodePlace(node=1, generation=1)]
+
+
+def test_successor_asks_for_no_node_while_the_run_ends() -> None:
+    run = Run().running()
+    run.do(CancelRequested(at=10.0), gone(1))
+    assert not any(isinstance(command, SubmitNodes | ReplaceNode) for command in start_over(run, 500.0))
+
+
+def test_successor_finishes_what_was_ended() -> None:
+    run = Run()
+    run.do(CancelRequested(at=2.0))
+    assert start_over(run, 3.0) == [Finish()]
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        lambda: [joined(0), joined(1)],
+        lambda: [joined(0), joined(1), killed(1), stopped(1)],
+        lambda: [joined(0), joined(1), hung(0), left(1)],
+        lambda: [joined(0), gone(1), CancelRequested(at=9.0)],
+    ],
+)
+def test_log_with_its_decisions_gives_the_state_back(story: Callable[[], list[AnyEvent]]) -> None:
+    run = Run()
+    log: list[AnyEvent] = [RunCreated(at=0.0, run="r", job={}), ControllerStarted(at=0.0, pid=1, incarnation="c")]
+    for event in story():
+        run.do(event)
+        log.extend([event, *run.decisions])
+    assert run.machine.replay(log) == run.state

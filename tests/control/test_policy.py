@@ -1,0 +1,155 @@
+"""Every row of the policy: the failure it is for, the one it leaves alone, and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.control.policy import Action, Failure, FailureKind, judge
+from holdfast.errors import ExitCode
+from holdfast.findings import Fault
+from holdfast.job.spec import Recovery
+
+RECOVERY = Recovery(max_restarts=3, window_s=100.0)
+CRASH = Failure(
+    kind=FailureKind.CRASHED,
+    at=1000.0,
+    node=1,
+    attempt=0,
+    rank=3,
+    code=7,
+    error="ValueError: bad shape",
+    where="rank-3.log:12",
+    step=5,
+    said_hello=True,
+    lived_s=60.0,
+)
+LOSS = Failure(kind=FailureKind.NODE_LOST, at=1000.0, node=1, attempt=0, error="its agent ended", step=5)
+
+
+def test_program_that_cannot_be_started_stops_with_its_code() -> None:
+    failure = replace(CRASH, kind=FailureKind.NOT_STARTED, code=127, step=0)
+    verdict = judge(failure, (), RECOVERY)
+    assert (verdict.action, verdict.exit_code) == (Action.STOP, 127)
+    assert verdict.finding.code == "program-not-started"
+    assert verdict.finding.fault is Fault.USER
+
+
+def test_error_before_first_step_stops_with_its_code_and_place() -> None:
+    verdict = judge(replace(CRASH, step=0), (), RECOVERY)
+    assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
+    assert "before its first step" in verdict.finding.what
+    assert "rank-3.log:12" in verdict.finding.remedy
+
+
+def test_error_of_silent_program_stops_only_within_the_horizon() -> None:
+    silent = replace(CRASH, step=0, said_hello=False)
+    assert judge(replace(silent, lived_s=29.0), (), RECOVERY).action is Action.STOP
+    assert judge(replace(silent, lived_s=31.0), (), RECOVERY).action is Action.RESTART
+
+
+def test_error_after_a_step_restarts() -> None:
+    assert judge(CRASH, (), RECOVERY).action is Action.RESTART
+
+
+@pytest.mark.parametrize("kind", [FailureKind.KILLED, FailureKind.OUT_OF_MEMORY, FailureKind.HUNG])
+def test_end_that_is_not_the_programs_own_restarts_before_the_first_step_too(kind: FailureKind) -> None:
+    assert judge(replace(CRASH, kind=kind, code=9, step=0), (), RECOVERY).action is Action.RESTART
+
+
+def test_same_failure_three_times_without_a_step_is_a_crash_loop() -> None:
+    verdict = judge(CRASH, (CRASH, CRASH), Recovery(max_restarts=100))
+    assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
+    assert "3 times in a row" in verdict.finding.what
+
+
+def test_crash_loop_is_seen_through_ports_and_pids_that_differ() -> None:
+    before = tuple(replace(CRASH, error=f"OSError: port {port} at 0x7f{port}a") for port in (4000, 4001))
+    now = replace(CRASH, error="OSError: port 4002 at 0x7f4002a")
+    assert judge(now, before, Recovery(max_restarts=100)).action is Action.STOP
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CRASH, step=4),
+        replace(CRASH, rank=2),
+        replace(CRASH, code=8),
+        replace(CRASH, error="KeyError: 'x'"),
+        LOSS,
+    ],
+    ids=["a step between", "another rank", "another code", "another error", "a lost node"],
+)
+def test_failures_that_differ_are_no_crash_loop(other: Failure) -> None:
+    assert judge(CRASH, (CRASH, other), Recovery(max_restarts=100)).action is Action.RESTART
+
+
+def test_nodes_lost_again_and_again_are_no_crash_loop() -> None:
+    assert judge(LOSS, (LOSS, LOSS), Recovery(max_restarts=100)).action is Action.REPLACE_NODE
+
+
+def test_budget_counts_restarts_within_the_window_only() -> None:
+    recent = tuple(replace(CRASH, at=at, step=int(at)) for at in (901.0, 950.0, 999.0))
+    assert judge(CRASH, recent, RECOVERY).action is Action.STOP
+    old = tuple(replace(CRASH, at=at, step=int(at)) for at in (900.0, 950.0, 999.0))
+    assert judge(CRASH, old, RECOVERY).action is Action.RESTART
+
+
+def test_no_restarts_allowed_stops_at_the_first_failure() -> None:
+    verdict = judge(CRASH, (), Recovery(max_restarts=0))
+    assert verdict.action is Action.STOP
+    assert "recovery.max_restarts is 0" in verdict.finding.what
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (CRASH, 7),
+        (replace(CRASH, kind=FailureKind.KILLED, code=11), 139),
+        (replace(CRASH, kind=FailureKind.OUT_OF_MEMORY, code=9), 137),
+        (replace(CRASH, kind=FailureKind.HUNG), ExitCode.HUNG),
+        (LOSS, ExitCode.NODES_LOST),
+    ],
+)
+def test_spent_budget_exits_with_the_last_failures_code(failure: Failure, code: int) -> None:
+    assert judge(failure, (), Recovery(max_restarts=0)).exit_code == code
+
+
+def test_lost_node_is_replaced_and_is_the_clusters_fault() -> None:
+    verdict = judge(LOSS, (), RECOVERY)
+    assert verdict.action is Action.REPLACE_NODE
+    assert verdict.finding.fault is Fault.CLUSTER
+    assert verdict.finding.where == "node1"
+    assert verdict.finding.evidence == ("its agent ended",)
+
+
+def test_signal_without_a_name_is_told_by_number() -> None:
+    verdict = judge(replace(CRASH, kind=FailureKind.KILLED, code=63, where=""), (), RECOVERY)
+    assert verdict.finding.what == "rank 3 on node1 was ended by signal 63"
+    assert verdict.finding.where == "rank 3 on node1"
+
+
+def test_rank_told_to_stop_by_somebody_else_is_started_again() -> None:
+    left = replace(CRASH, code=ExitCode.STOPPED_EARLY, step=0)
+    verdict = judge(left, (), RECOVERY)
+    assert verdict.action is Action.RESTART
+    assert "told to stop by somebody else" in verdict.finding.what
+
+
+def test_rank_that_only_lost_a_peer_before_its_first_step_is_started_again() -> None:
+    assert judge(replace(CRASH, step=0, secondary=True), (), RECOVERY).action is Action.RESTART
+
+
+def test_early_error_after_an_attempt_that_lived_long_is_not_before_the_first_step() -> None:
+    lost = replace(CRASH, kind=FailureKind.NODE_LOST, step=0, said_hello=False, lived_s=36_000.0)
+    early = replace(CRASH, step=0, said_hello=False, lived_s=5.0)
+    assert judge(early, (lost,), RECOVERY).action is Action.RESTART
+    assert judge(early, (), RECOVERY).action is Action.STOP
+
+
+def test_program_without_steps_that_lives_long_between_equal_failures_is_no_crash_loop() -> None:
+    killed = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, said_hello=False, lived_s=600.0)
+    assert judge(killed, (killed, killed), RECOVERY).action is Action.RESTART
+    brief = replace(killed, lived_s=5.0)
+    assert judge(brief, (brief, brief), RECOVERY).action is Action.STOP

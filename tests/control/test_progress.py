@@ -1,0 +1,78 @@
+"""What makes a step committed."""
+
+from __future__ import annotations
+
+from holdfast.control.progress import StepLedger
+from holdfast.events import StepCommitted
+from holdfast.events.orders import Progress, StepPassed
+
+
+def word(node: int, *steps: int, ended: float = 0.0) -> Progress:
+    passed = tuple(
+        StepPassed(step=step, started=step + ended, ended=step + 1 + ended, metrics={"node": float(node)})
+        for step in steps
+    )
+    return Progress(node=node, replica=0, attempt=2, steps=passed)
+
+
+def numbers(steps: list[StepCommitted]) -> list[int]:
+    return [step.step for step in steps]
+
+
+def ledger(committed: int = 0) -> StepLedger:
+    return StepLedger(0, 2, (4, 5), committed=committed)
+
+
+def test_step_is_committed_when_the_last_node_has_passed_it() -> None:
+    book = ledger()
+    assert book.take(word(4, 1, 2), 9.0) == []
+    steps = book.take(word(5, 1, ended=0.5), 9.0)
+    assert numbers(steps) == [1]
+    assert (steps[0].started, steps[0].ended, steps[0].metrics, steps[0].attempt) == (1.5, 2.5, {"node": 4.0}, 2)
+
+
+def test_words_heard_twice_commit_nothing_twice() -> None:
+    book = ledger()
+    book.take(word(4, 1, 2, 3), 9.0)
+    book.take(word(4, 1, 2, 3), 9.0)
+    assert numbers(book.take(word(5, 1, 2), 9.0)) == [1, 2]
+    assert book.take(word(5, 1, 2), 9.0) == []
+    assert numbers(book.take(word(5, 3), 9.0)) == [3]
+
+
+def test_successor_of_a_controller_goes_on_after_what_is_written() -> None:
+    book = ledger(committed=2)
+    book.take(word(4, 1, 2, 3), 9.0)
+    assert numbers(book.take(word(5, 2, 3), 9.0)) == [3]
+
+
+def test_step_that_one_node_never_passed_is_not_committed() -> None:
+    book = ledger()
+    book.take(word(4, 1, 2, 3), 9.0)
+    assert numbers(book.take(word(5, 3), 9.0)) == [3]
+
+
+def test_checkpoint_proves_the_heads_words_and_no_later_ones() -> None:
+    book = ledger()
+    book.take(word(4, 1, 2, 3), 9.0)
+    book.take(word(5, 1), 9.0)
+    book.proven = 2
+    assert numbers(book.settle(9.0)) == [2]
+    assert book.committed == 2
+    assert book.settle(9.0) == []
+
+
+def test_words_that_arrive_after_a_step_was_proven_change_nothing() -> None:
+    book = ledger()
+    book.take(word(4, 1, 2, 3), 9.0)
+    book.proven = 2
+    assert numbers(book.settle(9.0)) == [1, 2]
+    assert numbers(book.take(word(5, 1, 2, 3), 9.0)) == [3]
+
+
+def test_proof_takes_in_the_other_nodes_word_where_it_is_there() -> None:
+    book = StepLedger(0, 2, (4, 5, 6))
+    book.take(word(4, 1), 9.0)
+    book.take(word(6, 1, ended=0.5), 9.0)
+    book.proven = 1
+    assert [step.ended for step in book.settle(9.0)] == [2.5]

@@ -1,0 +1,731 @@
+"""The machine in a small world that misbehaves: hypothesis drives nodes, agents, ranks and the controller's own deaths.
+
+The world's agents keep the promises of the real ones (an outbox resent after every reconnection, orders obeyed once, a
+fresh port after every attempt, ranks that die with their agent), the back end those of `job/backend.py` (what is left
+of a slot's earlier generation goes before the next one is made). All else is allowed to go wrong at any time.
+
+HOLDFAST_WORLDS=N tries N worlds drawn by chance instead of the fixed few.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from holdfast.control.commands import Command, Finish, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.machine import Machine
+from holdfast.control.state import ReplicaPhase, State
+from holdfast.events import (
+    AgentEvent,
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    ControllerStarted,
+    DeadlinePassed,
+    NodeGone,
+    Outcome,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+)
+from holdfast.events.log import decode
+from holdfast.job.spec import Job, Nodes, Recovery
+
+WINDOW_S = 1000.0
+MAX_RESTARTS = 4
+PATIENCE = 1000
+"""Deliveries and deadlines within which a world without further faults must come to rest."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Rank:
+    """A rank's process: alive until `end` is known."""
+
+    rank: int
+    end: RankExited | None = None
+
+
+@dataclass
+class Team:
+    """An attempt's ranks on one node."""
+
+    attempt: int
+    ranks: list[Rank]
+    stopping: bool = False
+
+    @property
+    def alive(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.end is None]
+
+
+@dataclass(eq=False)
+class Agent:
+    """An agent that behaves."""
+
+    node: int
+    replica: int
+    generation: int
+    incarnation: str
+    port: int
+    known: int = -1
+    """Highest attempt started or stopped."""
+    team: Team | None = None
+    alive: bool = True
+    cut_off: bool = False
+    """Its network is gone for good."""
+    stubborn: bool = False
+    """The kernel holds its ranks: they cannot be ended."""
+    outbox: dict[int, AgentEvent] = field(default_factory=dict)
+    seq: int = 0
+
+    @property
+    def source(self) -> str:
+        return f"node{self.node}.{self.generation}/{self.incarnation}"
+
+    def say(self, event: AgentEvent) -> None:
+        self.seq += 1
+        self.outbox[self.seq] = msgspec.structs.replace(event, source=self.source, seq=self.seq)
+
+
+@dataclass(eq=False)
+class Wire:
+    """One connection. What was sent on it may arrive late, even after the next connection was made."""
+
+    agent: Agent
+    up: deque[AgentEvent] = field(default_factory=deque)
+    down: deque[Start | Stop | int] = field(default_factory=deque)
+    """Orders; a number acknowledges."""
+    sent: int = 0
+    open: bool = True
+
+
+class World:
+    """Nodes, agents, ranks, a back end and a controller around one machine."""
+
+    def __init__(self, *, nodes: int, replicas: int, ranks_per_node: int) -> None:
+        job = Job(
+            command=("train",),
+            nodes=Nodes(min=nodes, max=nodes),
+            ranks_per_node=ranks_per_node,
+            recovery=Recovery(max_restarts=MAX_RESTARTS, window_s=WINDOW_S, stop_grace_s=5.0),
+        )
+        self.machine = Machine(job, replicas=replicas)
+        self.per_replica = nodes // replicas
+        self.ranks_per_node = ranks_per_node
+        self.now = 1000.0
+        self.ports = 5000
+        self.births = 0
+        self.state = State()
+        self.shadow = State()
+        self.log: list[AnyEvent] = []
+        self.seen: dict[str, int] = {}
+        self.agents: list[Agent] = []
+        self.wires: list[Wire] = []
+        self.links: dict[int, Wire] = {}
+        """The controller's view: the connection by which it reaches each node."""
+        self.backend: deque[SubmitNodes | ReplaceNode] = deque()
+        self.gone: deque[Agent] = deque()
+        self.finishing = False
+        self.cancelled = False
+        self.whole = True
+        self.started: set[tuple[int, int]] = set()
+        self.rendezvous: set[tuple[int, str, int]] = set()
+        self.attempts = [-1] * replicas
+        self.feed(RunCreated(at=self.now, run="world", job={}))
+        self.feed(ControllerStarted(at=self.now, pid=1, incarnation="0"))
+
+    # The controller
+
+    def feed(self, event: AnyEvent) -> None:
+        """As Controller.feed does, and every promise about commands is checked where a command appears."""
+        self.whole = False
+        self.state, commands = self.machine.step(self.state, event)
+        lines = [event, *(command.event for command in commands if isinstance(command, Record))]
+        self.log.extend(lines)
+        for line in lines:
+            self.shadow, _ = self.machine.step(self.shadow, line)
+            if line.source:
+                self.seen[line.source] = max(line.seq, self.seen.get(line.source, 0))
+            if isinstance(line, AttemptStarted):
+                self.check_attempt(line)
+        assert self.shadow == self.state, "the log gives back another state"
+        for command in commands:
+            self.take(command)
+        self.whole = True
+
+    def take(self, command: Command) -> None:
+        match command:
+            case SubmitNodes() | ReplaceNode():
+                assert not self.state.ending, "nodes are asked for while the run ends"
+                self.backend.append(command)
+            case Start():
+                self.check_start(command)
+                self.order(command)
+            case Stop():
+                assert command.nodes
+                self.order(command)
+            case Finish():
+                assert self.state.ending
+                assert self.state.done
+                self.finishing = True
+            case _:
+                pass
+
+    def order(self, order: Start | Stop) -> None:
+        for node in order.nodes:
+            if node in self.links and self.links[node].open:
+                self.links[node].down.append(order)
+
+    def check_attempt(self, started: AttemptStarted) -> None:
+        assert started.attempt == self.attempts[started.replica] + 1
+        self.attempts[started.replica] = started.attempt
+        place = (started.replica, started.master_addr, started.master_port)
+        assert place not in self.rendezvous, f"{place} met before"
+        self.rendezvous.add(place)
+        failures = self.state.replicas[started.replica].failures
+        recent = [one for one in failures if one.at > failures[-1].at - WINDOW_S]
+        assert len(recent) <= MAX_RESTARTS, "restarted beyond its budget"
+        assert not self.alive_ranks(started.replica), "ranks of an earlier attempt live"
+        assert not self.ended_well(started.replica, started.attempt - 1), "restarted though it had succeeded"
+        assert all(node.phase == "joined" for node in self.state.nodes_of(started.replica))
+
+    def check_start(self, start: Start) -> None:
+        assert not self.state.ending, "started while the run ends"
+        assert start.attempt == self.state.replicas[start.replica].attempt
+        assert {attempt for attempt, _ in self.alive_ranks(start.replica)} <= {start.attempt}
+
+    def ended_well(self, replica: int, attempt: int) -> bool:
+        """Whether every rank of an attempt ended by itself with code 0."""
+        ends = {
+            event.rank
+            for event in self.log
+            if isinstance(event, RankExited)
+            and (event.replica, event.attempt) == (replica, attempt)
+            and (event.how, event.code, event.stopped) == (RankExit.CODE, 0, False)
+        }
+        return len(ends) == self.per_replica * self.ranks_per_node
+
+    def alive_ranks(self, replica: int) -> list[tuple[int, int]]:
+        """(attempt, rank) of every process of a replica, whichever agent it has."""
+        return [
+            (agent.team.attempt, rank.rank)
+            for agent in self.agents
+            if agent.alive and agent.replica == replica and agent.team
+            for rank in agent.team.alive
+        ]
+
+    def crash_controller(self) -> None:
+        """All it holds in memory is lost, and all it has sent that has not arrived; the log is what was written."""
+        for wire in self.wires:
+            wire.open = False
+        self.wires.clear()
+        self.links.clear()
+        self.backend.clear()
+        self.finishing = False
+        self.log = [event for event in (decode(_encode(event)) for event in self.log) if event is not None]
+        replayed = self.machine.replay(self.log)
+        assert replayed == self.state
+        self.state = replayed
+        self.seen = {}
+        for event in self.log:
+            self.seen[event.source] = max(event.seq, self.seen.get(event.source, 0))
+        # A back end tells a new observer of every node that is gone.
+        self.gone = deque(agent for agent in self.agents if not agent.alive)
+        self.feed(ControllerStarted(at=self.now, pid=2, incarnation="n"))
+
+    # What may happen next, by itself
+
+    def run_backend(self) -> None:
+        command = self.backend.popleft()
+        for place in command.places if isinstance(command, SubmitNodes) else (command.place,):
+            for agent in self.agents:
+                if agent.node == place.node and agent.generation < place.generation and agent.alive:
+                    self.kill(agent)
+            if not any((agent.node, agent.generation) == (place.node, place.generation) for agent in self.agents):
+                self.make_agent(place.node, place.generation)
+
+    def make_agent(self, node: int, generation: int) -> None:
+        self.births += 1
+        replica = node // self.per_replica
+        self.agents.append(
+            Agent(
+                node=node, replica=replica, generation=generation, incarnation=f"i{self.births}", port=self.fresh_port()
+            )
+        )
+
+    def fresh_port(self) -> int:
+        self.ports += 1
+        return self.ports
+
+    def observe(self) -> None:
+        agent = self.gone.popleft()
+        self.feed(NodeGone(at=self.now, node=agent.node, generation=agent.generation, reason="its agent ended"))
+
+    def connect(self, agent: Agent) -> None:
+        node = self.state.nodes[agent.node]
+        dismissed = self.state.finished or (self.state.ending and self.state.done)
+        if agent.generation != node.generation or dismissed:
+            self.kill(agent)
+            return
+        wire = Wire(agent)
+        self.wires.append(wire)
+        self.links[agent.node] = wire
+        running = tuple(RankState(rank=rank.rank, pid=1) for rank in agent.team.alive) if agent.team else ()
+        joined = AgentJoined(
+            at=self.now,
+            source=agent.source,
+            node=agent.node,
+            generation=agent.generation,
+            incarnation=agent.incarnation,
+            hostname="host",
+            address=f"10.0.0.{agent.node}",
+            port=agent.port,
+            pid=1,
+            attempt=agent.known,
+            running=running,
+        )
+        self.feed(joined)
+
+    def connected(self, agent: Agent) -> bool:
+        return any(wire.open and wire.agent is agent for wire in self.wires)
+
+    def send(self, wire: Wire) -> None:
+        """An agent puts what it has to say on its connection."""
+        for seq, event in wire.agent.outbox.items():
+            if seq > wire.sent:
+                wire.up.append(event)
+                wire.sent = seq
+
+    def deliver(self, wire: Wire) -> None:
+        event = wire.up.popleft()
+        if event.seq > self.seen.get(event.source, 0):
+            self.feed(event)
+        if wire.open:
+            wire.down.append(event.seq)
+
+    def obey(self, wire: Wire) -> None:
+        agent, order = wire.agent, wire.down.popleft()
+        match order:
+            case int():
+                for seq in [seq for seq in agent.outbox if seq <= order]:
+                    del agent.outbox[seq]
+            case Start():
+                self.start(agent, order)
+            case Stop():
+                if agent.team and agent.team.attempt <= order.attempt:
+                    agent.team.stopping = True
+                elif order.attempt > agent.known:
+                    agent.known = order.attempt
+                    agent.port = self.fresh_port()
+                    self.say_stopped(agent, order.attempt)
+
+    def start(self, agent: Agent, order: Start) -> None:
+        if order.attempt <= agent.known:
+            return
+        assert agent.team is None, "an agent is given a second attempt"
+        assert (agent.node, order.attempt) not in self.started, "ranks of one attempt are started twice on a node"
+        self.started.add((agent.node, order.attempt))
+        agent.known = order.attempt
+        first = agent.node % self.per_replica * self.ranks_per_node
+        agent.team = Team(order.attempt, [Rank(first + local) for local in range(self.ranks_per_node)])
+        started = tuple(RankState(rank=rank.rank, pid=1) for rank in agent.team.ranks)
+        agent.say(
+            RanksStarted(at=self.now, node=agent.node, replica=agent.replica, attempt=order.attempt, ranks=started)
+        )
+
+    def say_stopped(self, agent: Agent, attempt: int) -> None:
+        agent.say(RanksStopped(at=self.now, node=agent.node, replica=agent.replica, attempt=attempt, port=agent.port))
+
+    def end_rank(self, agent: Agent, rank: Rank, how: RankExit, code: int, *, stopped: bool = False) -> None:
+        team = agent.team
+        assert team is not None
+        rank.end = RankExited(
+            at=self.now,
+            node=agent.node,
+            replica=agent.replica,
+            attempt=team.attempt,
+            rank=rank.rank,
+            how=how,
+            code=code,
+            stopped=stopped,
+            said_hello=True,
+            error="RuntimeError: it broke" if code and not stopped else "",
+        )
+        agent.say(rank.end)
+        if not team.alive:
+            agent.team = None
+            agent.port = self.fresh_port()
+            self.say_stopped(agent, team.attempt)
+
+    def end_stopping(self, agent: Agent) -> None:
+        assert agent.team is not None
+        for rank in agent.team.alive:
+            self.end_rank(agent, rank, RankExit.SIGNAL, 9, stopped=True)
+
+    def kill(self, agent: Agent) -> None:
+        """An agent dies, and its ranks with it; what is under way on its connections may still arrive."""
+        agent.alive = False
+        agent.team = None
+        for wire in self.wires:
+            if wire.agent is agent:
+                wire.open = False
+        self.gone.append(agent)
+
+    def cut(self, wire: Wire) -> None:
+        wire.open = False
+        wire.down.clear()
+
+    def notice(self, node: int) -> None:
+        """The controller learns that a connection has closed."""
+        agent = self.links.pop(node).agent
+        self.feed(AgentLeft(at=self.now, node=node, generation=agent.generation, incarnation=agent.incarnation))
+
+    def finish(self) -> None:
+        assert self.state.ending is not None
+        for agent in self.agents:
+            if agent.alive:
+                self.kill(agent)
+        ending = self.state.ending
+        self.feed(RunFinished(at=self.now, outcome=ending.outcome, exit_code=ending.exit_code))
+        self.finishing = False
+
+    def pass_deadline(self) -> None:
+        key = min(self.state.deadlines, key=lambda key: self.state.deadlines[key])
+        self.now = max(self.now, self.state.deadlines[key])
+        self.feed(DeadlinePassed(at=self.now, deadline=key))
+
+    # Rest
+
+    def works(self) -> Iterator[Callable[[], None]]:
+        """All that is bound to happen, in no order that anyone may rely on."""
+        if self.finishing:
+            yield self.finish
+        if self.backend:
+            yield self.run_backend
+        if self.gone:
+            yield self.observe
+        for agent in self.agents:
+            if agent.alive and agent.team and agent.team.stopping and not agent.stubborn:
+                yield lambda agent=agent: self.end_stopping(agent)
+            if agent.alive and not agent.cut_off and not self.connected(agent):
+                yield lambda agent=agent: self.connect(agent)
+        for wire in self.wires:
+            if wire.down and wire.open:
+                yield lambda wire=wire: self.obey(wire)
+            if wire.up:
+                yield lambda wire=wire: self.deliver(wire)
+            if wire.open and any(seq > wire.sent for seq in wire.agent.outbox):
+                yield lambda wire=wire: self.send(wire)
+        for node, wire in self.links.items():
+            if not wire.open:
+                yield lambda node=node: self.notice(node)
+
+    def rest(self) -> None:
+        """Let happen all that is bound to."""
+        for _ in range(PATIENCE):
+            work = next(self.works(), None)
+            if work is None:
+                return
+            work()
+        raise AssertionError(f"no rest after {PATIENCE} deliveries: {self.state}")
+
+    def settle(self) -> None:
+        """Without further faults everything comes to rest; deadlines pass only when nothing else can happen."""
+        for _ in range(PATIENCE):
+            self.rest()
+            if not self.state.deadlines:
+                return
+            self.pass_deadline()
+        raise AssertionError(f"no rest after {PATIENCE} deadlines: {self.state}")
+
+    def check_at_work(self) -> None:
+        """Every replica that is not done has, on each node, ranks of its attempt or none that still has to end."""
+        for replica in self.state.replicas:
+            if replica.phase is ReplicaPhase.DONE:
+                continue
+            assert replica.phase is ReplicaPhase.RUNNING, f"stands still: {self.state}"
+            for node in self.state.nodes_of(replica.replica):
+                agent = self.agent_of(node.node, node.generation)
+                if node.busy:
+                    assert agent.team, f"nothing runs on node {node.node}: {self.state}"
+                    assert agent.team.attempt == replica.attempt
+
+    def agent_of(self, node: int, generation: int) -> Agent:
+        found = [a for a in self.agents if (a.node, a.generation, a.alive) == (node, generation, True)]
+        assert len(found) == 1, f"node {node} has {len(found)} agents"
+        return found[0]
+
+    def check_end(self) -> None:
+        """The run is over, nothing of it lives, and its outcome is what happened."""
+        assert self.state.finished
+        assert not any(agent.alive for agent in self.agents)
+        assert sum(isinstance(event, RunFinished) for event in self.log) == 1
+        ending = self.state.ending
+        assert ending is not None
+        match ending.outcome:
+            case Outcome.CANCELLED:
+                assert self.cancelled
+                assert ending.exit_code == 130
+            case Outcome.FAILED:
+                assert ending.exit_code != 0
+            case Outcome.SUCCEEDED:
+                for replica, attempt in enumerate(self.attempts):
+                    assert self.ended_well(replica, attempt), "not every rank ended well"
+
+
+class Play(RuleBasedStateMachine):
+    """Faults and ordinary progress, interleaved as hypothesis likes."""
+
+    nodes, replicas, ranks_per_node = 2, 1, 2
+    pick = st.integers(0, 7)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(nodes=self.nodes, replicas=self.replicas, ranks_per_node=self.ranks_per_node)
+
+    def living(self) -> list[Agent]:
+        return [agent for agent in self.world.agents if agent.alive]
+
+    def teams(self) -> list[Agent]:
+        return [agent for agent in self.living() if agent.team is not None]
+
+    # Progress: one thing, or everything that is due
+
+    @rule(which=st.integers(0, 30))
+    def something_due(self, which: int) -> None:
+        works = list(self.world.works())
+        if works:
+            works[which % len(works)]()
+
+    @initialize(gathered=st.booleans())
+    def begin(self, gathered: bool) -> None:
+        if gathered:
+            self.world.rest()
+
+    @rule(count=st.integers(5, 40))
+    def much_that_is_due(self, count: int) -> None:
+        for _ in range(count):
+            work = next(self.world.works(), None)
+            if work is None:
+                return
+            work()
+
+    @rule()
+    def all_that_is_due(self) -> None:
+        self.world.rest()
+
+    @rule(seconds=st.floats(0.01, 300.0))
+    def time_passes(self, seconds: float) -> None:
+        """Up to the next deadline."""
+        self.world.now = min([self.world.now + seconds, *self.world.state.deadlines.values()])
+
+    @precondition(lambda self: self.world.state.deadlines)
+    @rule()
+    def deadline_passes(self) -> None:
+        self.world.pass_deadline()
+
+    @rule(index=pick)
+    def step_is_committed(self, index: int) -> None:
+        replica = self.world.state.replicas[index % self.replicas]
+        if replica.phase is ReplicaPhase.RUNNING:
+            now = self.world.now
+            self.world.feed(
+                StepCommitted(
+                    at=now,
+                    replica=replica.replica,
+                    attempt=replica.attempt,
+                    step=replica.step + 1,
+                    started=now,
+                    ended=now,
+                )
+            )
+
+    # Faults
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick, which=pick, code=st.sampled_from([0, 0, 0, 1, 7, -9, -11]))
+    def rank_ends(self, index: int, which: int, code: int) -> None:
+        teams = self.teams()
+        agent = teams[index % len(teams)]
+        assert agent.team is not None
+        rank = agent.team.alive[which % len(agent.team.alive)]
+        how = RankExit.CODE if code >= 0 else RankExit.SIGNAL
+        self.world.end_rank(agent, rank, how, abs(code))
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick)
+    def replica_ends_well(self, index: int) -> None:
+        for agent in self.teams():
+            assert agent.team is not None
+            if agent.replica == index % self.replicas:
+                for rank in agent.team.alive:
+                    self.world.end_rank(agent, rank, RankExit.CODE, 0)
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick, which=pick)
+    def rank_hangs(self, index: int, which: int) -> None:
+        teams = self.teams()
+        agent = teams[index % len(teams)]
+        assert agent.team is not None
+        rank = agent.team.alive[which % len(agent.team.alive)]
+        agent.say(
+            RankHung(
+                at=self.world.now,
+                node=agent.node,
+                replica=agent.replica,
+                attempt=agent.team.attempt,
+                rank=rank.rank,
+                last_step=3,
+                last_step_at=self.world.now - 5,
+                waited_s=5,
+            )
+        )
+
+    @precondition(lambda self: self.living())
+    @rule(index=pick)
+    def agent_dies(self, index: int) -> None:
+        living = self.living()
+        self.world.kill(living[index % len(living)])
+
+    @precondition(lambda self: self.living())
+    @rule(index=pick)
+    def agent_is_reborn(self, index: int) -> None:
+        """Its place restarts it, as a container's kubelet does, and sees no reason to tell."""
+        living = self.living()
+        agent = living[index % len(living)]
+        self.world.kill(agent)
+        self.world.gone.remove(agent)
+        self.world.agents.remove(agent)
+        self.world.make_agent(agent.node, agent.generation)
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick)
+    def agent_loses_patience(self, index: int) -> None:
+        """Long without a controller, it stops its ranks."""
+        away = [agent for agent in self.teams() if not self.world.connected(agent)]
+        if away:
+            agent = away[index % len(away)]
+            self.world.end_stopping(agent)
+
+    @precondition(lambda self: self.world.links)
+    @rule(index=pick)
+    def connection_breaks(self, index: int) -> None:
+        open_wires = [wire for wire in self.world.wires if wire.open]
+        if open_wires:
+            self.world.cut(open_wires[index % len(open_wires)])
+
+    @rule(index=pick)
+    def connection_breaks_with_orders_on_it(self, index: int) -> None:
+        ordered = [wire for wire in self.world.wires if any(isinstance(order, Start | Stop) for order in wire.down)]
+        if ordered:
+            self.world.cut(ordered[index % len(ordered)])
+
+    @precondition(lambda self: self.living())
+    @rule(index=pick)
+    def network_is_gone_for_good(self, index: int) -> None:
+        """Of an agent that had joined; one that never does is pending for as long as its back end lets it be."""
+        living = self.living()
+        agent = living[index % len(living)]
+        node = self.world.state.nodes[agent.node]
+        if node.incarnation != agent.incarnation:
+            return
+        agent.cut_off = True
+        for wire in self.world.wires:
+            if wire.agent is agent and wire.open:
+                self.world.cut(wire)
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick)
+    def ranks_cannot_be_ended(self, index: int) -> None:
+        teams = self.teams()
+        teams[index % len(teams)].stubborn = True
+
+    @rule()
+    def controller_dies(self) -> None:
+        if not self.world.state.finished:
+            self.world.crash_controller()
+
+    @rule(force=st.booleans(), doubts=st.integers(0, 9))
+    def cancel(self, force: bool, doubts: int) -> None:
+        if doubts == 7 and not self.world.state.finished:
+            self.world.cancelled = self.world.cancelled or self.world.state.ending is None
+            self.world.feed(CancelRequested(at=self.world.now, force=force))
+
+    # Promises
+
+    @invariant()
+    def busy_nodes_are_known(self) -> None:
+        """A node with ranks of its replica's attempt counts as busy, unless its end is only on its way."""
+        for agent in self.teams():
+            node = self.world.state.nodes[agent.node]
+            assert agent.generation < node.generation or node.busy
+
+    def teardown(self) -> None:
+        world = self.world
+        if not world.whole:
+            return  # a promise is broken already; that is what is to be seen
+        world.settle()
+        if not world.state.finished:
+            world.check_at_work()
+            ended_before = world.state.ending
+            assert ended_before is None, "an ending that does not end"
+            for agent in self.teams():
+                assert agent.team is not None
+                for rank in agent.team.alive:
+                    world.end_rank(agent, rank, RankExit.CODE, 0)
+            world.settle()
+            assert world.state.finished
+            assert world.state.ending is not None
+            assert world.state.ending.outcome is Outcome.SUCCEEDED
+        world.check_end()
+
+
+class TwoReplicas(Play):
+    nodes, replicas, ranks_per_node = 4, 2, 1
+
+
+class OneNode(Play):
+    nodes, replicas, ranks_per_node = 1, 1, 1
+
+
+_BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
+
+
+@pytest.mark.parametrize("play", [Play, TwoReplicas, OneNode])
+def test_world_that_misbehaves_keeps_every_promise(play: type[Play]) -> None:
+    run_state_machine_as_test(
+        play,
+        settings=settings(
+            max_examples=_BY_CHANCE or 200,
+            stateful_step_count=60,
+            derandomize=not _BY_CHANCE,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
