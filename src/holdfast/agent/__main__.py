@@ -1,0 +1,43 @@
+"""`python -m holdfast.agent NODE GENERATION --controller URL ...`: started by back ends, not by people."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+from holdfast.agent.agent import Agent, Settings
+
+
+def main() -> None:
+    """Work as the agent that the command line describes, until told to leave."""
+    parser = argparse.ArgumentParser(prog="holdfast.agent", description="The agent of one node of a run.")
+    parser.add_argument("node", type=int)
+    parser.add_argument("generation", type=int)
+    parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
+    parser.add_argument("--token-file", required=True, type=Path, help="file that holds the run's token")
+    parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
+    parser.add_argument(
+        "--sockets", required=True, type=Path, help="private folder with a short path, for ranks' sockets"
+    )
+    parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
+    parser.add_argument("--controller-grace-s", required=True, type=float)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+    settings = Settings(
+        node=options.node,
+        generation=options.generation,
+        controller=options.controller,
+        token=options.token_file.read_text().strip(),
+        folder=options.folder,
+        sockets=options.sockets,
+        address=options.address,
+        controller_grace_s=options.controller_grace_s,
+    )
+    asyncio.run(Agent(settings).run())
+
+
+if __name__ == "__main__":
+    main()

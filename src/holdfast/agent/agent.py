@@ -1,0 +1,246 @@
+"""Owns a node's side of a run: it carries out the controller's orders and outlives it.
+
+The agent decides nothing but two things: without a controller for too long it stops its ranks and leaves, and its
+ranks never outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.link import Link, Refused
+from holdfast.agent.port import HeldPort
+from holdfast.agent.team import Team
+from holdfast.events import AgentJoined, DrillAction, DrillDone, DrillTarget, RanksStopped
+from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks
+from holdfast.events.rank import CheckpointNow
+from holdfast.launch.local.processes import adopt_orphans, descendants, send
+
+log = logging.getLogger("holdfast.agent")
+
+FAREWELL_S = 1.0
+"""Longest a drill waits for its own announcement to be safe."""
+
+LEAVING_GRACE_S = 30.0
+"""Grace that ranks get when the agent gives up waiting for a controller."""
+
+_SIGNALS = {DrillAction.KILL: signal.SIGKILL, DrillAction.STOP: signal.SIGSTOP}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an agent is started with."""
+
+    node: int
+    generation: int
+    controller: str
+    token: str
+    folder: Path
+    sockets: Path
+    address: str
+    controller_grace_s: float
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._incarnation = secrets.token_hex(4)
+        self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
+        self._port = HeldPort(settings.address)
+        self._teams: dict[int, Team] = {}
+        self._attempts: dict[int, int] = {}
+        """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
+        self._starts: dict[int, asyncio.Task[None]] = {}
+        self._drills: dict[float, Break] = {}
+        self._quiet = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._link = Link(settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey)
+
+    async def run(self) -> None:
+        """Work until told to leave, or until there has been no controller for too long."""
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._leaving.set)
+        link = asyncio.ensure_future(self._link.run())
+        link.add_done_callback(self._link_ended)
+        patience = asyncio.ensure_future(self._patience())
+        await self._leaving.wait()
+        patience.cancel()
+        for team in list(self._teams.values()):
+            team.stop(0.0)
+        link.cancel()
+        for pid in descendants(os.getpid()):
+            send(pid, signal.SIGKILL)
+
+    def _link_ended(self, link: asyncio.Future[None]) -> None:
+        if link.cancelled():
+            return
+        if isinstance(error := link.exception(), Refused):
+            log.error("the controller refused this agent's token")
+        else:
+            log.error("the connection to the controller failed for good", exc_info=error)
+        self._leaving.set()
+
+    async def _patience(self) -> None:
+        """Leave when no controller has been there for the grace time: ranks nobody watches hold a node for nothing."""
+        grace_s = self._settings.controller_grace_s
+        while True:
+            await self._link.lost.wait()
+            try:
+                await asyncio.wait_for(self._link.connected.wait(), grace_s)
+                self._link.lost.clear()
+            except TimeoutError:
+                log.error("no controller for %g s: checkpoint, stop, leave", grace_s)
+                for team in list(self._teams.values()):
+                    team.ask(CheckpointNow())
+                    team.stop(LEAVING_GRACE_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEAVING_GRACE_S + 5):
+                        while self._teams:
+                            self._quiet.clear()
+                            await self._quiet.wait()
+                self._leaving.set()
+                return
+
+    def _greet(self) -> AgentJoined:
+        teams = list(self._teams.values())
+        return AgentJoined(
+            at=time.time(),
+            source=self._source,
+            node=self._settings.node,
+            generation=self._settings.generation,
+            incarnation=self._incarnation,
+            hostname=socket.gethostname(),
+            address=self._settings.address,
+            port=self._port.number,
+            pid=os.getpid(),
+            attempt=max(self._attempts.values(), default=-1),
+            protocol=PROTOCOL,
+            running=tuple(state for team in teams for state in team.running),
+        )
+
+    # Orders
+
+    def _obey(self, order: AnyOrder) -> None:
+        match order:
+            case StartRanks():
+                self._start(order)
+            case StopRanks():
+                self._stop(order)
+            case Break():
+                self._take_drill(order)
+            case AskCheckpoint():
+                for team in self._teams.values():
+                    team.ask(CheckpointNow())
+            case Leave():
+                self._leaving.set()
+            case _:
+                log.warning("an order this agent does not know: %s", order)
+
+    def _start(self, order: StartRanks) -> None:
+        if order.attempt <= self._attempts.get(order.replica, -1):
+            return
+        self._attempts[order.replica] = order.attempt
+        team = Team(
+            order,
+            node=self._settings.node,
+            sockets=self._settings.sockets,
+            folder=self._settings.folder,
+            port=self._port,
+            say=self._link.say,
+            on_step=self._step_passed,
+            on_stopped=self._stopped,
+        )
+        self._teams[order.replica] = team
+        start = asyncio.ensure_future(team.start())
+        start.add_done_callback(self._start_settled)
+        self._starts[order.replica] = start
+
+    def _start_settled(self, start: asyncio.Future[None]) -> None:
+        """Ranks that were started by half are nobody's: the node had better be lost, which everybody understands."""
+        if not start.cancelled() and (error := start.exception()) is not None:
+            log.critical("the ranks could not be started", exc_info=error)
+            self._leaving.set()
+
+    def _stop(self, order: StopRanks) -> None:
+        known = self._attempts.get(order.replica, -1)
+        team = self._teams.get(order.replica)
+        if team is not None and team.attempt <= order.attempt:
+            team.stop(order.grace_s)
+        elif order.attempt > known:
+            # The order to start this attempt never arrived; now it must not. Other nodes may have met at this port.
+            self._attempts[order.replica] = order.attempt
+            self._port.renew()
+            self._link.say(
+                RanksStopped(
+                    at=time.time(),
+                    node=self._settings.node,
+                    replica=order.replica,
+                    attempt=order.attempt,
+                    port=self._port.number,
+                )
+            )
+
+    def _stopped(self, team: Team) -> None:
+        if self._teams.get(team.replica) is team:
+            del self._teams[team.replica]
+        self._quiet.set()
+
+    # Drills
+
+    def _take_drill(self, order: Break) -> None:
+        if order.requested_at in self._drills:
+            return
+        self._drills[order.requested_at] = order
+        if order.at_step is None:
+            self._drill(order, step=-1)
+
+    def _step_passed(self, rank: int, step: int) -> None:
+        for order in list(self._drills.values()):
+            due = order.at_step is not None and step >= order.at_step
+            if due and (order.target is not DrillTarget.RANK or order.rank == rank):
+                self._drill(order, step)
+
+    def _drill(self, order: Break, step: int) -> None:
+        """Do it now; the order's step is cleared so that it is done once.
+
+        A rank that has no process at the moment gets it with its next step.
+        """
+        number = _SIGNALS[order.action]
+        teams = self._teams.values()
+        if order.target is DrillTarget.RANK and not any(team.signal_rank(order.rank, number) for team in teams):
+            self._drills[order.requested_at] = msgspec.structs.replace(order, at_step=0)
+            return
+        self._drills[order.requested_at] = msgspec.structs.replace(order, at_step=None)
+        target = f"rank {order.rank}" if order.target is DrillTarget.RANK else order.target.value
+        done = DrillDone(
+            at=time.time(),
+            node=self._settings.node,
+            requested_at=order.requested_at,
+            target=target,
+            action=order.action.value,
+            step=step,
+        )
+        announced = self._link.say(done)
+        if order.target is not DrillTarget.RANK:
+            self._drilling = asyncio.ensure_future(self._break_node(order.target, number, announced))
+
+    async def _break_node(self, target: DrillTarget, number: signal.Signals, announced: int) -> None:
+        await self._link.safe(announced, FAREWELL_S)
+        if target is DrillTarget.NODE:
+            for pid in descendants(os.getpid()):
+                send(pid, number)
+        os.kill(os.getpid(), number)

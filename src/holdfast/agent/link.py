@@ -1,0 +1,149 @@
+"""Owns the agent's connection to its controller: it connects out, again and again, and loses no word.
+
+Everything said goes into an outbox and stays there until the controller has acknowledged it as safe; after a
+reconnection what is left in it is said again. The controller recognises repeats by source and sequence number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from holdfast.events import AgentEvent, AgentJoined
+from holdfast.events.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
+
+log = logging.getLogger("holdfast.agent")
+
+RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to connect; the last is repeated."""
+
+STEADY_S = 2.0
+"""A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
+
+ORDER_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+class Refused(Exception):
+    """The controller does not accept this agent's token."""
+
+
+class Link:
+    """Speaks to the controller; `greet` makes the hello, `obey` takes each order."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        source: str,
+        *,
+        greet: Callable[[], AgentJoined],
+        obey: Callable[[AnyOrder], None],
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._source = source
+        self._greet = greet
+        self._obey = obey
+        self._seq = 0
+        self._outbox: OrderedDict[int, bytes] = OrderedDict()
+        self._sent = 0
+        self._wake = asyncio.Event()
+        self._safe = asyncio.Event()
+        self.connected = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.lost.set()
+
+    def say(self, message: AgentEvent | Progress) -> int:
+        """Put a message in the outbox; its sequence number."""
+        self._seq += 1
+        self._outbox[self._seq] = encode(msgspec.structs.replace(message, source=self._source, seq=self._seq))
+        self._wake.set()
+        return self._seq
+
+    async def safe(self, seq: int, within_s: float) -> None:
+        """Wait until the controller has acknowledged a message, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while next(iter(self._outbox), seq + 1) <= seq:
+                    self._safe.clear()
+                    await self._safe.wait()
+
+    async def run(self) -> None:
+        """Stay connected for ever; raises `Refused` when the token is not accepted."""
+        tries = 0
+        while True:
+            try:
+                headers = {"Authorization": f"Bearer {self._token}"}
+                async with connect(
+                    self._url,
+                    additional_headers=headers,
+                    max_size=ORDER_LIMIT_BYTES,
+                    compression=None,
+                    proxy=None,
+                    ping_interval=5,
+                    ping_timeout=20,
+                    open_timeout=10,
+                ) as connection:
+                    began = time.monotonic()
+                    try:
+                        await self._converse(connection)
+                    finally:
+                        # One that is cut off at once, again and again, must not ask fifty times a second.
+                        tries = 0 if time.monotonic() - began > STEADY_S else tries
+            except InvalidStatus as error:
+                if error.response.status_code in (401, 403):
+                    raise Refused from error
+                log.warning("the controller answered %s", error.response.status_code)
+            except (OSError, WebSocketException, TimeoutError, ssl.SSLError) as error:
+                if tries == 0:
+                    log.warning("the controller is out of reach: %s", error)
+            finally:
+                self.connected.clear()
+                self.lost.set()
+            await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries += 1
+
+    async def _converse(self, connection: ClientConnection) -> None:
+        await connection.send(encode(self._greet()))
+        self._sent = 0
+        self.lost.clear()
+        self.connected.set()
+        sender = asyncio.ensure_future(self._send(connection))
+        try:
+            async for text in connection:
+                try:
+                    order = order_decoder.decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    log.warning("the controller said something this agent does not know: %s", error)
+                    continue
+                if isinstance(order, Acknowledge):
+                    self._forget(order.seq)
+                else:
+                    self._obey(order)
+        finally:
+            sender.cancel()
+
+    async def _send(self, connection: ClientConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                self._wake.clear()
+                for seq in [seq for seq in self._outbox if seq > self._sent]:
+                    message = self._outbox.get(seq)
+                    if message is not None:
+                        await connection.send(message)
+                    self._sent = seq
+                await self._wake.wait()
+
+    def _forget(self, seq: int) -> None:
+        while self._outbox and next(iter(self._outbox)) <= seq:
+            self._outbox.popitem(last=False)
+        self._safe.set()

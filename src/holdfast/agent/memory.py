@@ -1,0 +1,107 @@
+"""Owns the question whether a process was ended for lack of memory, answered by the kernel's or its cgroup's own word.
+
+cgroup v2: the `oom_kill` count in memory.events; v1: the one in memory.oom_control. A kill by the machine's own OOM
+killer, outside any limit, is in the kernel's log, where that can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+# [12345.678901] Out of memory: Killed process 4242 (python) total-vm:...
+# [12345.678901] Memory cgroup out of memory: Killed process 4242 (python) total-vm:...
+_KERNEL_LINE = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process (\d+)\b[^\n]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryWitness:
+    """What was known before a process started, so that a later kill can be told from an earlier one."""
+
+    counter: Path | None
+    kills: int
+    since_us: int = 0
+    """Microseconds since boot, as the kernel's log counts them: what it said before was about another process."""
+
+
+def before(root: Path = Path("/")) -> MemoryWitness:
+    """Note the state of this process's own memory cgroup, which the processes it starts share."""
+    counter = _counter(root)
+    return MemoryWitness(counter=counter, kills=_kills(counter), since_us=time.monotonic_ns() // 1000)
+
+
+def out_of_memory(witness: MemoryWitness, pid: int) -> str:
+    """The evidence that a killed process was killed for memory; empty when nothing says so."""
+    line = _kernel_line(pid, witness.since_us)
+    if line:
+        return line
+    now = _kills(witness.counter)
+    if now > witness.kills:
+        return f"{witness.counter}: oom_kill rose from {witness.kills} to {now}"
+    return ""
+
+
+def _counter(root: Path) -> Path | None:
+    """The file that counts memory kills in this process's cgroup (v1 or v2)."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    mount = root / "sys/fs/cgroup"
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if controllers == "":
+            top, name = mount, "memory.events"
+        elif "memory" in controllers.split(","):
+            top, name = mount / "memory", "memory.oom_control"
+        else:
+            continue
+        # In a container the path may be the host's, while what is mounted is the container's own group.
+        for folder in (top / path.lstrip("/"), top):
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def _kills(counter: Path | None) -> int:
+    if counter is None:
+        return 0
+    try:
+        match = _COUNT.search(counter.read_text())
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def _kernel_line(pid: int, since_us: int) -> str:
+    """The kernel's own line about this pid since a time, from /dev/kmsg, where it may be read."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    found = ""
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, 8192).decode(errors="replace")
+            except BrokenPipeError:
+                continue  # the kernel's buffer went round while it was read
+            except OSError:
+                return found
+            found = _said_of(record, pid, since_us) or found
+    finally:
+        os.close(descriptor)
+
+
+def _said_of(record: str, pid: int, since_us: int) -> str:
+    """What a record of the kernel's log (`priority,number,microseconds,flags;text`) says of a process's killing."""
+    stamp = record.partition(";")[0].split(",")
+    match = _KERNEL_LINE.search(record)
+    if match is None or int(match[1]) != pid or len(stamp) < 3 or int(stamp[2]) < since_us:
+        return ""
+    return match[0]

@@ -1,0 +1,131 @@
+"""Owns one started process of a rank: its start, its output file, its signals, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.agent.lasterror import last_error
+from holdfast.agent.memory import MemoryWitness, before, out_of_memory
+from holdfast.events import RankExit
+from holdfast.events.orders import RankLaunch
+from holdfast.launch.local.processes import die_with_parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a rank's process ended; the fields are those of `RankExited`."""
+
+    at: float
+    how: RankExit
+    code: int
+    stopped: bool = False
+    error: str = ""
+    evidence: str = ""
+    log: str = ""
+
+
+class RankProcess:
+    """A rank's process; its output goes straight into its log file, and it dies when the agent dies."""
+
+    def __init__(self, launch: RankLaunch, socket: Path) -> None:
+        self.launch = launch
+        self.rank = launch.rank
+        self.pid = 0
+        self.ended: Ended | None = None
+        self._stop_signals: set[signal.Signals] = set()
+        """Signals by which we have asked it to end."""
+        self._socket = socket
+        self._witness: MemoryWitness | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self.ended is None
+
+    def start(self, on_end: Callable[[RankProcess], None]) -> None:
+        """Start it; `on_end` is called when it has ended, and also when it could not be started."""
+        launch = self.launch
+        log = Path(launch.log)
+        self._witness = before()
+        environ = launch.defaults | os.environ | launch.env | {"HOLDFAST_RANK_SOCKET": str(self._socket)}
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(log, "ab", opener=_open_private) as output:
+                self._process = subprocess.Popen(
+                    launch.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environ,
+                    cwd=launch.cwd,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no other threads
+                )
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            self.ended = Ended(at=time.time(), how=RankExit.NOT_STARTED, code=code, error=f"{launch.argv[0]}: {error}")
+            asyncio.get_running_loop().call_soon(on_end, self)
+            return
+        self.pid = self._process.pid
+        descriptor = os.pidfd_open(self.pid)
+        asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_end)
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to it, or to its whole process group; nothing happens when it has ended."""
+        if not self.running:
+            return
+        try:
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def stop(self, number: signal.Signals) -> None:
+        """End it on purpose; how it ends for that is no failure."""
+        self._stop_signals.add(number)
+        self.signal(number, group=True)
+
+    def _reap(self, descriptor: int, on_end: Callable[[RankProcess], None]) -> None:
+        assert self._process is not None
+        at = time.time()
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        # Children it left in its process group end with it; until it is reaped, nobody else can have its number.
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        status = self._process.wait()
+        self.ended = self._classify(at, status)
+        on_end(self)
+
+    def _classify(self, at: float, status: int) -> Ended:
+        if status == 0 or self._was_stopped(status):
+            how = RankExit.CODE if status >= 0 else RankExit.SIGNAL
+            return Ended(at=at, how=how, code=abs(status), stopped=bool(self._stop_signals))
+        error, place = last_error(Path(self.launch.log))
+        if status > 0:
+            return Ended(at=at, how=RankExit.CODE, code=status, error=error, log=place)
+        number = -status
+        evidence = ""
+        if number == signal.SIGKILL and self._witness is not None:
+            evidence = out_of_memory(self._witness, self.pid)
+        how = RankExit.OUT_OF_MEMORY if evidence else RankExit.SIGNAL
+        return Ended(at=at, how=how, code=number, error=error, evidence=evidence, log=place)
+
+    def _was_stopped(self, status: int) -> bool:
+        """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
+        return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,66 @@
+"""Owns the taking of a rank's Python stacks with py-spy, where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("holdfast.agent")
+
+TAKE_S = 5.0
+"""Longest a dump may take; py-spy needs about a second for a large program."""
+
+# Thread 4242 (idle): "MainThread"
+#     all_reduce (torch/distributed/distributed_c10d.py:2841)
+_MAIN_FRAME = re.compile(r"^Thread .*\"MainThread\"\n\s+(?P<frame>\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """The file that holds a process's stacks, and the innermost frame of its main thread; empty where there is none."""
+
+    path: str = ""
+    innermost: str = ""
+
+
+async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
+    """Dump a process's stacks to a file; a stopped process is read without pausing it, since it cannot be paused."""
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return Stacks()
+    options = ["--nonblocking"] if stopped else []
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            "dump",
+            "--pid",
+            str(pid),
+            *options,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        log.warning("py-spy cannot be started: %s", error)
+        return Stacks()
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), TAKE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return Stacks()
+    if process.returncode != 0 or not output:
+        return Stacks()
+    try:
+        into.write_bytes(output)
+    except OSError as error:
+        log.warning("stacks cannot be kept: %s", error)
+        return Stacks()
+    match = _MAIN_FRAME.search(output.decode(errors="replace"))
+    return Stacks(path=str(into), innermost=match["frame"] if match else "")

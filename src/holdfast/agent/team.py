@@ -1,0 +1,349 @@
+"""Owns one attempt's ranks on this node: started together, watched together, ended together.
+
+What happens is said through `say`. When no process of the attempt is left, `RanksStopped` is said, once, with a fresh
+port for the next rendezvous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.channel import RankChannel
+from holdfast.agent.port import HeldPort
+from holdfast.agent.rank import RankProcess
+from holdfast.agent.stacks import take
+from holdfast.events import (
+    AgentEvent,
+    CheckpointCommitted,
+    FindingRaised,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+)
+from holdfast.events.orders import Progress, StartRanks, StepPassed
+from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
+from holdfast.launch.local.processes import descendants, end_all, marked, send, state_letter
+
+log = logging.getLogger("holdfast.agent")
+
+PROGRESS_S = 0.5
+"""Progress is said at once when nothing was said for this long, else gathered until then."""
+
+FIRST_STEP_FACTOR = 10.0
+"""The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
+
+LAST_WORDS_S = 0.25
+"""Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
+
+LEFTOVERS_S = 10.0
+"""Longest to wait for killed processes to be gone; only the kernel can hold one longer."""
+
+
+@dataclass
+class _Pulse:
+    """What a rank that speaks to us has said of its steps."""
+
+    pid: int
+    step: int = -1
+    at: float = field(default_factory=time.monotonic)
+    """Monotonic seconds of its last word."""
+    hung: bool = False
+    over: bool = False
+    """Whether it has hung up or ended: it is silent for a reason."""
+    words: list[Step] = field(default_factory=list[Step])
+    """Steps that the node's other ranks have yet to pass."""
+
+
+class Team:
+    """The ranks of one replica on this node, in one attempt."""
+
+    def __init__(
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        sockets: Path,
+        folder: Path,
+        port: HeldPort,
+        say: Callable[[AgentEvent | Progress], int],
+        on_step: Callable[[int, int], None],
+        on_stopped: Callable[[Team], None],
+    ) -> None:
+        self.replica = order.replica
+        self.attempt = order.attempt
+        self._order = order
+        self._node = node
+        self._folder = folder
+        self._port = port
+        self._say = say
+        self._on_step = on_step
+        self._on_stopped = on_stopped
+        self._expected = sum(launch.ranks for launch in order.ranks)
+        names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
+        self.processes = [RankProcess(launch, names[launch.rank]) for launch in order.ranks]
+        self._channels = {rank: RankChannel(path, self._hear, self._part) for rank, path in names.items()}
+        self._ends: set[asyncio.Task[None]] = set()
+        self._pulses: dict[int, _Pulse] = {}
+        self._passed: list[StepPassed] = []
+        self._said_at = 0.0
+        self._flush: asyncio.TimerHandle | None = None
+        self._killer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+        self._started = False
+        self._ended_ranks = 0
+        self._abandoned = False
+        """Whether the order to stop came before anything was started."""
+
+    @property
+    def running(self) -> tuple[RankState, ...]:
+        return tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes if process.running)
+
+    async def start(self) -> None:
+        """Open the ranks' sockets, then start them all."""
+        try:
+            await asyncio.gather(*(channel.open() for channel in self._channels.values()))
+        except OSError as error:
+            # The ranks run without a channel rather than not at all; they say so themselves.
+            log.error("no channel to ranks: %s", error)
+        if self._abandoned:
+            self._clear_away()
+            return
+        for process in self.processes:
+            process.start(self._ended)
+        self._started = True
+        started = tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes)
+        self._say(
+            RanksStarted(at=time.time(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
+        )
+        if self._order.step_deadline_s is not None:
+            self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
+
+    def stop(self, grace_s: float) -> None:
+        """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
+        if not self._started:
+            self._abandoned = True
+            return
+        kill_at = asyncio.get_running_loop().time() + grace_s
+        if self._killer is not None:
+            if self._killer.when() <= kill_at:
+                return  # asked again: the first grace holds
+            self._killer.cancel()
+        if grace_s <= 0:
+            self._signal_all(signal.SIGKILL)
+            return
+        self._signal_all(signal.SIGTERM)
+        self._killer = asyncio.get_running_loop().call_at(kill_at, self._signal_all, signal.SIGKILL)
+
+    def ask(self, request: AgentToRank) -> None:
+        """Ask something of every rank that speaks to us."""
+        for channel in self._channels.values():
+            channel.ask(request)
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> bool:
+        """Send one rank a signal; False when it has no live process here."""
+        pid = self._pid(rank)
+        return pid is not None and send(pid, number)
+
+    def _pid(self, rank: int) -> int | None:
+        """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""
+        pulse = self._pulses.get(rank)
+        if pulse is not None:
+            return None if pulse.over else pulse.pid
+        return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.stop(number)
+            if number is not signal.SIGKILL:
+                process.signal(signal.SIGCONT, group=True)
+
+    # What ranks say
+
+    def _hear(self, rank: int, message: RankToAgent) -> None:
+        match message:
+            case Hello():
+                self._pulses[rank] = _Pulse(message.pid)
+            case Step():
+                pulse = self._pulses[rank]
+                pulse.step, pulse.at, pulse.hung = message.step, time.monotonic(), False
+                pulse.words.append(message)
+                self._gather()
+                self._on_step(rank, message.step)
+            case Checkpointed():
+                self._say_progress()  # the step comes before its checkpoint
+                self._say(
+                    CheckpointCommitted(
+                        at=time.time(),
+                        node=self._node,
+                        replica=self.replica,
+                        attempt=self.attempt,
+                        step=message.step,
+                        path=message.path,
+                        took_s=message.took_s,
+                    )
+                )
+            case Found():
+                self._say(FindingRaised(at=time.time(), finding=message.finding))
+
+    def _part(self, rank: int) -> None:
+        """A rank hung up: it has nothing more to say, so its silence means nothing."""
+        self._pulses[rank].over = True
+
+    def _gather(self) -> None:
+        """Move the steps that every rank of this node has passed into what is to be said."""
+        if len(self._pulses) < self._expected:
+            return
+        pulses = [pulse for _, pulse in sorted(self._pulses.items())]
+        whole = min(pulse.step for pulse in pulses)
+        while (first := pulses[0].words[:1]) and first[0].step <= whole:
+            words = [self._word(pulse, first[0].step) for pulse in pulses]
+            self._passed.append(_together([word for word in words if word is not None]))
+        if self._passed and self._flush is None:
+            wait_s = max(0.0, self._said_at + PROGRESS_S - time.monotonic())
+            self._flush = asyncio.get_running_loop().call_later(wait_s, self._say_progress)
+
+    def _word(self, pulse: _Pulse, step: int) -> Step | None:
+        """Take a rank's word for a step, and any for earlier ones, off its list."""
+        while pulse.words and pulse.words[0].step <= step:
+            word = pulse.words.pop(0)
+            if word.step == step:
+                return word
+        return None
+
+    def _say_progress(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if not self._passed:
+            return
+        self._said_at = time.monotonic()
+        steps, self._passed = tuple(self._passed), []
+        self._say(Progress(node=self._node, replica=self.replica, attempt=self.attempt, steps=steps))
+
+    # How ranks end
+
+    def _ended(self, process: RankProcess) -> None:
+        self._ends.add(asyncio.ensure_future(self._tell_end(process)))
+
+    async def _tell_end(self, process: RankProcess) -> None:
+        """Say how a rank ended, after all that it has said itself."""
+        ended = process.ended
+        assert ended is not None
+        await self._channels[process.rank].hear_out(LAST_WORDS_S)
+        self._say_progress()
+        pulse = self._pulses.get(process.rank)
+        if pulse is not None:
+            pulse.over = True
+        self._say(
+            RankExited(
+                at=ended.at,
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                rank=process.rank,
+                how=ended.how,
+                code=ended.code,
+                stopped=ended.stopped,
+                error=ended.error,
+                evidence=ended.evidence,
+                log=ended.log,
+                last_step=pulse.step if pulse else -1,
+                said_hello=pulse is not None,
+            )
+        )
+        self._ended_ranks += 1
+        if self._ended_ranks == len(self.processes):
+            self._clear_away()
+
+    def _clear_away(self) -> None:
+        """All ranks have ended: end what they left behind, then say that nothing is left."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for report in self._reports:
+            report.cancel()
+        if self._killer is not None:
+            self._killer.cancel()
+        for channel in self._channels.values():
+            channel.close()
+        marks = {"HOLDFAST_REPLICA": str(self.replica), "HOLDFAST_ATTEMPT": str(self.attempt)}
+        left = end_all(lambda: marked(descendants(os.getpid()), **marks), within_s=LEFTOVERS_S)
+        if left:
+            log.error("processes %s outlive SIGKILL; the kernel holds them", left)
+        self._port.renew()
+        self._say(
+            RanksStopped(
+                at=time.time(), node=self._node, replica=self.replica, attempt=self.attempt, port=self._port.number
+            )
+        )
+        self._on_stopped(self)
+
+    # Hangs
+
+    async def _watch_for_hangs(self, deadline_s: float) -> None:
+        """Report each rank that speaks to us and passes no step in time, once a silence."""
+        while True:
+            now = time.monotonic()
+            due: list[int] = []
+            next_at = now + deadline_s
+            for rank, pulse in self._pulses.items():
+                if pulse.hung or pulse.over:
+                    continue
+                allowed_s = deadline_s if pulse.step >= 0 else deadline_s * FIRST_STEP_FACTOR
+                if now >= pulse.at + allowed_s:
+                    due.append(rank)
+                else:
+                    next_at = min(next_at, pulse.at + allowed_s)
+            for rank in due:
+                # Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away.
+                self._pulses[rank].hung = True
+                report = asyncio.ensure_future(self._report_hang(rank))
+                self._reports.add(report)
+                report.add_done_callback(self._reports.discard)
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
+
+    async def _report_hang(self, rank: int) -> None:
+        """Look at a silent rank and say what is seen, unless it went on or ended meanwhile."""
+        pulse = self._pulses[rank]
+        waited_s = time.monotonic() - pulse.at
+        last_step_at = time.time() - waited_s
+        state = state_letter(pulse.pid)
+        into = self._folder / f"stacks-attempt-{self.attempt}-rank-{rank}.txt"
+        stacks = await take(pulse.pid, into, stopped=state == "T")
+        if pulse.over or not pulse.hung:
+            return
+        self._say(
+            RankHung(
+                at=time.time(),
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                rank=rank,
+                last_step=pulse.step,
+                last_step_at=last_step_at,
+                waited_s=waited_s,
+                process_state=state,
+                stacks=stacks.path,
+                innermost=stacks.innermost,
+            )
+        )
+
+
+def _together(words: list[Step]) -> StepPassed:
+    """A step that all ranks of the node have passed: the latest times, the first rank's metrics."""
+    return StepPassed(
+        step=words[0].step,
+        started=max(word.started for word in words),
+        ended=max(word.ended for word in words),
+        checkpoint_s=max(word.checkpoint_s for word in words),
+        metrics=words[0].metrics,
+    )

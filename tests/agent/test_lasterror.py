@@ -1,0 +1,78 @@
+"""The last error line of a rank's log, and where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.lasterror import ERROR_CHARACTERS, TAIL_BYTES, last_error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: bad shape",
+        "KeyError",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "KeyboardInterrupt",
+        "terminate called after throwing an instance of 'std::runtime_error'",
+        "Fatal Python error: Segmentation fault",
+        "python: can't open file '/x/train.py': [Errno 2] No such file or directory",
+        "/usr/bin/python3.11: can't open file '/x/train.py': [Errno 2] No such file or directory",
+    ],
+)
+def test_error_line_is_found_with_its_number(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"step 1\n  File x, line 2\n{line}\nbye\n")
+    assert last_error(log) == (line, f"{log}:3")
+
+
+@pytest.mark.parametrize(
+    "line", ["Error rate: 0.3", "loss 0.1 after ValueError: no", "  ValueError: quoted", "no Errors at all", ""]
+)
+def test_line_that_only_speaks_of_errors_is_none(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"{line}\n")
+    assert last_error(log) == ("", "")
+
+
+@pytest.mark.parametrize("mark", ["", "[rank3]: "])
+def test_whatever_a_traceback_ends_in_is_the_error(tmp_path: Path, mark: str) -> None:
+    log = tmp_path / "rank-0.log"
+    trace = ["Traceback (most recent call last):", '  File "x", line 2, in <module>', "    f()", "_queue.Empty: no"]
+    log.write_text("ValueError: earlier\n" + "".join(f"{mark}{line}\n" for line in trace) + "bye\n")
+    assert last_error(log) == ("_queue.Empty: no", f"{log}:5")
+
+
+def test_last_of_several_errors_counts_without_its_ranks_mark(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("ValueError: first\n\nDuring handling ...\n\n[rank3]: RuntimeError: second\r\n")
+    assert last_error(log) == ("RuntimeError: second", f"{log}:5")
+
+
+def test_error_in_the_tail_of_a_large_log_has_its_true_number(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"x" * 99 + b"\n" + b"step\n" * (2 * TAIL_BYTES // 5) + b"ValueError: late\n")
+    error, where = last_error(log)
+    assert error == "ValueError: late"
+    assert int(where.rpartition(":")[2]) == log.read_bytes().count(b"\n")
+
+
+def test_one_endless_line_of_binary_is_gone_through_quickly(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"\xff\x00pythonError" * 100_000 + b"\nTraceback (most recent call last):\n" + b" x\n" * 100_000)
+    assert last_error(log) == ("", "")
+
+
+def test_long_error_is_cut_and_broken_text_mended(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"ValueError: \xff" + b"y" * 1000 + b"\n")
+    error, _ = last_error(log)
+    assert error.startswith("ValueError: \ufffdyyy")
+    assert len(error) == ERROR_CHARACTERS
+
+
+def test_log_that_does_not_exist_has_no_error(tmp_path: Path) -> None:
+    assert last_error(tmp_path / "none.log") == ("", "")

@@ -1,0 +1,180 @@
+"""The agent's end of the connection against a real WebSocket server: no word lost, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+
+import pytest
+from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
+
+from holdfast.agent.link import Link, Refused
+from holdfast.events import AgentJoined, FindingRaised
+from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode
+from holdfast.findings import Finding
+
+TOKEN = "token"
+
+
+def greeting() -> AgentJoined:
+    return AgentJoined(
+        at=1.0,
+        source="node0.0/x",
+        node=0,
+        generation=0,
+        incarnation="x",
+        hostname="h",
+        address="127.0.0.1",
+        port=1,
+        pid=1,
+    )
+
+
+def word() -> FindingRaised:
+    return FindingRaised(at=1.0, finding=Finding(code="said", what="said"))
+
+
+class Office:
+    """A controller that takes connections and hands them to the test one by one."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.connections: asyncio.Queue[ServerConnection] = asyncio.Queue()
+
+    async def open(self) -> Server:
+        return await serve(self._take, "127.0.0.1", self.port, process_request=self._admit)
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.headers.get("Authorization") == f"Bearer {TOKEN}":
+            return None
+        return connection.respond(HTTPStatus.FORBIDDEN, "")
+
+    async def _take(self, connection: ServerConnection) -> None:
+        self.connections.put_nowait(connection)
+        await connection.wait_closed()
+
+    async def next(self) -> ServerConnection:
+        connection = await self.connections.get()
+        assert isinstance(agent_message_decoder.decode(await connection.recv()), AgentJoined)
+        return connection
+
+
+async def seqs(connection: ServerConnection, count: int) -> list[int]:
+    return [agent_message_decoder.decode(await connection.recv()).seq for _ in range(count)]
+
+
+def link_to(port: int, *, token: str = TOKEN, obey: Callable[[AnyOrder], None] = lambda _: None) -> Link:
+    return Link(f"ws://127.0.0.1:{port}/v1/agent", token, "node0.0/x", greet=greeting, obey=obey)
+
+
+@contextlib.asynccontextmanager
+async def running(link: Link) -> AsyncIterator[None]:
+    work = asyncio.ensure_future(link.run())
+    try:
+        yield
+    finally:
+        work.cancel()
+
+
+def play(scene: Callable[[int], Awaitable[None]]) -> None:
+    """With a port on which nobody listens yet, and which nobody else can take."""
+
+    async def whole() -> None:
+        with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            async with asyncio.timeout(20):
+                await scene(held.getsockname()[1])
+
+    asyncio.run(whole())
+
+
+def test_words_said_before_there_is_a_controller_arrive_when_there_is_one() -> None:
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        assert [link.say(word()), link.say(word())] == [1, 2]
+        async with running(link):
+            await link.lost.wait()
+            office = Office(port)
+            async with await office.open():
+                connection = await office.next()
+                assert await seqs(connection, 2) == [1, 2]
+                link.say(word())
+                assert await seqs(connection, 1) == [3]
+
+    play(scene)
+
+
+def test_words_not_acknowledged_are_said_again_in_order_after_a_break() -> None:
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        office = Office(port)
+        async with await office.open(), running(link):
+            for _ in range(4):
+                link.say(word())
+            first = await office.next()
+            assert await seqs(first, 4) == [1, 2, 3, 4]
+            await first.send(encode(Acknowledge(seq=2)))
+            await link.safe(2, 10.0)
+            first.transport.abort()
+            second = await office.next()
+            link.say(word())
+            assert await seqs(second, 3) == [3, 4, 5]
+
+    play(scene)
+
+
+def test_controller_that_comes_back_finds_its_agent() -> None:
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        async with running(link):
+            for seq in (1, 2, 3):
+                office = Office(port)
+                async with await office.open():
+                    connection = await office.next()
+                    link.say(word())
+                    assert await seqs(connection, seq) == list(range(1, seq + 1))
+                assert not link.connected.is_set() or await link.lost.wait()
+
+    play(scene)
+
+
+def test_wait_for_safety_ends_with_the_acknowledgement_or_its_time() -> None:
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        office = Office(port)
+        async with await office.open(), running(link):
+            seq = link.say(word())
+            await link.safe(seq, 0.01)
+            waiting = asyncio.ensure_future(link.safe(seq, 1000.0))
+            connection = await office.next()
+            await connection.send(encode(Acknowledge(seq=seq)))
+            await waiting
+            await link.safe(seq, 1000.0)
+
+    play(scene)
+
+
+def test_orders_are_obeyed_and_unknown_ones_passed_over() -> None:
+    async def scene(port: int) -> None:
+        obeyed: asyncio.Queue[AnyOrder] = asyncio.Queue()
+        office = Office(port)
+        async with await office.open(), running(link_to(port, obey=obeyed.put_nowait)):
+            connection = await office.next()
+            for order in (encode(AskCheckpoint()), b'{"order":"from-the-future"}', b"\xff", encode(Leave())):
+                await connection.send(order)
+            assert [await obeyed.get(), await obeyed.get()] == [AskCheckpoint(), Leave()]
+
+    play(scene)
+
+
+def test_refused_token_is_final() -> None:
+    async def scene(port: int) -> None:
+        async with await Office(port).open():
+            with pytest.raises(Refused):
+                await link_to(port, token="wrong").run()
+
+    play(scene)

@@ -1,0 +1,111 @@
+"""Process trees ended whole, daemons included, and processes that cannot be mistaken for one another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.launch.local.processes import (
+    ProcessId,
+    adopt_orphans,
+    descendants,
+    end_all,
+    identify,
+    marked,
+    send,
+    started_at,
+    state_letter,
+)
+
+# Says the pid of a daemon: a grandchild in a session of its own, whose parent has gone by the time it is said.
+DAEMONISER = """
+import subprocess, sys, time
+middle = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
+print(subprocess.run([sys.executable, "-c", middle], stdout=subprocess.PIPE, text=True).stdout, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    adopt_orphans()
+    name = f"test-{os.getpid()}-{os.urandom(4).hex()}"
+    yield name
+    end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=name), within_s=10)
+
+
+def start(mark: str, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"HOLDFAST_TEST": mark})
+
+
+def test_daemon_is_found_by_its_mark_and_ended_with_the_rest(mark: str) -> None:
+    root = start(mark, sys.executable, "-c", DAEMONISER)
+    assert root.stdout is not None
+    daemon = int(root.stdout.readline())
+    found = marked(descendants(os.getpid()), HOLDFAST_TEST=mark)
+    assert {root.pid, daemon} <= set(found)
+    assert daemon not in descendants(root.pid)
+    left = end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=10)
+    assert left == []
+    assert identify(daemon) is None
+    assert state_letter(daemon) == "", "an adopted orphan is left as a zombie"
+    root.wait()
+    root.stdout.close()
+
+
+def test_tree_that_grows_while_it_is_ended_is_ended_whole(mark: str) -> None:
+    root = start(mark, "sh", "-c", "echo; while :; do setsid sleep 600 & done")
+    assert root.stdout is not None
+    root.stdout.readline()
+    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=30) == []
+    assert marked(descendants(os.getpid()), HOLDFAST_TEST=mark) == []
+    root.wait()
+    root.stdout.close()
+
+
+def test_stopped_process_is_ended(mark: str) -> None:
+    process = start(mark, "sleep", "600")
+    os.kill(process.pid, signal.SIGSTOP)
+    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=10) == []
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_marks_must_all_be_there_and_whole(mark: str) -> None:
+    process = start(mark, "sh", "-c", "echo; exec sleep 600")
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert marked([process.pid], HOLDFAST_TEST=mark) == [process.pid]
+    assert marked([process.pid], HOLDFAST_TEST=mark[:-1]) == []
+    assert marked([process.pid], HOLDFAST_TEST=mark, HOLDFAST_OTHER="1") == []
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_zombie_counts_as_gone(mark: str) -> None:
+    process = start(mark, "true")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert state_letter(process.pid) == "Z"
+    assert identify(process.pid) is None
+    assert process.pid not in descendants(os.getpid())
+    process.wait()
+
+
+def test_later_process_of_the_same_number_is_another() -> None:
+    here = identify(os.getpid())
+    assert here is not None
+    assert here.alive
+    assert not ProcessId(here.pid, here.started - 1).alive
+
+
+def test_process_that_is_gone_takes_no_signal(mark: str) -> None:
+    process = start(mark, "true")
+    process.wait()
+    assert not send(process.pid, signal.SIGKILL)
+    assert started_at(process.pid) is None

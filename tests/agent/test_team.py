@@ -1,0 +1,397 @@
+"""One attempt's ranks on a node, as real processes: what is said of them, in which order, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from holdfast.agent import team as team_module
+from holdfast.agent.port import HeldPort
+from holdfast.agent.stacks import Stacks
+from holdfast.agent.team import Team
+from holdfast.events import (
+    AgentEvent,
+    CheckpointCommitted,
+    FindingRaised,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+)
+from holdfast.events.orders import Progress, RankLaunch, StartRanks
+from holdfast.events.rank import CheckpointNow
+from holdfast.launch.local.processes import adopt_orphans, descendants, identify, marked
+
+DEADLINE_S = 20.0
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+# A rank that speaks: says the lines it is given on its channel, then waits for a line to come back, or for ever.
+SPEAKER = """
+import os, socket, sys, signal
+link = socket.socket(socket.AF_UNIX); link.connect(os.environ["HOLDFAST_RANK_SOCKET"])
+link.sendall(b'{"type":"hello","rank":%d,"pid":%d}\\n' % (int(os.environ["RANK"]), os.getpid()))
+for line in sys.argv[2:]: link.sendall(line.encode() + b"\\n")
+if sys.argv[1] == "wait": print(link.recv(4096).decode(), flush=True)
+if sys.argv[1] == "again": link.recv(4096); link.sendall(sys.argv[2].encode() + b"\\n"); signal.pause()
+if sys.argv[1] == "leave": link.close(); signal.pause()
+if sys.argv[1] == "stay": signal.pause()
+"""
+
+
+class Bench:
+    """A team, and what it said."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        self.folder = folder
+        self.sockets = sockets
+        self.port = HeldPort("127.0.0.1")
+        self.said: list[AgentEvent | Progress] = []
+        self.steps: list[tuple[int, int]] = []
+        self.stopped: list[Team] = []
+        self._news = asyncio.Event()
+
+    def say(self, message: AgentEvent | Progress) -> int:
+        self.said.append(message)
+        self._news.set()
+        return len(self.said)
+
+    def team(self, *commands: list[str], deadline_s: float | None = None, attempt: int = 0) -> Team:
+        launches = tuple(self.launch(rank, command, attempt) for rank, command in enumerate(commands))
+        order = StartRanks(replica=0, attempt=attempt, ranks=launches, step_deadline_s=deadline_s)
+        return Team(
+            order,
+            node=3,
+            sockets=self.sockets,
+            folder=self.folder,
+            port=self.port,
+            say=self.say,
+            on_step=lambda rank, step: self.steps.append((rank, step)),
+            on_stopped=self.stopped.append,
+        )
+
+    def launch(self, rank: int, command: list[str], attempt: int) -> RankLaunch:
+        env = {"RANK": str(rank), "HOLDFAST_REPLICA": "0", "HOLDFAST_ATTEMPT": str(attempt)}
+        return RankLaunch(
+            rank=rank, argv=tuple(command), env=env, cwd=str(self.folder), log=str(self.log(rank, attempt))
+        )
+
+    def log(self, rank: int, attempt: int = 0) -> Path:
+        return self.folder / "logs" / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+    def all(self, kind: type[M]) -> list[M]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+    async def until(self, kind: type[M], count: int = 1) -> M:
+        """Wait for the count-th message of a kind."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.all(kind)) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.all(kind)[count - 1]
+
+    def pipe(self) -> Path:
+        """A pipe by which a rank without a channel can say something: whoever reads it waits for the writer."""
+        path = self.folder / "pipe"
+        os.mkfifo(path)
+        return path
+
+
+async def heard(pipe: Path) -> str:
+    async with asyncio.timeout(DEADLINE_S):
+        return await asyncio.to_thread(pipe.read_text)
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        yield Path(folder)
+
+
+def play(folder: Path, sockets: Path, scene: Callable[[Bench], Awaitable[None]]) -> None:
+    adopt_orphans()
+
+    async def whole() -> None:
+        bench = Bench(folder, sockets)
+        try:
+            await scene(bench)
+        finally:
+            for pid in marked(descendants(os.getpid()), HOLDFAST_REPLICA="0"):
+                os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(whole())
+
+
+def speaker(then: str, *lines: str) -> list[str]:
+    return [sys.executable, "-c", SPEAKER, then, *lines]
+
+
+def step(number: int, **more: float) -> str:
+    told = {"type": "step", "step": number, "started": float(number), "ended": number + 1.0, **more}
+    return msgspec.json.encode(told).decode()
+
+
+def shell(script: str) -> list[str]:
+    return ["sh", "-c", script]
+
+
+def test_ranks_that_end_are_told_in_order_with_a_fresh_port_at_the_end(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        before = bench.port.number
+        await bench.team(shell("exit 0"), shell("exit 3")).start()
+        stopped = await bench.until(RanksStopped)
+        assert [type(message) for message in bench.said] == [RanksStarted, RankExited, RankExited, RanksStopped]
+        codes = {exited.rank: (exited.how, exited.code, exited.stopped) for exited in bench.all(RankExited)}
+        assert codes == {0: (RankExit.CODE, 0, False), 1: (RankExit.CODE, 3, False)}
+        assert stopped.port == bench.port.number != before
+        assert len(bench.stopped) == 1
+        assert list(sockets.iterdir()) == []
+
+    play(tmp_path, sockets, scene)
+
+
+def test_programs_that_cannot_be_started_are_told_once_each_before_the_end(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(["/no/such/program"], ["/no/such/program"]).start()
+        await bench.until(RanksStopped)
+        await asyncio.sleep(0)
+        kinds = [type(message) for message in bench.said]
+        assert kinds == [RanksStarted, RankExited, RankExited, RanksStopped]
+        first = bench.all(RankExited)[0]
+        assert (first.how, first.code) == (RankExit.NOT_STARTED, 127)
+        assert "No such file" in first.error
+
+    play(tmp_path, sockets, scene)
+
+
+def test_log_that_cannot_be_written_is_told_as_a_rank_that_could_not_start(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        (tmp_path / "logs").write_text("a file where the folder should be")
+        await bench.team(shell("exit 0")).start()
+        exited = await bench.until(RankExited)
+        assert (exited.how, exited.code) == (RankExit.NOT_STARTED, 126)
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_error_of_a_rank_is_told_with_its_place(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team([sys.executable, "-c", "print('hi', flush=True); raise ValueError('bad shape')"]).start()
+        exited = await bench.until(RankExited)
+        assert exited.error == "ValueError: bad shape"
+        line = int(exited.log.removeprefix(f"{bench.log(0)}:"))
+        assert bench.log(0).read_text().splitlines()[line - 1] == "ValueError: bad shape"
+        assert bench.log(0).stat().st_mode & 0o077 == 0
+
+    play(tmp_path, sockets, scene)
+
+
+def test_signal_that_ends_a_rank_is_told_as_its_own(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("kill -SEGV $$")).start()
+        exited = await bench.until(RankExited)
+        assert (exited.how, exited.code, exited.stopped) == (RankExit.SIGNAL, signal.SIGSEGV, False)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_stop_without_grace_kills_at_once_and_is_told_as_on_purpose(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("trap '' TERM; sleep 600 & wait"), ["sleep", "600"])
+        await team.start()
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+        assert {(one.how, one.code, one.stopped) for one in bench.all(RankExited)} == {(RankExit.SIGNAL, 9, True)}
+        assert marked(descendants(os.getpid()), HOLDFAST_REPLICA="0") == []
+
+    play(tmp_path, sockets, scene)
+
+
+def test_stop_with_grace_lets_ranks_end_by_themselves_even_when_they_are_stopped(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        ready = bench.pipe()
+        team = bench.team(shell(f"trap 'exit 5' TERM; echo ready > {ready}; while :; do sleep 0.01; done"))
+        await team.start()
+        await heard(ready)
+        os.kill(team.processes[0].pid, signal.SIGSTOP)
+        team.stop(60.0)
+        exited = await bench.until(RankExited)
+        assert (exited.code, exited.stopped) == (5, True)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_that_ignores_sigterm_is_killed_when_the_first_grace_is_over(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        ready = bench.pipe()
+        team = bench.team(shell(f"trap '' TERM; echo ready > {ready}; while :; do sleep 0.01; done"))
+        await team.start()
+        await heard(ready)
+        team.stop(0.2)
+        team.stop(3600.0)
+        exited = await bench.until(RankExited)
+        assert (exited.how, exited.code, exited.stopped) == (RankExit.SIGNAL, 9, True)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_that_died_by_itself_before_the_kill_reached_it_is_told_so(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("exit 7"))
+        await team.start()
+        # It has ended, and nobody has looked: the loop has not run since.
+        os.waitid(os.P_PID, team.processes[0].pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - to hold the loop up
+        team.stop(0.0)
+        exited = await bench.until(RankExited)
+        assert (exited.code, exited.stopped) == (7, False)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_order_to_stop_before_anything_was_started_starts_nothing(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("echo started"))
+        before = bench.port.number
+        starting = asyncio.ensure_future(team.start())
+        team.stop(0.0)
+        await starting
+        (stopped,) = bench.said
+        assert isinstance(stopped, RanksStopped)
+        assert stopped.port != before
+        assert not bench.log(0).exists()
+
+    play(tmp_path, sockets, scene)
+
+
+def test_daemon_left_behind_is_gone_before_the_attempt_is_told_over(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        begun = bench.pipe()
+        # A double fork with a session of its own: neither its parent nor its process group leads to the rank.
+        await bench.team(shell(f"(setsid sh -c 'echo $$ > {begun}; exec sleep 600' &) ; cat {begun}")).start()
+        await bench.until(RanksStopped)
+        daemon = int(bench.log(0).read_text())
+        assert identify(daemon) is None
+        assert not Path(f"/proc/{daemon}").exists(), "a zombie is left"
+
+    play(tmp_path, sockets, scene)
+
+
+def test_steps_are_told_when_every_rank_of_the_node_has_passed_them(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(
+            speaker("wait", step(1, checkpoint_s=0.5), step(2)), speaker("wait", step(1, ended=9.0), step(2), step(3))
+        )
+        await team.start()
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(len(progress.steps) for progress in bench.all(Progress)) < 2:
+                await bench.until(Progress, len(bench.all(Progress)) + 1)
+        passed = [one for progress in bench.all(Progress) for one in progress.steps]
+        assert [one.step for one in passed] == [1, 2]
+        assert (passed[0].ended, passed[0].checkpoint_s) == (9.0, 0.5)
+        assert (1, 3) in bench.steps or bench.steps[-1][1] == 2
+        team.ask(CheckpointNow())
+        await bench.until(RanksStopped)
+        assert "checkpoint-now" in bench.log(0).read_text()
+        assert all(exited.said_hello for exited in bench.all(RankExited))
+
+    play(tmp_path, sockets, scene)
+
+
+def test_steps_of_a_rank_that_ends_are_told_before_its_end_and_its_checkpoint(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        saved = '{"type":"checkpoint-committed","step":2,"path":"p","took_s":0.1}'
+        await bench.team(speaker("end", step(1), step(2), saved)).start()
+        exited = await bench.until(RankExited)
+        assert exited.last_step == 2
+        told = [message for message in bench.said if isinstance(message, Progress | CheckpointCommitted | RankExited)]
+        assert isinstance(told[-1], RankExited)
+        assert isinstance(told[-2], CheckpointCommitted)
+        assert [one.step for message in told[:-2] if isinstance(message, Progress) for one in message.steps] == [1, 2]
+
+    play(tmp_path, sockets, scene)
+
+
+def test_nonsense_on_the_channel_is_passed_over(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        finding = '{"type":"finding","finding":{"code":"slow","what":"slow"}}'
+        nonsense = ["{", "[]", '{"type":"from-the-future"}', "[" * 5000, '{"type":"step","step":"one"}']
+        await bench.team(speaker("end", *nonsense, finding)).start()
+        found = await bench.until(FindingRaised)
+        assert found.finding.code == "slow"
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.fixture
+def no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
+        return Stacks(path=str(into), innermost="all_reduce (x.py:1)")
+
+    monkeypatch.setattr(team_module, "take", take)
+
+
+@pytest.mark.usefixtures("no_stacks")
+def test_silent_rank_is_told_as_hung_once(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(speaker("stay", step(4)), deadline_s=0.2)
+        await team.start()
+        hung = await bench.until(RankHung)
+        assert (hung.rank, hung.last_step, hung.innermost) == (0, 4, "all_reduce (x.py:1)")
+        assert 0.2 <= hung.waited_s < DEADLINE_S
+        assert hung.last_step_at == pytest.approx(hung.at - hung.waited_s, abs=0.1)
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+        assert len(bench.all(RankHung)) == 1
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.usefixtures("no_stacks")
+@pytest.mark.parametrize("silent", ["leave", "end"])
+def test_rank_that_hung_up_or_ended_is_not_taken_for_hung(tmp_path: Path, sockets: Path, silent: str) -> None:
+    """When the other rank's silence is told for the second time, the first has been silent for twice the deadline."""
+
+    async def scene(bench: Bench) -> None:
+        team = bench.team(speaker(silent, step(1)), speaker("again", step(1)), deadline_s=0.2)
+        await team.start()
+        await bench.until(RankHung)
+        team.ask(CheckpointNow())
+        await bench.until(RankHung, 2)
+        assert [one.rank for one in bench.all(RankHung)] == [1, 1]
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(bench: Bench) -> None:
+        async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
+            team.ask(CheckpointNow())  # it ends when it hears this
+            await bench.until(RankExited)
+            return Stacks()
+
+        monkeypatch.setattr(team_module, "take", take)
+        team = bench.team(speaker("wait", step(1)), shell("sleep 600"), deadline_s=0.2)
+        await team.start()
+        await bench.until(RankExited)
+        await asyncio.sleep(0)
+        assert bench.all(RankHung) == []
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
