@@ -1,0 +1,283 @@
+"""Owns local nodes: one agent process each, found again after a controller's death, and removed without trace.
+
+Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and a private folder for the
+ranks' sockets under the system's temporary folder, whose paths are short enough for a Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.events.orders import RankLaunch
+from holdfast.findings import Fault
+from holdfast.folder import RunFolder, runs_root
+from holdfast.job.accepted import Accepted
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job
+from holdfast.launch.environment import Attempt, launches
+from holdfast.launch.local.isolation import Isolation
+from holdfast.launch.local.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
+from holdfast.launch.local.share import shares
+
+END_S = 10.0
+"""Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
+
+SOCKETS_PATH_BYTES = 80
+"""Longest path of a folder for sockets: a Unix socket's holds 107 bytes, and its name is part of that."""
+
+
+class LocalBackend:
+    """Makes nodes out of processes of this machine; `url` is where agents find the controller."""
+
+    def __init__(self, *, folder: RunFolder, accepted: Accepted, isolation: Isolation, url: str) -> None:
+        self._folder = folder
+        self._accepted = accepted
+        self._isolation = isolation
+        self._url = url
+        self._gone: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._current: dict[int, int] = {}
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
+
+    def render(self, job: Job) -> str:
+        """What every rank of a first attempt would be given, as shell-like text."""
+        return render(self._accepted)
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        """Start an agent for each place that has none yet."""
+        for place in places:
+            if self._read(place) is None:
+                self._end_unrecorded(place)
+                self._start(place)
+            self._watch(place)
+
+    def observe(self) -> AsyncIterator[NodeObservation]:
+        """Agents as they end, those included that ended while there was no controller."""
+        for place in self._known_places():
+            self._watch(place)
+        return self._observations()
+
+    async def _observations(self) -> AsyncIterator[NodeObservation]:
+        while True:
+            yield await self._gone.get()
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        return self._folder.node(place.node, place.generation) / "agent.log"
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        """End whatever is left of the slot's earlier generations, then start this one."""
+        for former in self._known_places():
+            if former.node == place.node and former.generation < place.generation:
+                self._remove(former)
+        await self.submit((place,))
+
+    async def cordon(self, place: NodePlace, reason: str) -> None:
+        """There is one machine, so there is nowhere else to go."""
+
+    async def cancel(self) -> None:
+        """Remove every node: processes, sockets, namespaces."""
+        for place in self._known_places():
+            self._remove(place)
+        self._isolation.remove()
+
+    def _start(self, place: NodePlace) -> None:
+        node_folder = self._folder.node(place.node, place.generation)
+        node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sockets = sockets_folder(self._folder.run, place)
+        _make_private(sockets)
+        node = self._isolation.make_node(place.node)
+        argv = [*node.prefix, sys.executable, "-m", "holdfast.agent", str(place.node), str(place.generation)]
+        options = {
+            "--controller": self._url,
+            "--token-file": str(self._folder.token),
+            "--folder": str(node_folder),
+            "--sockets": str(sockets),
+            "--address": node.address,
+            "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
+        }
+        environ = os.environ | {"HOLDFAST_NODE": _mark(self._folder.run, place)}
+        with (node_folder / "agent.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*argv, *(word for option in options.items() for word in option)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                start_new_session=True,
+            )
+        self._children[process.pid] = process
+        # An agent that is dead already is watched like any other: by a pid that cannot be found.
+        identity = identify(process.pid) or ProcessId(process.pid, -1)
+        fresh = node_folder / "agent.new"
+        fresh.write_text(json.dumps({"pid": identity.pid, "started": identity.started}))
+        fresh.rename(node_folder / "agent.json")
+
+    def _end_unrecorded(self, place: NodePlace) -> None:
+        """End an agent whose controller died between starting it and writing it down."""
+        if self._folder.node(place.node, place.generation).exists():
+            end_all(lambda: marked(all_pids(), HOLDFAST_NODE=_mark(self._folder.run, place)), within_s=END_S)
+            shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
+
+    def _read(self, place: NodePlace) -> ProcessId | None:
+        """The place's agent, as a controller before us or this one wrote it down."""
+        try:
+            record = json.loads((self._folder.node(place.node, place.generation) / "agent.json").read_text())
+            return ProcessId(record["pid"], record["started"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _known_places(self) -> list[NodePlace]:
+        """Places that have, or had, an agent."""
+        places: list[NodePlace] = []
+        for path in sorted((self._folder.path / "nodes").glob("node*.*")):
+            node, _, generation = path.name.removeprefix("node").partition(".")
+            places.append(NodePlace(node=int(node), generation=int(generation)))
+        return places
+
+    def _watch(self, place: NodePlace) -> None:
+        """Say so when a place's agent ends; at once when it has ended already."""
+        agent = self._read(place)
+        if agent is None or self._current.get(place.node, -1) >= place.generation:
+            return
+        self._current[place.node] = place.generation
+        descriptor = _open(agent)
+        if descriptor is None:
+            self._gone.put_nowait(NodeObservation(place=place, reason=self._how_it_ended(agent.pid)))
+        else:
+            asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor, place, agent.pid)
+
+    def _ended(self, descriptor: int, place: NodePlace, pid: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        self._gone.put_nowait(NodeObservation(place=place, reason=self._how_it_ended(pid)))
+
+    def _how_it_ended(self, pid: int) -> str:
+        """How a child of ours ended; agents started by an earlier controller are somebody else's children."""
+        child = self._children.pop(pid, None)
+        # Not `poll()`: of a child that was reaped when its node was removed, it says that it exited with code 0.
+        status = _reap(pid) if child is not None else None
+        if child is None or status is None:
+            return "its agent ended"
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode < 0:
+            return f"its agent was ended by {_signal_name(-child.returncode)}"
+        return f"its agent exited with code {child.returncode}"
+
+    def _remove(self, place: NodePlace) -> None:
+        """End a node as a machine ends: every process of it, at once."""
+        agent = self._read(place)
+        mark = _mark(self._folder.run, place)
+        root = agent.pid if agent is not None and agent.alive else None
+        if root is not None:
+            # Stopped first so that it starts nothing more, and ended last so that its tree stays known.
+            send(root, signal.SIGSTOP)
+
+        def tree() -> list[int]:
+            below = descendants(root) if root is not None else []
+            return [pid for pid in {*below, *marked(all_pids(), HOLDFAST_NODE=mark)} if pid != root]
+
+        end_all(tree, within_s=END_S)
+        if agent is not None and root is not None:
+            end_all(lambda: [root] if agent.alive else [], within_s=END_S)
+        shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
+        self._isolation.remove_node(place.node)
+
+
+def sockets_folder(run: str, place: NodePlace) -> Path:
+    """Where a node's ranks find their sockets: the same for every controller, so that none is left behind unknown."""
+    name = f"holdfast-{run.rpartition('-')[2]}-{place.node}.{place.generation}"
+    path = Path(tempfile.gettempdir(), name)
+    return path if len(os.fsencode(path)) <= SOCKETS_PATH_BYTES else Path("/tmp", name)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that nobody else may enter; one that is there already must be such a folder, and ours."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
+            return
+        raise failure(
+            "sockets-folder-taken",
+            f"{folder} is there already and is not a private folder of this user",
+            exit_code=ExitCode.REFUSED,
+            where=str(folder),
+            evidence=(f"{stat.filemode(found.st_mode)}, owner {found.st_uid}",),
+            remedy="Remove it, or set TMPDIR to a folder of your own.",
+            fault=Fault.CLUSTER,
+        ) from None
+
+
+def _open(agent: ProcessId) -> int | None:
+    """A descriptor that tells of the agent's end; None when it has ended."""
+    try:
+        descriptor = os.pidfd_open(agent.pid)
+    except ProcessLookupError:
+        return None
+    if agent.alive:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _reap(child: int) -> int | None:
+    """The wait status of a child that has ended; None when somebody else took it in."""
+    try:
+        pid, status = os.waitpid(child, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if pid else None
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have no name."""
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+
+
+def _mark(run: str, place: NodePlace) -> str:
+    """HOLDFAST_NODE of everything that belongs to a node."""
+    return f"{run}/node{place.node}.{place.generation}"
+
+
+def render(accepted: Accepted) -> str:
+    """Every rank's environment and command for a first attempt, as a shell would read them.
+
+    Words in capitals stand in for what is known only at run time, and for secrets.
+    """
+    job = accepted.job
+    folder = RunFolder(runs_root() / "RUN_ID")
+    nodes = tuple(range(job.nodes.max))
+    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=nodes, master_addr="HEAD_ADDRESS", master_port=0)
+    hidden = dict.fromkeys(job.secrets, "SECRET")
+    lines: list[str] = []
+    for node, share in enumerate(shares(job, os.environ)):
+        place = NodePlace(node=node, generation=0)
+        at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
+        for launch in launches(accepted, folder, attempt, node, hidden, share):
+            lines.extend(_section(place, launch, at_run_time))
+    return "\n".join(lines)
+
+
+def _section(place: NodePlace, launch: RankLaunch, at_run_time: dict[str, str]) -> Iterator[str]:
+    last = launch.rank + launch.ranks - 1
+    yield f"# node{place.node}, " + (f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}")
+    yield f"cd {shlex.quote(launch.cwd)}"
+    defaults = {name: os.environ.get(name, value) for name, value in launch.defaults.items()}
+    ports = dict.fromkeys(launch.env.keys() & {"MASTER_PORT", "PET_MASTER_PORT"}, "HEAD_PORT")
+    for name, value in sorted((defaults | launch.env | ports | at_run_time).items()):
+        yield f"{name}={shlex.quote(value)}"
+    yield f"$ {shlex.join(launch.argv)}"
+    yield ""

@@ -1,0 +1,113 @@
+"""Owns how local nodes are kept apart: not at all (`process`), or by a network namespace each (`netns`).
+
+The keeper enters an isolation before anything else; the controller it starts inherits where it then is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from holdfast.launch.local.netns import Network
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNetwork:
+    """Where a node lives: its address, and what goes before a command to run it there."""
+
+    address: str
+    prefix: tuple[str, ...] = ()
+
+
+class Isolation(Protocol):
+    """Keeps the nodes of one run apart; everything in it can be done twice."""
+
+    def enter(self, agents: Iterable[int]) -> str:
+        """Make the run's network, or take it over from an owner that died; the address to listen on.
+
+        Called once, by a process that has one thread. `agents` are the processes of nodes there may still be.
+        """
+        ...
+
+    def make_node(self, node: int) -> NodeNetwork:
+        """Make a node's network, or find it again."""
+        ...
+
+    def remove_node(self, node: int) -> None:
+        """Remove a node's network."""
+        ...
+
+    def remove(self) -> None:
+        """Remove everything that was made."""
+        ...
+
+
+class SharedNetwork:
+    """`process`: all nodes share this machine's loopback, and are told apart by their ports."""
+
+    def enter(self, agents: Iterable[int]) -> str:
+        """There is nothing to make."""
+        return LOOPBACK
+
+    def make_node(self, node: int) -> NodeNetwork:
+        """Every node is where everything is."""
+        return NodeNetwork(address=LOOPBACK)
+
+    def remove_node(self, node: int) -> None:
+        """Nothing was made."""
+
+    def remove(self) -> None:
+        """Nothing was made."""
+
+
+class NamespacedNetwork:
+    """`netns`: each node has a network namespace, an address and a name of its own."""
+
+    def __init__(self, run: str) -> None:
+        self._tag = run.rpartition("-")[2]
+        self._opened: Network | None = None
+
+    def enter(self, agents: Iterable[int]) -> str:
+        """Become able to make namespaces, with or without privileges, then make the network or take it over."""
+        from holdfast.launch.local.netns import Network, enter_rootless, leftovers
+
+        enter_rootless(beside=next(iter(agents), None))
+        self._opened = Network.open(self._tag) if leftovers(self._tag) else Network.create(self._tag)
+        return self._opened.address
+
+    def make_node(self, node: int) -> NodeNetwork:
+        """The node called `node1`, made now or before."""
+        network = self._network()
+        made = network.nodes.get(_name(node)) or network.add(_name(node))
+        return NodeNetwork(address=made.address, prefix=made.prefix)
+
+    def remove_node(self, node: int) -> None:
+        """Forget the node; the next one of its name gets another address."""
+        network = self._network()
+        if _name(node) in network.nodes:
+            network.drop(_name(node))
+
+    def remove(self) -> None:
+        """Remove the network, and whatever still runs in it."""
+        from holdfast.launch.local.netns import remove
+
+        remove(self._tag)
+
+    def _network(self) -> Network:
+        from holdfast.launch.local.netns import Network
+
+        self._opened = self._opened or Network.open(self._tag)
+        return self._opened
+
+
+def _name(node: int) -> str:
+    return f"node{node}"
+
+
+def isolation_for(name: str, run: str) -> Isolation:
+    """The isolation of that name, for a run."""
+    return NamespacedNetwork(run) if name == "netns" else SharedNetwork()

@@ -1,0 +1,162 @@
+"""Owns the kernel's side: making namespaces, pinning them to files, entering them, and who lives in them.
+
+A pinned node is a folder with two files, `net` and `uts`, each a bind mount of a namespace. A mount namespace cannot
+be pinned there: the kernel refuses to propagate one, and the pins must propagate (see the package).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+
+# linux/sched.h and linux/mount.h; os.unshare and os.setns are there from Python 3.12 on only.
+NEW_MOUNT, NEW_UTS, NEW_USER, NEW_NET = 0x00020000, 0x04000000, 0x10000000, 0x40000000
+_MS_BIND, _MS_SHARED, _MNT_DETACH = 1 << 12, 1 << 20, 2
+
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+
+
+def privileged() -> bool:
+    """Whether this process may make namespaces and interfaces where it is: as root, or inside a user namespace."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split(maxsplit=1)[0], 16)
+    return bool(effective >> _CAP_NET_ADMIN & effective >> _CAP_SYS_ADMIN & 1)
+
+
+def unshare(flags: int) -> None:
+    """Give the calling thread new namespaces."""
+    _libc("unshare", flags)
+
+
+def join(namespace: Path, kind: int) -> None:
+    """Move the calling thread into a namespace."""
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc("setns", descriptor, kind)
+    finally:
+        os.close(descriptor)
+
+
+def mount_shared_tmpfs(folder: Path) -> None:
+    """Mount memory on a folder; mounts that are made and unmade in it reach the copies other namespaces hold."""
+    _libc("mount", b"holdfast", os.fsencode(folder), b"tmpfs", 0, b"mode=0700")
+    _libc("mount", None, os.fsencode(folder), None, _MS_SHARED, None)
+
+
+def unmount(target: Path) -> None:
+    """Take a mount away, now for new users and in the end for old ones; a target that is none is left alone."""
+    with suppress(OSError):
+        _libc("umount2", os.fsencode(target), _MNT_DETACH)
+
+
+def pin(folder: Path, hostname: str) -> None:
+    """Make a network and a host name namespace, and a folder whose `net` and `uts` keep them alive."""
+    folder.mkdir()
+    errors: list[OSError] = []
+
+    def make() -> None:
+        try:
+            unshare(NEW_NET | NEW_UTS)
+            socket.sethostname(hostname)
+            for kind in ("net", "uts"):
+                (folder / kind).touch()
+                source = f"/proc/thread-self/ns/{kind}".encode()
+                _libc("mount", source, os.fsencode(folder / kind), None, _MS_BIND, None)
+        except OSError as error:
+            errors.append(error)
+
+    # Namespaces belong to a thread, so a passing one makes them and this process stays where it is.
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def unpin(folder: Path) -> None:
+    """Let the namespaces of a folder go, and the folder; what is gone already is left alone."""
+    for kind in ("net", "uts"):
+        unmount(folder / kind)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def entering(folder: Path) -> tuple[str, ...]:
+    """What to put before a command that is to run in a folder's namespaces; it adds about 2 ms."""
+    return ("nsenter", f"--net={folder / 'net'}", f"--uts={folder / 'uts'}", "--")
+
+
+def inhabitants(*folders: Path) -> list[int]:
+    """The processes whose network is that of one of these folders."""
+    networks = {identity for folder in folders if (identity := _identity(folder / "net"))}
+    return [pid for pid in processes() if _identity(Path(f"/proc/{pid}/ns/net")) in networks]
+
+
+def processes() -> Iterator[int]:
+    """Every process there is but this one."""
+    own = os.getpid()
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own)
+
+
+def kill(find: Callable[[], list[int]], deadline_s: float = 10.0) -> None:
+    """Kill what `find` finds until it finds nothing, so that what forks meanwhile dies too."""
+    deadline = time.monotonic() + deadline_s
+    while pids := find():
+        if time.monotonic() > deadline:
+            raise failure(
+                "netns-processes-stay",
+                f"processes of a node are still there {deadline_s:g} s after SIGKILL",
+                exit_code=ExitCode.IMPOSSIBLE,
+                evidence=tuple(f"process {pid}" for pid in pids),
+                remedy="See /proc/PID/stack for what the kernel has them wait for.",
+                fault=Fault.CLUSTER,
+            )
+        dying = [descriptor for pid in pids if (descriptor := _kill(pid)) is not None]
+        for descriptor in dying:
+            _wait(descriptor, deadline)
+
+
+def _kill(pid: int) -> int | None:
+    """Kill a process; the descriptor returned becomes readable when it is dead."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    return descriptor
+
+
+def _wait(descriptor: int, deadline: float) -> None:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    os.close(descriptor)
+
+
+def _identity(namespace: Path) -> tuple[int, int] | None:
+    """What tells one namespace from another; None where there is none or it is not ours to see."""
+    try:
+        status = namespace.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _libc(function: str, *arguments: int | bytes | None) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    typed = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
+    if getattr(libc, function)(*typed) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function}: {os.strerror(number)}")

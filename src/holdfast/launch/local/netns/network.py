@@ -1,0 +1,448 @@
+"""Owns a run's network: its hub, its nodes, who can reach whom and how fast, and that nothing of it is left.
+
+FOLDER/                 a tmpfs
+    network.json        what `Network.open` needs
+    hosts               every node's /etc/hosts
+    hub/, 2/, 3/, ...   namespaces: of the bridges, and of each node by its number
+
+One file, longer than others, because what is made here and what removes it must be read side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.launch.local.netns import command, namespace, subnet
+from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
+
+CONTROLLER = "controller"
+"""The name under which nodes find the network's owner."""
+
+_TAG = re.compile(r"[a-z0-9]{1,13}")
+"""With `hf` before it, an interface's name: 15 characters at most."""
+
+_OWNER, _FIRST, _LAST = 1, 2, 254
+"""Places in a /24: the owner's, and those of nodes."""
+
+# Done for each process that is started in a node. /sys is mounted anew because the one of the machine shows the
+# machine's interfaces, and NCCL looks up `eth0` there; control groups are carried over. In a container that forbids
+# it the machine's /sys stays. 9 is merely a descriptor that nobody uses.
+_SETTLE = """\
+mount --bind "$0" /etc/hosts || exit
+if [ -r /sys/fs/cgroup ] && exec 9</sys/fs/cgroup && mount -t sysfs sysfs /sys 2>/dev/null; then
+    mount --no-canonicalize --rbind /proc/self/fd/9 /sys/fs/cgroup
+fi
+exec 9<&-
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """An interface that every node has; the first one carries the nodes' names and leads to the controller."""
+
+    name: str = "eth0"
+    mbit: int | None = None
+    """Rate in Mbit/s, each way; None is as fast as the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node of a network."""
+
+    name: str
+    """Its host name, which every node resolves to `address`."""
+    aliases: tuple[str, ...]
+    """Other names for it."""
+    number: int
+    """Its place in every subnet; a number is not used again until all others have been."""
+    addresses: dict[str, str]
+    """By interface."""
+    prefix: tuple[str, ...]
+    """What to put before a command that is to run in the node; its process is the command's own, by exec."""
+
+    @property
+    def address(self) -> str:
+        """Where its name leads."""
+        return next(iter(self.addresses.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    name: str
+    number: int
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """A network as it lies in network.json."""
+
+    interfaces: tuple[Interface, ...]
+    subnets: tuple[str, ...]
+    members: tuple[_Member, ...] = ()
+    last_number: int = _FIRST - 1
+
+
+class Network:
+    """One run's network. Its methods take 2 to 60 ms and may be called from any thread, but one at a time."""
+
+    def __init__(self, tag: str, state: _State) -> None:
+        self.tag = tag
+        self._folder = _folder(tag)
+        self._hub = self._folder / "hub"
+        self._subnets = tuple(IPv4Network(text) for text in state.subnets)
+        self._propagation = _propagation()
+        self._state = state
+
+    @classmethod
+    def create(cls, tag: str, *, interfaces: tuple[Interface, ...] = (Interface(),)) -> Network:
+        """Make a network without nodes; the tag (up to 13 of a-z and 0-9) is what its remains are found by."""
+        _require(interfaces)
+        with subnet.allocation():
+            try:
+                _folder(tag).mkdir(mode=0o700)
+            except FileExistsError as error:
+                raise failure(
+                    "netns-exists",
+                    f"there is a network with the tag {tag} already",
+                    exit_code=ExitCode.IMPOSSIBLE,
+                    evidence=tuple(leftovers(tag)),
+                    remedy="Choose another tag, or remove what is left of that run.",
+                ) from error
+            try:
+                namespace.mount_shared_tmpfs(_folder(tag))
+                chosen = subnet.free(len(interfaces), tag)
+                network = cls(tag, _State(interfaces=interfaces, subnets=tuple(str(one) for one in chosen)))
+                network._make_hub()
+                network._attach()
+                network._save(network._state)
+            except BaseException:
+                remove(tag)
+                raise
+        return network
+
+    @classmethod
+    def open(cls, tag: str) -> Network:
+        """Take over a network whose owner is gone, with the nodes it has."""
+        try:
+            network = cls(tag, _load(_folder(tag) / "network.json"))
+        except FileNotFoundError as error:
+            raise failure(
+                "netns-not-found",
+                f"there is no network with the tag {tag} here",
+                exit_code=ExitCode.NOT_FOUND,
+                evidence=(str(error),),
+                remedy="A network in a user namespace is seen from inside it only: enter_rootless(beside=...).",
+            ) from error
+        if _interface(tag) not in _interface_names():
+            network._attach()
+        return network
+
+    @property
+    def address(self) -> str:
+        """The owner's address, which nodes resolve as `controller`."""
+        return str(self._subnets[0][_OWNER])
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes there are, by name."""
+        return {member.name: self._node(member) for member in self._state.members}
+
+    def add(self, name: str, *, aliases: tuple[str, ...] = ()) -> Node:
+        """Make a node; a name that was dropped may be used again and gets another address."""
+        if name in self.nodes:
+            raise ValueError(f"the network {self.tag} has a node {name} already")
+        member = _Member(name=name, number=self._free_number(name), aliases=aliases)
+        members = (*self._state.members, member)
+        self._save(replace(self._state, members=members, last_number=member.number))
+        try:
+            self._make(member)
+        except BaseException:
+            self.drop(name)
+            raise
+        return self._node(member)
+
+    def drop(self, name: str) -> None:
+        """Remove a node: its processes, its namespaces, its name."""
+        member = self._member(name)
+        self.kill(name)
+        # A node that was made by half lacks some ports, hence -force, and no complaint.
+        command.attempt(
+            (*namespace.entering(self._hub), command.find("ip") or "ip", "-force", "-batch", "-"),
+            [f"link delete dev {port}" for port in self._ports(member)],
+        )
+        namespace.unpin(self._place(member))
+        self._save(replace(self._state, members=tuple(other for other in self._state.members if other != member)))
+
+    def processes(self, name: str) -> list[int]:
+        """Every process in the node, those that have daemonised included."""
+        return namespace.inhabitants(self._place(self._member(name)))
+
+    def kill(self, name: str) -> None:
+        """Kill every process in the node, at once; the node stays.
+
+        The kernel closes their connections; when peers are to hear nothing, as when a machine dies, partition first.
+        """
+        namespace.kill(lambda: self.processes(name))
+
+    def partition(self, name: str) -> None:
+        """Cut the node off: nothing arrives, nothing leaves, connections stay open and addresses stay its own."""
+        self._set(name, "down")
+
+    def heal(self, name: str) -> None:
+        """End a partition."""
+        self._set(name, "up")
+
+    def remove(self) -> None:
+        """Remove all of it, processes in its nodes included."""
+        remove(self.tag)
+
+    def _set(self, name: str, state: str) -> None:
+        ports = self._ports(self._member(name))
+        command.ip(*(f"link set dev {port} {state}" for port in ports), inside=namespace.entering(self._hub))
+
+    def _make_hub(self) -> None:
+        namespace.pin(self._hub, "hub")
+        bridges = [f"br{index}" for index in range(len(self._subnets))]
+        command.ip(
+            *(f"link add name {bridge} type bridge mcast_snooping 0" for bridge in bridges),
+            *(f"link set dev {bridge} up" for bridge in bridges),
+            inside=namespace.entering(self._hub),
+        )
+
+    def _attach(self) -> None:
+        """Join this process's own network to the hub."""
+        host = _interface(self.tag)
+        address = self._subnets[0][_OWNER]
+        # A former owner's port may outlive it by some milliseconds, so each owner's port has a name of its own.
+        port = f"up{os.getpid()}"
+        # The MAC address is set because udev changes those that are not, in the middle of traffic.
+        mac = "02:68:" + address.packed.hex(":")
+        command.ip(
+            f"link add name {host} address {mac} type veth peer name {port} netns {self._hub / 'net'}",
+            f"address add {address}/24 dev {host}",
+            f"link set dev {host} up",
+        )
+        command.ip(f"link set dev {port} master br0 up", inside=namespace.entering(self._hub))
+
+    def _make(self, member: _Member) -> None:
+        place = self._place(member)
+        namespace.pin(place, member.name)
+        node = self._node(member)
+        ports = self._ports(member)
+        command.ip(
+            *(
+                f"link add name {port} type veth peer name {interface} netns {place / 'net'}"
+                for port, interface in zip(ports, node.addresses, strict=True)
+            ),
+            *(f"link set dev {port} master br{index} up" for index, port in enumerate(ports)),
+            inside=namespace.entering(self._hub),
+        )
+        command.ip(
+            "link set dev lo up",
+            *(f"address add {address}/24 dev {interface}" for interface, address in node.addresses.items()),
+            *(f"link set dev {interface} up" for interface in node.addresses),
+            inside=namespace.entering(place),
+        )
+        self._limit(member)
+
+    def _limit(self, member: _Member) -> None:
+        """Give interfaces their rates: what a node sends is held back in it, what it is sent in the hub."""
+        limited = [
+            (port, interface.name, _bucket(interface.mbit))
+            for port, interface in zip(self._ports(member), self._state.interfaces, strict=True)
+            if interface.mbit is not None
+        ]
+        if limited:
+            command.tc(
+                *(f"qdisc add dev {port} root {bucket}" for port, _, bucket in limited),
+                inside=namespace.entering(self._hub),
+            )
+            command.tc(
+                *(f"qdisc add dev {interface} root {bucket}" for _, interface, bucket in limited),
+                inside=namespace.entering(self._place(member)),
+            )
+
+    def _place(self, member: _Member) -> Path:
+        return self._folder / str(member.number)
+
+    def _ports(self, member: _Member) -> list[str]:
+        """The node's ends in the hub, one per interface."""
+        return [f"n{member.number}i{index}" for index in range(len(self._subnets))]
+
+    def _node(self, member: _Member) -> Node:
+        names = (interface.name for interface in self._state.interfaces)
+        own_mounts = ("unshare", "--mount", f"--propagation={self._propagation}", "--")
+        settle = ("sh", "-c", _SETTLE, str(self._folder / "hosts"))
+        return Node(
+            name=member.name,
+            aliases=member.aliases,
+            number=member.number,
+            addresses={name: str(one[member.number]) for name, one in zip(names, self._subnets, strict=True)},
+            prefix=(*namespace.entering(self._place(member)), *own_mounts, *settle),
+        )
+
+    def _member(self, name: str) -> _Member:
+        for member in self._state.members:
+            if member.name == name:
+                return member
+        raise failure(
+            "netns-not-found",
+            f"the network {self.tag} has no node {name}",
+            exit_code=ExitCode.NOT_FOUND,
+            evidence=tuple(member.name for member in self._state.members),
+        )
+
+    def _free_number(self, name: str) -> int:
+        used = {member.number for member in self._state.members}
+        places = range(_FIRST, _LAST + 1)
+        start = self._state.last_number + 1 - _FIRST
+        for index in range(len(places)):
+            number = places[(start + index) % len(places)]
+            if number not in used:
+                return number
+        raise failure(
+            "netns-full",
+            f"no address is left for {name}: the network {self.tag} has {len(places)} nodes",
+            exit_code=ExitCode.IMPOSSIBLE,
+        )
+
+    def _save(self, state: _State) -> None:
+        """Make this the state, for this process, for the next owner and for the nodes' names."""
+        self._state = state
+        written = self._folder / "network.json.new"
+        written.write_text(json.dumps(asdict(state)))
+        written.replace(self._folder / "network.json")
+        _overwrite(self._folder / "hosts", "".join(f"{line}\n" for line in self._hosts()))
+
+    def _hosts(self) -> Iterator[str]:
+        yield "127.0.0.1 localhost"
+        yield "::1 localhost ip6-localhost ip6-loopback"
+        yield f"{self.address} {CONTROLLER}"
+        for node in self.nodes.values():
+            yield " ".join((node.address, node.name, *node.aliases))
+            yield from (f"{there} {node.name}-{name}" for name, there in list(node.addresses.items())[1:])
+
+
+def remove(tag: str) -> None:
+    """Remove all that is left of the network with this tag, processes in its nodes included; nothing is no error."""
+    namespace.kill(lambda: _inhabitants(tag))
+    # Before the hub, whose end would take it along at a moment of the kernel's choosing.
+    if _interface(tag) in _interface_names():
+        command.ip(f"link delete dev {_interface(tag)}")
+    folder = _folder(tag)
+    for place in _places(folder):
+        namespace.unpin(place)
+    namespace.unmount(folder)
+    with suppress(FileNotFoundError):
+        folder.rmdir()
+
+
+def leftovers(tag: str) -> list[str]:
+    """What there is of the network with this tag, in words; empty when nothing is."""
+    folder = _folder(tag)
+    return [
+        *(f"process {pid}" for pid in _inhabitants(tag)),
+        *(f"namespaces {place}" for place in _places(folder)),
+        *([f"folder {folder}"] if folder.exists() else []),
+        *([f"interface {_interface(tag)}"] if _interface(tag) in _interface_names() else []),
+    ]
+
+
+def _inhabitants(tag: str) -> list[int]:
+    folder = _folder(tag)
+    if namespace.privileged():
+        return namespace.inhabitants(*_places(folder))
+    # From outside its user namespace a network is seen in its processes' mounts only. Only an ordinary user looks
+    # there: others' mount namespaces may hold a copy of what root has mounted.
+    return [pid for pid in namespace.processes() if folder.exists() and _has_mounted(pid, folder)]
+
+
+def _has_mounted(pid: int, folder: Path) -> bool:
+    try:
+        return f" {folder} " in Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:
+        return False
+
+
+def _places(folder: Path) -> list[Path]:
+    return sorted(place for place in folder.glob("*") if place.is_dir())
+
+
+def _folder(tag: str) -> Path:
+    """Where the tmpfs is: the same for the network's owner and for whoever cleans up after it."""
+    if not _TAG.fullmatch(tag):
+        raise ValueError(f"a network's tag is 1 to 13 of a-z and 0-9, not {tag!r}")
+    home = Path("/run") if os.access("/run", os.W_OK) else Path("/tmp")
+    return home / f"holdfast-net-{tag}"
+
+
+def _interface(tag: str) -> str:
+    return f"hf{tag}"
+
+
+def _interface_names() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
+
+
+def _propagation() -> str:
+    """How a node's mounts relate to this process's.
+
+    They must not reach it, so they are slaves where it shares any. In a user namespace all that came from outside is
+    a slave already; what is left are the pins, which must be shared evenly to outlive the network's first owner.
+    """
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " shared:" in line and "/holdfast-net-" not in line:
+            return "slave"
+    return "unchanged"
+
+
+def _bucket(mbit: int) -> str:
+    """A token bucket as deep as 2 ms of traffic and one whole segment of 64 KiB, with a queue of 50 ms."""
+    return f"tbf rate {mbit}mbit burst {max(128 * 1024, mbit * 250)} latency 50ms"
+
+
+def _require(interfaces: tuple[Interface, ...]) -> None:
+    rates = any(interface.mbit is not None for interface in interfaces)
+    reason = rates_unavailable() if rates else unavailable()
+    if reason is None and not namespace.privileged():
+        reason = "this process has no privileges; call enter_rootless first"
+    if reason is not None:
+        raise failure(
+            "netns-unavailable",
+            "this machine cannot give nodes a network of their own",
+            exit_code=ExitCode.IMPOSSIBLE,
+            evidence=(reason,),
+            remedy="Do what the evidence says, or use `isolation: process`.",
+        )
+
+
+def _load(path: Path) -> _State:
+    raw = json.loads(path.read_text())
+    return _State(
+        interfaces=tuple(Interface(**one) for one in raw["interfaces"]),
+        subnets=tuple(raw["subnets"]),
+        members=tuple(_Member(**one | {"aliases": tuple(one["aliases"])}) for one in raw["members"]),
+        last_number=raw["last_number"],
+    )
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Change a file in place, since what is bind-mounted is the file and not its name; readers see no empty file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        written = os.pwrite(descriptor, text.encode(), 0)
+        os.ftruncate(descriptor, written)
+        os.fchmod(descriptor, 0o644)
+    finally:
+        os.close(descriptor)

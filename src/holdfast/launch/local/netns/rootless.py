@@ -1,0 +1,60 @@
+"""Owns how a process without privileges comes to own a network: inside a user namespace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from holdfast.launch.local.netns import command, namespace
+from holdfast.launch.local.netns.availability import unavailable
+
+
+def enter_rootless(beside: int | None = None) -> bool:
+    """Move this process to where it may make networks; False if it may do so where it is, and nothing was done.
+
+    Call it before the process has a second thread. Afterwards it is root over its own namespaces, and over nothing
+    else; it has no network but loopback. A Unix socket with a path is still reached from outside, a TCP port is not.
+
+    `beside` is a process that lives in a node of a network whose owner died: this process becomes its next owner,
+    and `Network.open` finds the network.
+    """
+    if namespace.privileged():
+        return False
+    try:
+        if beside is None:
+            _make()
+        else:
+            _join(beside)
+    except OSError as error:
+        raise failure(
+            "netns-unavailable",
+            "this process cannot enter a user namespace",
+            exit_code=ExitCode.IMPOSSIBLE,
+            evidence=(str(error), f"threads: {', '.join(os.listdir('/proc/self/task'))}"),
+            remedy=unavailable() or "Call it while the process has one thread only.",
+            fault=Fault.CLUSTER,
+        ) from error
+    command.ip("link set dev lo up")
+    return True
+
+
+def _make() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    namespace.unshare(namespace.NEW_USER | namespace.NEW_MOUNT | namespace.NEW_NET)
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"0 {uid} 1")
+    (own / "gid_map").write_text(f"0 {gid} 1")
+
+
+def _join(process: int) -> None:
+    folder = Path.cwd()
+    theirs = Path(f"/proc/{process}/ns")
+    mounts = theirs / "mnt"
+    namespace.join(theirs / "user", namespace.NEW_USER)
+    namespace.join(mounts, namespace.NEW_MOUNT)
+    namespace.unshare(namespace.NEW_MOUNT | namespace.NEW_NET)
+    namespace.unmount(Path("/etc/hosts"))
+    os.chdir(folder)

@@ -1,0 +1,69 @@
+"""Owns which addresses a network gets: subnets that no route of this machine covers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
+from itertools import islice
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from holdfast.launch.local.netns import command
+
+_SIZE = 256
+
+# RFC 2544's range for benchmarks comes first: of the private ranges it is the one least likely to be in use behind
+# the default route, where no route of this machine would show it.
+_POOLS = (IPv4Network("198.18.0.0/15"), IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"))
+
+
+@contextmanager
+def allocation() -> Generator[None]:
+    """Keep other runs from choosing subnets until this one's is in the routing table.
+
+    The lock is the network namespace itself: its reach is that of the routing table, and it leaves no file behind.
+    """
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def free(count: int, tag: str) -> list[IPv4Network]:
+    """Choose /24 subnets that no route covers; the search starts at a place of the tag's own."""
+    taken = _routed()
+    start = zlib.crc32(tag.encode()) % (_POOLS[0].num_addresses // _SIZE)
+    candidates = (subnet for subnet in _subnets(start) if not any(subnet.overlaps(other) for other in taken))
+    chosen = list(islice(candidates, count))
+    if len(chosen) == count:
+        return chosen
+    raise failure(
+        "netns-no-free-subnet",
+        f"no {count} free /24 subnets: this machine's routes cover every private range",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=", ".join(str(pool) for pool in _POOLS),
+        evidence=tuple(str(route) for route in taken),
+        remedy="Use `isolation: process`, or remove a route; `ip route show table all` lists them.",
+        fault=Fault.CLUSTER,
+    )
+
+
+def _subnets(start: int) -> Iterator[IPv4Network]:
+    """Every /24 of the pools: the first pool from `start` on and round, then the others."""
+    for pool in _POOLS:
+        count = pool.num_addresses // _SIZE
+        for index in range(count):
+            yield IPv4Network((int(pool.network_address) + (start + index) % count * _SIZE, 24))
+
+
+def _routed() -> list[IPv4Network]:
+    listed = command.run((command.find("ip") or "ip", "-json", "-4", "route", "show", "table", "all"))
+    destinations = {str(route["dst"]) for route in json.loads(listed or "[]")}
+    return [IPv4Network(destination) for destination in sorted(destinations - {"default"})]

@@ -1,0 +1,197 @@
+"""Owns what must be true of this machine before a job can start on it, said all at once and before anything starts.
+
+Refuses to own whether the job is right in itself (job/rules.py), and what happens once it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.folder import runs_root
+from holdfast.job.spec import Job, Launch
+from holdfast.launch.local.share import visible_devices
+
+RANKS_PER_CPU = 32
+"""More ranks than this on each core are a slip of the finger: imports alone would take minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """The machine, as far as a job asks for it."""
+
+    base: Path
+    """Absolute folder that the job's relative paths start from."""
+    environ: Mapping[str, str]
+    """The environment of whoever starts the run."""
+    isolation: str
+    cpus: int
+    memory: int
+    """Bytes."""
+    gpus: int
+    storage: str | None = None
+    """The profile's folder for checkpoints."""
+
+
+def possible(
+    job: Job, *, isolation: str, base: Path, environ: Mapping[str, str], storage: str | None = None
+) -> tuple[Finding, ...]:
+    """Everything that stands in the way of this job on this machine (errors), and what will be otherwise (the rest)."""
+    here = Here(
+        base=base.absolute(),
+        environ=environ,
+        isolation=isolation,
+        cpus=len(os.sched_getaffinity(0)),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=len(visible_devices(environ)),
+        storage=storage,
+    )
+    return assess(job, here)
+
+
+def assess(job: Job, here: Here) -> tuple[Finding, ...]:
+    """The same, for a machine that is described."""
+    return tuple(finding for check in CHECKS for finding in check(job, here))
+
+
+def folders(job: Job, here: Here) -> Iterator[Finding]:
+    """The working directory exists; run and checkpoint folders can be made and written."""
+    workdir = here.base / job.workdir
+    if not workdir.is_dir():
+        reason = "is not a folder" if workdir.exists() else "does not exist"
+        yield _error(
+            "missing-workdir", "workdir", f"the working directory {workdir} {reason}", "Make it, or change it."
+        )
+    elif not os.access(workdir, os.R_OK | os.X_OK):
+        yield _error("missing-workdir", "workdir", f"the working directory {workdir} may not be entered", "Permit it.")
+    yield from _writable("HOLDFAST_HOME", runs_root(), "the folder of all runs", "Set HOLDFAST_HOME to another folder.")
+    if job.checkpoint.path is not None:
+        folder = here.base / job.checkpoint.path
+        yield from _writable("checkpoint.path", folder, "the checkpoint folder", "Name a folder you may write to.")
+    elif here.storage is not None:
+        remedy = "Set `checkpoint.path`, or another `storage` in the profile."
+        yield from _writable("storage", here.base / here.storage, "the profile's storage", remedy)
+
+
+def program(job: Job, here: Here) -> Iterator[Finding]:
+    """The command's program is found as a rank would find it, and so is a Python script it is given."""
+    workdir = here.base / job.workdir
+    name = job.command[0]
+    search = job.env.get("PATH", here.environ.get("PATH", os.defpath))
+    if not _found(name, workdir, search):
+        near = [other for other in ("python3", "python") if PurePath(name).name == "python" and shutil.which(other)]
+        remedy = f"Write `{near[0]}`." if near else "Install it, or write its whole path."
+        evidence = (f"relative to {workdir}",) if "/" in name else (f"PATH={search}",)
+        yield _error("missing-program", "command", f"there is no program `{name}`", remedy, evidence)
+    elif PurePath(name).name.startswith("python") and len(job.command) > 1:
+        script = job.command[1]
+        if not script.startswith("-") and workdir.is_dir() and not (workdir / script).exists():
+            remedy = "Correct the path, or set `workdir`."
+            yield _error("missing-script", "command", f"there is no file {script} in {workdir}", remedy)
+
+
+def devices(job: Job, here: Here) -> Iterator[Finding]:
+    """Every node is on this machine, so its GPUs, cores and memory are shared by all nodes of the job."""
+    nodes = job.nodes.max
+    each = "" if nodes == 1 else f" ({nodes} nodes on this one machine)"
+    gpus = nodes * job.gpus_per_node
+    if gpus > here.gpus:
+        evidence = (f"{here.gpus} NVIDIA devices under /dev", *_said("CUDA_VISIBLE_DEVICES", here.environ))
+        what = f"the job asks for {gpus} GPU{'s' * (gpus > 1)}{each}, and this machine has {here.gpus}"
+        yield _error("too-few-gpus", "gpus_per_node", what, "Ask for fewer GPUs or nodes.", evidence)
+    memory = nodes * (job.resources.memory or 0)
+    if memory > here.memory:
+        what = f"the job asks for {_gib(memory)} of memory{each}, and this machine has {_gib(here.memory)}"
+        yield _error("too-little-memory", "resources.memory", what, "Ask for less memory or fewer nodes.")
+    cpus = nodes * (job.resources.cpu or 0)
+    if cpus > here.cpus:
+        what = f"the job asks for {cpus:g} CPU cores{each}, and this machine has {here.cpus}; its ranks will share them"
+        yield _told("too-few-cpus", Severity.WARNING, "resources.cpu", what)
+    ranks = job.world_size if job.launch is Launch.PER_RANK else nodes
+    if ranks > RANKS_PER_CPU * here.cpus:
+        what = f"{ranks} processes are too many for a machine with {here.cpus} CPU cores"
+        remedy = f"Ask for at most {RANKS_PER_CPU * here.cpus}: fewer nodes, or fewer ranks on each."
+        yield _error("too-many-ranks", "nodes", what, remedy)
+
+
+def secrets(job: Job, here: Here) -> Iterator[Finding]:
+    """Every secret can be looked up now."""
+    for name, ref in job.secrets.items():
+        where = f"secrets.{name}"
+        if ref.env is not None and ref.env not in here.environ:
+            remedy = f"Run `export {ref.env}=...` first."
+            yield _error(
+                "missing-secret", where, f"the variable {ref.env}, from which `{name}` comes, is not set", remedy
+            )
+        if ref.file is not None:
+            path = ref.path(here.base)
+            if not (path.is_file() and os.access(path, os.R_OK)):
+                what = f"the file {path}, from which `{name}` comes, cannot be read"
+                yield _error("missing-secret", where, what, "Write the secret there, readable by you alone.")
+
+
+def isolation(job: Job, here: Here) -> Iterator[Finding]:
+    """Network namespaces need a kernel that allows them."""
+    if here.isolation != "netns":
+        return
+    from holdfast.launch.local import netns
+
+    reason = netns.unavailable()
+    if reason is not None:
+        what = f"nodes cannot have network namespaces here: {reason}"
+        remedy = "Use a profile with `isolation: process`."
+        yield Finding(code="no-netns", what=what, where="isolation", remedy=remedy, fault=Fault.CLUSTER)
+
+
+def unused(job: Job, here: Here) -> Iterator[Finding]:
+    """Fields that mean something to clusters only, and GPUs that nobody asked for."""
+    for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
+        if value is not None:
+            yield _told("not-used-locally", Severity.INFO, field, f"`{field}` is not used by the local back end")
+    if here.gpus and not job.gpus_per_node:
+        count = f"{here.gpus} GPU{'s' * (here.gpus > 1)}"
+        what = f"this machine has {count} and the job asks for none, so ranks see none; set `gpus_per_node`"
+        yield _told("gpus-not-asked-for", Severity.INFO, "gpus_per_node", what)
+
+
+CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (folders, program, devices, secrets, isolation, unused)
+
+
+def _found(name: str, workdir: Path, search: str) -> bool:
+    """Look a program up as execvpe would from the working directory."""
+    if "/" in name:
+        return _executable(workdir / name)
+    return any(_executable(workdir / folder / name) for folder in search.split(os.pathsep))
+
+
+def _executable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[Finding]:
+    """The folder, or the nearest one above it that exists, can be written."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} is not a folder", remedy)
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} may not be written", remedy)
+
+
+def _said(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    return (f"{name}={environ[name]}",) if name in environ else ()
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _error(code: str, where: str, what: str, remedy: str, evidence: tuple[str, ...] = ()) -> Finding:
+    return Finding(code=code, what=what, where=where, remedy=remedy, evidence=evidence)
+
+
+def _told(code: str, severity: Severity, where: str, what: str) -> Finding:
+    return Finding(code=code, severity=severity, what=what, where=where)

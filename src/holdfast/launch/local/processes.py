@@ -1,0 +1,176 @@
+"""Owns the process tree of this machine: who descends from whom, what carries our mark, and how a tree is ended whole.
+
+Linux only: it reads /proc. A process counts as ours when it descends from a given one, or when its environment carries
+a mark, which it keeps even after it has daemonised itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_KTHREAD = 0x200000
+_EXEC_LOOKS, _EXEC_LOOK_S = 10, 0.001
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one of the same pid; `started` is in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        return started_at(self.pid) == self.started
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a live process; None when there is none."""
+    started = started_at(pid)
+    return None if started is None else ProcessId(pid, started)
+
+
+def started_at(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None when it is gone or a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
+
+
+def state_letter(pid: int) -> str:
+    """The kernel's letter for a process's state (R, S, D, T, Z); empty when it is gone."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; called in the child between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants become children of this process rather than of init."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def all_pids() -> Iterator[int]:
+    """Every process that can be seen."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            yield int(name)
+
+
+def descendants(root: int) -> list[int]:
+    """Live descendants of a process, parents before children, without itself."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        fields = _stat(pid)
+        if fields and fields[0] not in ("Z", "X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found.extend(below)
+        waiting.extend(below)
+    return found
+
+
+def marked(pids: Iterable[int], **marks: str) -> list[int]:
+    """Those of the processes whose environment carries all of these variables."""
+    wanted = [f"{name}={value}".encode() for name, value in marks.items()]
+    found: list[int] = []
+    for pid in pids:
+        environ = _environ(pid)
+        if all(mark in environ for mark in wanted):
+            found.append(pid)
+    return found
+
+
+def _environ(pid: int) -> list[bytes]:
+    """The environment a process was started with; empty when it is gone or another user's.
+
+    In the middle of an exec it reads as empty for a moment, in which nothing marked may escape.
+    """
+    for _ in range(_EXEC_LOOKS):
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return []
+        if environ or not _runs_a_program(pid):
+            return environ.split(b"\0")
+        time.sleep(_EXEC_LOOK_S)
+    return []
+
+
+def _runs_a_program(pid: int) -> bool:
+    """Whether it is neither gone, nor a zombie, nor one of the kernel's own."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in ("Z", "X") and not int(fields[6]) & _PF_KTHREAD
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False when the process is gone or not ours."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def end_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
+    """Kill what `find` finds until it finds nothing; what is left when the time is up (a process the kernel holds)."""
+    deadline = time.monotonic() + within_s
+    while pids := [pid for pid in find() if send(pid, signal.SIGKILL)]:
+        if time.monotonic() >= deadline:
+            return pids
+        _wait_for_end(pids, deadline)
+        _reap(pids)
+    return []
+
+
+def _reap(pids: Iterable[int]) -> None:
+    """Take in the ends of those that are our own children, orphans we adopted among them; a zombie keeps its number."""
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+def _wait_for_end(pids: Iterable[int], deadline: float) -> None:
+    """Wait until all of these have ended, or the deadline (monotonic seconds) has come."""
+    poll = select.poll()
+    waiting: set[int] = set()
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue
+        waiting.add(descriptor)
+        poll.register(descriptor, select.POLLIN)
+    while waiting and (left_s := deadline - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(left_s * 1000):
+            poll.unregister(descriptor)
+            waiting.discard(descriptor)
+            os.close(descriptor)
+    for descriptor in waiting:
+        os.close(descriptor)

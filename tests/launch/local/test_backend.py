@@ -1,0 +1,149 @@
+"""Local nodes as processes: how the end of an agent is told, and that nothing of a node stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job
+from holdfast.launch.local.backend import LocalBackend, sockets_folder
+from holdfast.launch.local.isolation import SharedNetwork
+from holdfast.launch.local.processes import all_pids, marked
+
+PLACE = NodePlace(node=0, generation=0)
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+    """A run's folder; sockets go to a temporary folder of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="t") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        run = RunFolder(tmp_path / "test-abc234")
+        run.path.mkdir()
+        run.token.write_text("token")
+        yield run
+
+
+def backend(folder: RunFolder) -> LocalBackend:
+    job = Job.model_validate({"command": "true"})
+    accepted = Accepted(job=job, base=str(folder.path), created_at=0.0, fabric="tcp")
+    # Nobody listens there: the agent tries again and again.
+    return LocalBackend(folder=folder, accepted=accepted, isolation=SharedNetwork(), url="ws://127.0.0.1:1/v1/agent")
+
+
+def play(folder: RunFolder, scene: Callable[[LocalBackend], Awaitable[None]]) -> None:
+    """Act a scene, then see to it that nothing of the node is left."""
+
+    async def act() -> None:
+        here = backend(folder)
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                await scene(here)
+            finally:
+                await here.cancel()
+
+    asyncio.run(act())
+    assert agents(folder) == []
+    assert os.listdir(tempfile.gettempdir()) == []
+
+
+def agents(folder: RunFolder) -> list[int]:
+    return marked(all_pids(), HOLDFAST_NODE=f"{folder.run}/node0.0")
+
+
+def start_another_process() -> None:
+    """Which is when subprocess takes in the ends of all whose objects were dropped."""
+    subprocess.run(["true"], check=True)
+
+
+async def end(here: LocalBackend, folder: RunFolder, number: int) -> NodeObservation:
+    """Send the agent a signal, and what is observed then."""
+    (agent,) = agents(folder)
+    os.kill(agent, number)
+    return await anext(here.observe())
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGKILL, "ended by SIGKILL"), (signal.SIGRTMIN + 5, f"ended by signal {signal.SIGRTMIN + 5}")],
+)
+def test_signal_that_ended_an_agent_told_even_when_other_processes_were_started_since(
+    folder: RunFolder, number: int, told: str
+) -> None:
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        start_another_process()
+        seen = await end(here, folder, number)
+        assert (seen.place, seen.reason) == (PLACE, f"its agent was {told}")
+
+    play(folder, scene)
+
+
+def test_agent_of_an_earlier_controller_that_is_gone_told_at_once_without_a_descriptor_left(folder: RunFolder) -> None:
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        await end(here, folder, signal.SIGKILL)
+        before = len(os.listdir("/proc/self/fd"))
+        seen = await anext(backend(folder).observe())
+        assert seen.reason == "its agent ended"
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    play(folder, scene)
+
+
+@pytest.mark.parametrize("record", [None, "", '{"pid": 1', "{}", "[]"])
+def test_agent_without_a_whole_record_is_swept_with_its_sockets(folder: RunFolder, record: str | None) -> None:
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        written = folder.node(0, 0) / "agent.json"
+        if record is None:
+            written.unlink()
+        else:
+            written.write_text(record)
+        assert len(agents(folder)) == 1
+
+    play(folder, scene)
+
+
+def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        before = agents(folder)
+        (folder.node(0, 0) / "agent.json").unlink()
+        successor = backend(folder)
+        await successor.submit((PLACE,))
+        assert len(agents(folder)) == 1
+        assert agents(folder) != before
+        await successor.cancel()
+
+    play(folder, scene)
+
+
+def test_sockets_folder_of_others_refused(folder: RunFolder) -> None:
+    taken = sockets_folder(folder.run, PLACE)
+    taken.mkdir(mode=0o755)
+    taken.chmod(0o755)
+    with pytest.raises(HoldfastError) as caught:
+        asyncio.run(backend(folder).submit((PLACE,)))
+    assert caught.value.findings[0].code == "sockets-folder-taken"
+    assert agents(folder) == []
+
+
+def test_sockets_folder_has_a_short_path_however_long_that_of_temporary_files_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 80)))
+    path = sockets_folder("a-job-with-a-long-name-abc234", NodePlace(node=1023, generation=20))
+    assert path == Path("/tmp/holdfast-abc234-1023.20")

@@ -1,0 +1,118 @@
+"""What stands in the way of a job on this machine is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.findings import Severity
+from holdfast.job.spec import Job
+from holdfast.launch.local import netns
+from holdfast.launch.local.possible import Here, assess, possible
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def codes(
+    base: Path, environ: dict[str, str] | None = None, isolation: str = "process", gpus: int = 0, **fields: Any
+) -> list[str]:
+    """Codes for a job on a machine with 2 cores and 4 GiB."""
+    job = Job.model_validate({"command": ["sh", "-c", "true"], **fields})
+    here = Here(
+        base=base, environ=environ or {"PATH": "/bin"}, isolation=isolation, cpus=2, memory=4 * 2**30, gpus=gpus
+    )
+    return [finding.code for finding in assess(job, here)]
+
+
+def test_ordinary_job_possible(tmp_path: Path) -> None:
+    assert codes(tmp_path, gpus=2, nodes=2, gpus_per_node=1, resources={"memory": "2GiB", "cpu": 1}) == []
+
+
+def test_workdir_missing_or_a_file_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert codes(tmp_path, workdir="none") == ["missing-workdir"]
+    assert codes(tmp_path, workdir="file") == ["missing-workdir"]
+
+
+def test_program_looked_up_as_a_rank_would(tmp_path: Path) -> None:
+    tool = tmp_path / "work" / "bin" / "tool"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\n")
+    assert codes(tmp_path, workdir="work", command=["bin/tool"]) == ["missing-program"]
+    tool.chmod(0o755)
+    assert codes(tmp_path, workdir="work", command=["bin/tool"]) == []
+    assert codes(tmp_path, workdir="work", command=["tool"]) == ["missing-program"]
+    assert codes(tmp_path, workdir="work", command=["tool"], env={"PATH": str(tool.parent)}) == []
+    assert codes(tmp_path, workdir="work", command=["tool"], env={"PATH": "bin"}) == []
+    assert codes(tmp_path, workdir="work", command=["sh"], env={"PATH": "bin"}) == ["missing-program"]
+
+
+def test_python_script_missing_refused(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert codes(tmp_path, path, command=["python3", "train.py"]) == ["missing-script"]
+    assert codes(tmp_path, path, command=["python3", "-m", "train"]) == []
+    (tmp_path / "train.py").touch()
+    assert codes(tmp_path, path, command=["python3", "train.py"]) == []
+
+
+def test_folders_that_cannot_be_made_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert codes(tmp_path, checkpoint="out/deep") == []
+    assert codes(tmp_path, checkpoint="file/out") == ["unwritable-folder"]
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "file"))
+    assert codes(tmp_path) == ["unwritable-folder"]
+
+
+def test_storage_of_the_profile_matters_to_jobs_that_name_no_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, expected in ((None, ["unwritable-folder"]), ("out", [])):
+        job = Job.model_validate({"command": "true", "checkpoint": {"path": path}})
+        findings = possible(job, isolation="process", base=tmp_path, environ={"PATH": "/bin"}, storage="file/deep")
+        assert [finding.code for finding in findings if finding.severity is Severity.ERROR] == expected
+
+
+def test_more_than_the_machine_has_refused(tmp_path: Path) -> None:
+    assert codes(tmp_path, gpus=2, nodes=3, gpus_per_node=1) == ["too-few-gpus"]
+    assert codes(tmp_path, nodes=3, resources={"memory": "2GiB"}) == ["too-little-memory"]
+    assert codes(tmp_path, nodes=3, resources={"cpu": 1}) == ["too-few-cpus"]
+    assert codes(tmp_path, nodes=65) == ["too-many-ranks"]
+    assert codes(tmp_path, ranks_per_node=65) == ["too-many-ranks"]
+    assert codes(tmp_path, ranks_per_node=65, launch="per-node") == []
+
+
+def test_secret_without_its_source_refused(tmp_path: Path) -> None:
+    secrets = {"A": {"env": "MY_A"}, "B": {"file": "b"}}
+    assert codes(tmp_path, secrets=secrets) == ["missing-secret", "missing-secret"]
+    (tmp_path / "b").write_text("x")
+    assert codes(tmp_path, {"PATH": "/bin", "MY_A": "x"}, secrets=secrets) == []
+
+
+def test_fields_of_clusters_told_not_to_be_used(tmp_path: Path) -> None:
+    fields = {"image": "x", "queue": "y", "resources": {"shm": 1}}
+    assert codes(tmp_path, **fields) == ["not-used-locally"] * 3
+
+
+def test_namespaces_that_the_kernel_forbids_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns, "unavailable", lambda: "the kernel says no")
+    assert codes(tmp_path, isolation="netns") == ["no-netns"]
+    assert codes(tmp_path, isolation="process") == []
+    monkeypatch.setattr(netns, "unavailable", lambda: None)
+    assert codes(tmp_path, isolation="netns") == []
+
+
+def test_gpus_that_nobody_asked_for_told(tmp_path: Path) -> None:
+    assert codes(tmp_path, gpus=2) == ["gpus-not-asked-for"]
+    assert codes(tmp_path, gpus=2, gpus_per_node=1) == []
+
+
+def test_this_machine_described_by_itself(tmp_path: Path) -> None:
+    job = Job.model_validate({"command": ["sh"], "nodes": 100_000, "resources": {"memory": "1P"}})
+    findings = possible(job, isolation="process", base=tmp_path, environ={"PATH": "/bin"})
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    assert [finding.code for finding in errors] == ["too-little-memory", "too-many-ranks"]
+    assert all(finding.remedy for finding in errors)

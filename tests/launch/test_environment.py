@@ -1,0 +1,68 @@
+"""What a rank is given, without starting one: whose word counts, and where checkpoints go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.events.orders import RankLaunch
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.launch.environment import Attempt, Share, launches
+
+FOLDER = RunFolder(Path("/runs/demo-abc234"))
+
+
+def launched(share: Share | None = None, storage: str | None = None, **job: Any) -> tuple[RankLaunch, ...]:
+    """What node 1 of a job of two nodes starts."""
+    fields = {
+        "job": {"command": "true", "nodes": 2, **job},
+        "base": "/base",
+        "created_at": 0.0,
+        "fabric": "tcp",
+        "fabric_env": {"NCCL_NET": "Socket"},
+        "storage": storage,
+    }
+    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=(0, 1), master_addr="a", master_port=1)
+    return launches(Accepted.model_validate(fields), FOLDER, attempt, 1, {}, share or Share(cpus=8))
+
+
+def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:
+    for launch in launched(ranks_per_node=2):
+        assert launch.defaults == {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        assert not launch.defaults.keys() & launch.env.keys()
+        assert launch.env["NCCL_NET"] == "Socket"
+
+
+def test_jobs_own_environment_goes_over_everything_but_what_holds_the_ranks_together() -> None:
+    env = {"OMP_NUM_THREADS": "1", "NCCL_NET": "IB", "CUDA_VISIBLE_DEVICES": "3"}
+    (launch,) = launched(Share(cpus=8, devices=("1",)), env=env)
+    assert {name: launch.env[name] for name in env} == env
+
+
+@pytest.mark.parametrize("kind", ["per-rank", "per-node"])
+def test_devices_of_the_share_are_all_that_its_ranks_see(kind: str) -> None:
+    for launch in launched(Share(cpus=8, devices=("4", "GPU-a")), launch=kind, gpus_per_node=2):
+        assert launch.env["CUDA_VISIBLE_DEVICES"] == "4,GPU-a"
+    (launch,) = launched(Share(cpus=8, devices=()))
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == ""
+    (launch,) = launched(Share(cpus=8))
+    assert "CUDA_VISIBLE_DEVICES" not in launch.env
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "storage", "expected"),
+    [
+        (None, None, "/runs/demo-abc234/checkpoints"),
+        (None, "/shared", "/shared/demo-abc234"),
+        (None, "shared", "/base/shared/demo-abc234"),
+        ("mine", "/shared", "/base/mine"),
+    ],
+)
+def test_checkpoints_go_where_the_job_says_else_to_the_profiles_storage(
+    checkpoint: str | None, storage: str | None, expected: str
+) -> None:
+    (launch,) = launched(storage=storage, checkpoint={"path": checkpoint})
+    assert launch.env["HOLDFAST_CHECKPOINT_PATH"] == expected
