@@ -1,0 +1,278 @@
+"""Owns where a run's wall time went: every second from its first event to its last has exactly one part.
+
+    starting       from RunCreated to the start of the first step
+    training       steps that were committed for the first time, and what the loop does between them
+    checkpointing  `checkpoint_s` of every step
+    detecting      from RecoveryDecided.failed_at to RecoveryDecided.at
+    recovering     from there to the start of the next attempt's first step; a recovery that fails is recovering until
+                   it fails, then detecting, then recovering again
+    redone work    steps that had been committed before, and the piece of a step between the last one committed and
+                   the failure, which will be done again
+    stopping       from the last step, or else from StopDecided, to RunFinished
+    running        for a replica that never reports a step: from the start of its ranks to their end
+
+Times are clipped to be in order, so that a clock that is set back makes a part shorter, never negative; a log whose
+steps end after RunFinished ends with the last of them. Sums are kept in whole microseconds, so that the parts add up
+exactly. ETTR is training / total. Each replica has its own account; the run's is their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum, auto
+from typing import Any
+
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    RanksStarted,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+
+
+class Part(StrEnum):
+    """What a second was spent on."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    TRAINING = "training"
+    CHECKPOINTING = "checkpointing"
+    DETECTING = "detecting"
+    RECOVERING = "recovering"
+    REDONE = "redone work"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Seconds by part; parts that took no time are left out."""
+
+    parts: Mapping[Part, float]
+    total_s: float
+    steps: int
+    """Steps committed, from the lowest number to the highest; those done again, and those not logged, count once."""
+    redone_steps: int
+
+    @property
+    def ettr(self) -> float | None:
+        """Effective training time ratio, from 0 to 1; None for a run that reports no steps, or has taken no time."""
+        if self.total_s <= 0 or self.steps == 0:
+            return None
+        return self.parts.get(Part.TRAINING, 0.0) / self.total_s
+
+
+class _Mode(StrEnum):
+    """What a replica is at, between two of its events."""
+
+    STARTING = auto()
+    STARTING_RANKS = auto()
+    """Its first ranks live but have committed no step: starting, or all there is to see of a job without steps."""
+    STEPPING = auto()
+    RECOVERING = auto()
+    RECOVERING_RANKS = auto()
+    STOPPING = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """One replica's part of the ledger; times in microseconds."""
+
+    cursor: int
+    """Everything before is accounted for."""
+    mode: _Mode = _Mode.STARTING
+    failed_attempt: int = -1
+    lowest_step: int | None = None
+    highest_step: int = -1
+    step: int = -1
+    """The last one committed."""
+    redone_steps: int = 0
+    spent: Mapping[Part, int] = field(default_factory=dict[Part, int])
+    unreported: Mapping[Part, int] = field(default_factory=dict[Part, int])
+    """Time in which ranks lived without a step, by what it is if there are steps after all."""
+
+    def until(self, moment: int, part: Part, *, unreported: bool = False) -> _Column:
+        """Spend the time up to a moment on a part; a moment that has passed spends nothing."""
+        if moment <= self.cursor:
+            return self
+        book = self.unreported if unreported else self.spent
+        after = {**book, part: book.get(part, 0) + moment - self.cursor}
+        if unreported:
+            return replace(self, cursor=moment, unreported=after)
+        return replace(self, cursor=moment, spent=after)
+
+    def wait(self, moment: int) -> _Column:
+        """Spend the time up to a moment on what the replica is at; a step in hand counts as what it will be."""
+        match self.mode:
+            case _Mode.STARTING:
+                return self.until(moment, Part.STARTING)
+            case _Mode.STARTING_RANKS:
+                return self.until(moment, Part.STARTING, unreported=True)
+            case _Mode.STEPPING:
+                return self.until(moment, Part.REDONE if self.step < self.highest_step else Part.TRAINING)
+            case _Mode.RECOVERING:
+                return self.until(moment, Part.RECOVERING)
+            case _Mode.RECOVERING_RANKS:
+                return self.until(moment, Part.RECOVERING, unreported=True)
+            case _Mode.STOPPING:
+                return self.until(moment, Part.STOPPING)
+
+    def account(self) -> dict[Part, int]:
+        """Microseconds by part, now that it is known whether there are steps."""
+        parts = dict(self.spent)
+        for part, spent in self.unreported.items():
+            known = Part.RUNNING if self.lowest_step is None else part
+            parts[known] = parts.get(known, 0) + spent
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The fold's state; `Ledger()` is a run of which nothing is known."""
+
+    created: int | None = None
+    finished: bool = False
+    columns: Mapping[int, _Column] = field(default_factory=dict[int, _Column])
+
+    def column(self, replica: int) -> _Column:
+        return self.columns.get(replica) or _Column(cursor=self.created or 0)
+
+    def replicas(self, now: float | None = None) -> dict[int, Account]:
+        """Each replica's account; `now` (Unix seconds) is where that of an unfinished run ends."""
+        if self.created is None:
+            return {}
+        columns = self.columns or {0: _Column(cursor=self.created)}
+        if not self.finished and now is not None:
+            columns = {index: column.wait(_microseconds(now)) for index, column in columns.items()}
+        return {index: _account(column) for index, column in columns.items()}
+
+    def run(self, now: float | None = None) -> Account:
+        """The run's account: the mean over its replicas."""
+        accounts = list(self.replicas(now).values())
+        if not accounts:
+            return Account(parts={}, total_s=0.0, steps=0, redone_steps=0)
+        number = len(accounts)
+        sums = {part: sum(account.parts.get(part, 0.0) for account in accounts) for part in Part}
+        return Account(
+            parts={part: spent / number for part, spent in sums.items() if spent > 0},
+            total_s=sum(account.total_s for account in accounts) / number,
+            steps=max(account.steps for account in accounts),
+            redone_steps=max(account.redone_steps for account in accounts),
+        )
+
+
+def _account(column: _Column) -> Account:
+    parts = column.account()
+    return Account(
+        parts={part: parts[part] / 1e6 for part in Part if parts.get(part)},
+        total_s=sum(parts.values()) / 1e6,
+        steps=0 if column.lowest_step is None else column.highest_step - column.lowest_step + 1,
+        redone_steps=column.redone_steps,
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def post(ledger: Ledger, event: AnyEvent) -> Ledger:
+    """Enter one event; kinds that say nothing about time leave the ledger as it is."""
+    handler = _TABLE.get(type(event))
+    return handler(ledger, event) if handler else ledger
+
+
+def account(events: Iterable[AnyEvent], now: float | None = None) -> Account:
+    """Where the time of these events went, up to `now` where the run has not finished."""
+    ledger = Ledger()
+    for event in events:
+        ledger = post(ledger, event)
+    return ledger.run(now)
+
+
+def _created(ledger: Ledger, event: RunCreated) -> Ledger:
+    return replace(ledger, created=_microseconds(event.at)) if ledger.created is None else ledger
+
+
+def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
+    """Make the replica known, so that time it never uses is accounted for as well."""
+    return _with(ledger, event.replica, ledger.column(event.replica))
+
+
+def _ranks_started(ledger: Ledger, event: RanksStarted) -> Ledger:
+    column = ledger.column(event.replica)
+    if event.attempt <= column.failed_attempt:
+        return ledger
+    match column.mode:
+        case _Mode.STARTING:
+            mode = _Mode.STARTING_RANKS
+        case _Mode.RECOVERING:
+            mode = _Mode.RECOVERING_RANKS
+        case _:
+            return ledger
+    return _with(ledger, event.replica, replace(column.wait(_microseconds(event.at)), mode=mode))
+
+
+def _step_committed(ledger: Ledger, event: StepCommitted) -> Ledger:
+    column = ledger.column(event.replica)
+    if event.attempt <= column.failed_attempt:
+        return ledger
+    redone = event.step <= column.highest_step
+    work = Part.REDONE if redone else Part.TRAINING
+    started, ended = _microseconds(event.started), _microseconds(event.ended)
+    column = column.until(started, work) if column.mode is _Mode.STEPPING else column.wait(started)
+    worked_until = ended - max(0, _microseconds(event.checkpoint_s))
+    column = column.until(worked_until, work).until(ended, Part.CHECKPOINTING)
+    column = replace(
+        column,
+        mode=_Mode.STOPPING if column.mode is _Mode.STOPPING else _Mode.STEPPING,
+        lowest_step=event.step if column.lowest_step is None else min(column.lowest_step, event.step),
+        highest_step=max(column.highest_step, event.step),
+        step=event.step,
+        redone_steps=column.redone_steps + redone,
+    )
+    return _with(ledger, event.replica, column)
+
+
+def _recovery_decided(ledger: Ledger, event: RecoveryDecided) -> Ledger:
+    column = ledger.column(event.replica)
+    decided = _microseconds(event.at)
+    failed = min(_microseconds(event.failed_at), decided)
+    column = column.until(failed, Part.REDONE) if column.mode is _Mode.STEPPING else column.wait(failed)
+    column = column.until(decided, Part.DETECTING)
+    mode = _Mode.STOPPING if column.mode is _Mode.STOPPING else _Mode.RECOVERING
+    failed_attempt = max(column.failed_attempt, event.attempt)
+    return _with(ledger, event.replica, replace(column, mode=mode, failed_attempt=failed_attempt))
+
+
+def _stop_decided(ledger: Ledger, event: StopDecided) -> Ledger:
+    """From here on a replica is stopping; one that was at work is so since its last step."""
+    at = _microseconds(event.at)
+    for index, column in (ledger.columns or {0: ledger.column(0)}).items():
+        waited = column if column.mode is _Mode.STEPPING else column.wait(at)
+        ledger = _with(ledger, index, replace(waited, mode=_Mode.STOPPING))
+    return ledger
+
+
+def _finished(ledger: Ledger, event: RunFinished) -> Ledger:
+    ledger = _stop_decided(ledger, StopDecided(at=event.at, outcome=event.outcome, reason="", exit_code=0))
+    at = _microseconds(event.at)
+    return replace(ledger, finished=True, columns={index: one.wait(at) for index, one in ledger.columns.items()})
+
+
+def _with(ledger: Ledger, replica: int, column: _Column) -> Ledger:
+    return replace(ledger, columns={**ledger.columns, replica: column})
+
+
+_TABLE: dict[type[AnyEvent], Callable[[Ledger, Any], Ledger]] = {
+    RunCreated: _created,
+    AttemptStarted: _attempt_started,
+    RanksStarted: _ranks_started,
+    StepCommitted: _step_committed,
+    RecoveryDecided: _recovery_decided,
+    StopDecided: _stop_decided,
+    RunFinished: _finished,
+}

@@ -1,0 +1,281 @@
+"""Owns the fold from a run's events to its status: a table by event type.
+
+`RunStatus()` is a run of which nothing is known; `advance` takes one event. What a status is, is in status.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointCommitted,
+    ControllerStarted,
+    FindingRaised,
+    NodeGone,
+    NodeRequested,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.findings import Finding
+from holdfast.report.status import (
+    CheckpointStatus,
+    NodePhase,
+    NodeStatus,
+    RankPhase,
+    RankStatus,
+    ReplicaStatus,
+    RunStatus,
+    StepTime,
+)
+
+WINDOW_STEPS = 20
+"""Steps over which speed is measured."""
+FINDINGS_KEPT = 10
+
+
+def advance(status: RunStatus, event: AnyEvent) -> RunStatus:
+    """Take one event; kinds that change nothing here leave the status as it is."""
+    handler = _TABLE.get(type(event))
+    return handler(status, event) if handler else status
+
+
+def fold(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStatus:
+    """The status after all of these, from the one before them or from nothing."""
+    status = status or RunStatus()
+    for event in events:
+        status = advance(status, event)
+    return status
+
+
+def exit_in_words(event: RankExited) -> str:
+    """`exited with code 1`, `ended by signal 9`."""
+    match event.how:
+        case RankExit.CODE:
+            return f"exited with code {event.code}"
+        case RankExit.SIGNAL:
+            return f"ended by signal {event.code}"
+        case RankExit.OUT_OF_MEMORY:
+            return "ended for lack of memory"
+        case RankExit.NOT_STARTED:
+            return "could not be started"
+
+
+# The run
+
+
+def _created(status: RunStatus, event: RunCreated) -> RunStatus:
+    job = str(event.job.get("name") or event.run.rpartition("-")[0])
+    return replace(status, run=event.run, job=job, created_at=event.at)
+
+
+def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatus:
+    """No connection survives a controller."""
+    nodes = {
+        index: replace(node, phase=NodePhase.AWAY) if node.phase is NodePhase.JOINED else node
+        for index, node in status.nodes.items()
+    }
+    return replace(status, controller_pid=event.pid, nodes=nodes)
+
+
+def _cancel_requested(status: RunStatus, event: CancelRequested) -> RunStatus:
+    return replace(status, cancelling=True)
+
+
+def _stop_decided(status: RunStatus, event: StopDecided) -> RunStatus:
+    status = replace(status, ending=event.outcome, reason=event.reason, exit_code=event.exit_code)
+    return _with_finding(status, event.finding) if event.finding else status
+
+
+def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
+    reason = event.reason or status.reason
+    return replace(status, finished_at=event.at, ending=event.outcome, exit_code=event.exit_code, reason=reason)
+
+
+def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
+    return _with_finding(status, event.finding)
+
+
+def _with_finding(status: RunStatus, finding: Finding) -> RunStatus:
+    """A decision to stop repeats the finding of the failure before it; that is one finding."""
+    if status.findings[-1:] == (finding,):
+        return status
+    return replace(status, findings=(*status.findings, finding)[-FINDINGS_KEPT:])
+
+
+# Nodes
+
+
+def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
+    status = _lose_ranks(status, event.node) if event.generation > 0 else status
+    return _with_node(status, NodeStatus(node=event.node, generation=event.generation, reason=event.reason))
+
+
+def _agent_joined(status: RunStatus, event: AgentJoined) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known and known.generation > event.generation:
+        return status
+    joined = NodeStatus(
+        node=event.node,
+        generation=event.generation,
+        phase=NodePhase.JOINED,
+        hostname=event.hostname,
+        incarnation=event.incarnation,
+    )
+    return _with_node(status, joined)
+
+
+def _agent_left(status: RunStatus, event: AgentLeft) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or (known.generation, known.incarnation) != (event.generation, event.incarnation):
+        return status
+    return _with_node(status, replace(known, phase=NodePhase.GONE if status.ending else NodePhase.AWAY))
+
+
+def _node_gone(status: RunStatus, event: NodeGone) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or known.generation != event.generation:
+        return status
+    return _lose_ranks(_with_node(status, replace(known, phase=NodePhase.GONE, reason=event.reason)), event.node)
+
+
+def _with_node(status: RunStatus, node: NodeStatus) -> RunStatus:
+    return replace(status, nodes=dict(sorted({**status.nodes, node.node: node}.items())))
+
+
+def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
+    for replica in status.replicas.values():
+        status = _with_replica(status, _ended(replica, node, RankPhase.LOST))
+    return status
+
+
+# Replicas and ranks
+
+
+def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
+    before = _replica(status, event.replica)
+    after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks={}, window=())
+    return _with_replica(replace(status, restarts=status.restarts + (event.attempt > 0)), after)
+
+
+def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    ranks = {state.rank: RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks}
+    ranks = dict(sorted({**replica.ranks, **ranks}.items()))
+    # A job that reports no steps has recovered when it runs again.
+    recovering = replica.recovering and replica.step is not None
+    return _with_replica(status, replace(replica, ranks=ranks, recovering=recovering))
+
+
+def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    tokens = event.metrics.get("tokens")
+    time = StepTime(step=event.step, started=event.started, ended=event.ended, tokens=tokens)
+    total = event.metrics.get("total_steps")
+    after = replace(
+        replica,
+        step=event.step,
+        total_steps=replica.total_steps if total is None else int(total),
+        loss=event.metrics.get("loss", replica.loss),
+        window=(*replica.window, time)[-WINDOW_STEPS:],
+        recovering=False,
+    )
+    return _with_replica(status, after)
+
+
+def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
+    failed = not event.stopped and (event.how is not RankExit.CODE or event.code != 0)
+    phase = RankPhase.STOPPED if event.stopped else RankPhase.FAILED if failed else RankPhase.EXITED
+    last_step = event.last_step if event.last_step >= 0 else None
+    return _with_rank(status, event, phase, exit_in_words(event), last_step)
+
+
+def _rank_hung(status: RunStatus, event: RankHung) -> RunStatus:
+    where = f" in {event.innermost}" if event.innermost else ""
+    detail = f"no step for {event.waited_s:.0f} s{where}"
+    return _with_rank(status, event, RankPhase.HUNG, detail, event.last_step if event.last_step >= 0 else None)
+
+
+def _with_rank(
+    status: RunStatus, event: RankExited | RankHung, phase: RankPhase, detail: str, last_step: int | None
+) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    known = replica.ranks.get(event.rank) or RankStatus(rank=event.rank, node=event.node, pid=0)
+    after = replace(known, phase=phase, detail=detail, last_step=last_step)
+    return _with_replica(status, replace(replica, ranks={**replica.ranks, event.rank: after}))
+
+
+def _ranks_stopped(status: RunStatus, event: RanksStopped) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, _ended(replica, event.node, RankPhase.STOPPED))
+
+
+def _ended(replica: ReplicaStatus, node: int, phase: RankPhase) -> ReplicaStatus:
+    """Whatever still ran on a node runs no longer."""
+    over = (RankPhase.RUNNING, RankPhase.HUNG)
+    ranks = {
+        rank: replace(known, phase=phase) if known.node == node and known.phase in over else known
+        for rank, known in replica.ranks.items()
+    }
+    return replace(replica, ranks=ranks)
+
+
+def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:
+    status = _with_replica(status, replace(_replica(status, event.replica), recovering=True))
+    return _with_finding(status, event.finding)
+
+
+def _checkpoint_committed(status: RunStatus, event: CheckpointCommitted) -> RunStatus:
+    return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
+
+
+def _replica(status: RunStatus, index: int) -> ReplicaStatus:
+    return status.replicas.get(index) or ReplicaStatus(replica=index)
+
+
+def _with_replica(status: RunStatus, replica: ReplicaStatus) -> RunStatus:
+    return replace(status, replicas={**status.replicas, replica.replica: replica})
+
+
+_TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
+    RunCreated: _created,
+    ControllerStarted: _controller_started,
+    CancelRequested: _cancel_requested,
+    StopDecided: _stop_decided,
+    RunFinished: _finished,
+    FindingRaised: _finding_raised,
+    NodeRequested: _node_requested,
+    AgentJoined: _agent_joined,
+    AgentLeft: _agent_left,
+    NodeGone: _node_gone,
+    AttemptStarted: _attempt_started,
+    RanksStarted: _ranks_started,
+    StepCommitted: _step_committed,
+    RankExited: _rank_exited,
+    RankHung: _rank_hung,
+    RanksStopped: _ranks_stopped,
+    RecoveryDecided: _recovery_decided,
+    CheckpointCommitted: _checkpoint_committed,
+}

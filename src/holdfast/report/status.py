@@ -1,0 +1,214 @@
+"""Owns what can be said of a run that is under way; advance.py makes it of events, and cli shows it.
+
+Refuses to look at the clock, and to know where the time went (accounting.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast.events import Outcome
+from holdfast.findings import Finding
+
+
+class Phase(StrEnum):
+    """What a run is doing."""
+
+    PENDING = "pending"
+    """Its nodes are not there yet."""
+    STARTING = "starting"
+    """Its ranks were told to start."""
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """Something failed; the next step has not been committed yet."""
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class NodePhase(StrEnum):
+    """What is known of a node."""
+
+    REQUESTED = "requested"
+    JOINED = "joined"
+    AWAY = "out of reach"
+    GONE = "gone"
+
+
+class RankPhase(StrEnum):
+    """What is known of a rank's process."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    FAILED = "failed"
+    HUNG = "hung"
+    STOPPED = "stopped"
+    """holdfast itself ended it."""
+    LOST = "lost"
+    """It was lost with its node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node slot and who fills it."""
+
+    node: int
+    generation: int = 0
+    phase: NodePhase = NodePhase.REQUESTED
+    hostname: str = ""
+    incarnation: str = ""
+    reason: str = ""
+    """Why it was asked for again, or went."""
+
+    @property
+    def name(self) -> str:
+        return f"node{self.node}.{self.generation}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """One rank of a replica's latest attempt."""
+
+    rank: int
+    node: int
+    pid: int
+    phase: RankPhase = RankPhase.RUNNING
+    detail: str = ""
+    """How it ended, in words."""
+    last_step: int | None = None
+    """Where it ended or hung; of a rank that is running, its replica's step says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """What speed is measured from."""
+
+    step: int
+    started: float
+    ended: float
+    tokens: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """The ranks that restart together, and how far they are."""
+
+    replica: int
+    attempt: int = 0
+    world_size: int = 0
+    recovering: bool = False
+    ranks: Mapping[int, RankStatus] = field(default_factory=dict[int, RankStatus])
+    step: int | None = None
+    """Last step committed; after a recovery it can be lower than before."""
+    total_steps: int | None = None
+    loss: float | None = None
+    window: tuple[StepTime, ...] = ()
+    """The latest steps of this attempt."""
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the window; right as well where the log holds only some of the steps."""
+        if not self.window:
+            return None
+        first, last = self.window[0], self.window[-1]
+        spent = last.ended - first.started
+        return spent / (last.step - first.step + 1) if spent > 0 and last.step >= first.step else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        tokens = [step.tokens for step in self.window if step.tokens is not None]
+        seconds = self.seconds_per_step
+        return sum(tokens) / len(tokens) / seconds if tokens and seconds else None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Until the last step, at the present speed."""
+        seconds = self.seconds_per_step
+        if seconds is None or self.total_steps is None or self.step is None:
+            return None
+        return max(0, self.total_steps - self.step) * seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStatus:
+    """The latest complete checkpoint."""
+
+    at: float
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run as far as its log tells."""
+
+    run: str = ""
+    job: str = ""
+    created_at: float | None = None
+    finished_at: float | None = None
+    controller_pid: int | None = None
+    nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])
+    replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict[int, ReplicaStatus])
+    restarts: int = 0
+    checkpoint: CheckpointStatus | None = None
+    findings: tuple[Finding, ...] = ()
+    """The latest, oldest first."""
+    cancelling: bool = False
+    ending: Outcome | None = None
+    """How the run will end, once that is decided."""
+    reason: str = ""
+    exit_code: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if self.finished_at is not None and self.ending is not None:
+            return Phase(self.ending.value)
+        if self.ending is not None or self.cancelling:
+            return Phase.STOPPING
+        if any(replica.recovering for replica in self.replicas.values()):
+            return Phase.RECOVERING
+        if not self.replicas:
+            return Phase.PENDING
+        started = all(replica.ranks for replica in self.replicas.values())
+        return Phase.RUNNING if started else Phase.STARTING
+
+    @property
+    def lead(self) -> ReplicaStatus:
+        """The replica whose step, loss and speed stand for the run."""
+        return self.replicas.get(0) or next(iter(self.replicas.values()), ReplicaStatus(replica=0))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """All replicas together."""
+        speeds = [speed for replica in self.replicas.values() if (speed := replica.tokens_per_s) is not None]
+        return sum(speeds) if speeds else None
+
+    @property
+    def waiting_for(self) -> str:
+        """Why no rank is running, in words; empty when there is nothing to wait for."""
+        if self.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING):
+            return ""
+        if self.controller_pid is None:
+            return "no controller has taken the run over yet"
+        if not self.nodes:
+            return "no node has been asked for yet"
+        missing = [node for node in self.nodes.values() if node.phase is not NodePhase.JOINED]
+        if not missing:
+            return "every node is there; the ranks are on their way to their first step"
+        names = ", ".join(_waited(node) for node in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return f"{len(self.nodes) - len(missing)} of {len(self.nodes)} nodes are there; waiting for {names}{more}"
+
+
+def _waited(node: NodeStatus) -> str:
+    told = {
+        NodePhase.REQUESTED: "asked for",
+        NodePhase.AWAY: "out of reach",
+        NodePhase.GONE: "gone",
+        NodePhase.JOINED: "",
+    }[node.phase]
+    because = f" because {node.reason}" if node.reason else ""
+    return f"{node.name} ({told}{because})"

@@ -1,0 +1,193 @@
+"""Owns how a run went, told once it is over (or so far): result, where the time went, each failure and what it cost.
+
+Refuses to own the measuring (accounting.py) and colours (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    Outcome,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.findings import Finding
+from holdfast.report.accounting import Account, Ledger, Part, post
+from holdfast.report.words import clean, count, duration, share
+
+BAR_WIDTH = 24
+"""Characters of a bar that stands for all the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One failure, and what came of it."""
+
+    replica: int
+    attempt: int
+    after_s: float
+    """From the run's start to the failure."""
+    failed_at: float
+    finding: Finding
+    first_rank: int | None
+    action: str
+    step: int | None = None
+    """Last step committed before."""
+    resumed_step: int | None = None
+    """First step committed after; None when none was."""
+    until_step_s: float | None = None
+    """From the failure to the end of that step."""
+
+    @property
+    def redone_steps(self) -> int:
+        """Steps that had to be done again."""
+        if self.step is None or self.resumed_step is None:
+            return 0
+        return max(0, self.step - self.resumed_step + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run went."""
+
+    run: str
+    job: str
+    outcome: Outcome | None
+    """None while it is not over."""
+    exit_code: int | None
+    reason: str
+    finding: Finding | None
+    """What ended it, where something did."""
+    account: Account
+    recoveries: tuple[Recovery, ...]
+    restarts: int
+    logs: str
+
+
+def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float) -> Summary:
+    """Fold a whole log; `logs` is where the ranks' output is, `now` (Unix seconds) ends the account of a live run."""
+    created: RunCreated | None = None
+    decided: StopDecided | None = None
+    finished: RunFinished | None = None
+    ledger = Ledger()
+    recoveries: list[Recovery] = []
+    steps: dict[int, int] = {}
+    restarts = 0
+    for event in events:
+        ledger = post(ledger, event)
+        match event:
+            case RunCreated():
+                created = event
+            case StopDecided():
+                decided = event
+            case RunFinished():
+                finished = event
+            case AttemptStarted():
+                restarts += event.attempt > 0
+            case RecoveryDecided():
+                recoveries.append(_recovery(event, created, steps.get(event.replica)))
+            case StepCommitted():
+                recoveries = [_resumed(recovery, event) for recovery in recoveries]
+                steps[event.replica] = event.step
+            case _:
+                pass
+    ending = finished or decided
+    return Summary(
+        run=run,
+        job=str(created.job.get("name", "")) if created else "",
+        outcome=finished.outcome if finished else None,
+        exit_code=ending.exit_code if ending else None,
+        reason=(finished.reason if finished else "") or (decided.reason if decided else ""),
+        finding=decided.finding if decided else None,
+        account=ledger.run(now),
+        recoveries=tuple(recoveries),
+        restarts=restarts,
+        logs=logs,
+    )
+
+
+def _recovery(event: RecoveryDecided, created: RunCreated | None, step: int | None) -> Recovery:
+    return Recovery(
+        replica=event.replica,
+        attempt=event.attempt,
+        after_s=max(0.0, event.failed_at - created.at) if created else 0.0,
+        failed_at=event.failed_at,
+        finding=event.finding,
+        first_rank=event.first_rank,
+        action=event.action,
+        step=step,
+    )
+
+
+def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
+    """The first step after a failure ends its recovery, and that of failures on the way there."""
+    waited = recovery.until_step_s is None and recovery.replica == step.replica and recovery.attempt < step.attempt
+    if not waited:
+        return recovery
+    return replace(recovery, resumed_step=step.step, until_step_s=max(0.0, step.ended - recovery.failed_at))
+
+
+def tell(summary: Summary) -> str:
+    """The summary as text, for people."""
+    blocks = [_result(summary), _time(summary.account), *_failures(summary), f"logs  {summary.logs}"]
+    return "\n\n".join(blocks)
+
+
+def _result(summary: Summary) -> str:
+    word = summary.outcome.value if summary.outcome else "is not over"
+    account = summary.account
+    ettr = f"ETTR {share(account.ettr)}" if account.ettr is not None else "no steps reported, so no ETTR"
+    facts = [count(account.steps, "step")] if account.steps else []
+    facts += [duration(account.total_s), count(summary.restarts, "restart"), ettr]
+    because = f": {clean(summary.reason)}" if summary.reason else ""
+    code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
+    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}"
+
+
+def _time(account: Account) -> str:
+    lines = ["where the time went"]
+    for part in Part:
+        spent = account.parts.get(part, 0.0)
+        if spent <= 0:
+            continue
+        fraction = spent / account.total_s
+        bar = "█" * round(fraction * BAR_WIDTH) or "▏"
+        note = (
+            f"  {count(account.redone_steps, 'step')} done again"
+            if part is Part.REDONE and account.redone_steps
+            else ""
+        )
+        lines.append(f"  {part.value:<14}{duration(spent):>13}{share(fraction):>9}  {bar}{note}")
+    return "\n".join(lines)
+
+
+def _failures(summary: Summary) -> list[str]:
+    """One block with every recovery, and the finding that ended the run where that is another."""
+    lines: list[str] = []
+    for recovery in summary.recoveries:
+        finding = recovery.finding
+        lines.append(f"  after {duration(recovery.after_s)}  {clean(finding.what)}  [{finding.code}]")
+        lines += [f"    | {clean(line, 300)}" for line in finding.evidence[:3]]
+        lines.append(f"    {recovery.action}{_cost(recovery)}")
+    known = {recovery.finding.code for recovery in summary.recoveries}
+    ended = summary.finding
+    if ended is not None and ended.code not in known:
+        lines.append(f"  {clean(ended.what)}  [{ended.code}]")
+        lines += [f"    | {clean(line, 300)}" for line in ended.evidence[:3]]
+    if ended is not None and ended.remedy:
+        lines.append(f"  what to do: {clean(ended.remedy)}")
+    return ["\n".join(["what failed", *lines])] if lines else []
+
+
+def _cost(recovery: Recovery) -> str:
+    if recovery.until_step_s is None:
+        return ""
+    again = f", {count(recovery.redone_steps, 'step')} done again" if recovery.redone_steps else ""
+    return f"; the next step was committed {duration(recovery.until_step_s)} after the failure{again}"

@@ -1,0 +1,52 @@
+"""Owns how figures and foreign text read to a person; refuses to own any sentence about a run."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_LINE = 4000
+"""Characters of one line of somebody else's text that are shown."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*[mK]")
+_UNSEEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def duration(seconds: float) -> str:
+    """`0.41 s`, `9.3 s`, `1 min 34 s`, `2 h 05 min`, `3 d 04 h`; what is below zero is zero."""
+    if seconds < 59.95:
+        return f"{max(seconds, 0.0):.{2 if 0.005 <= seconds < 0.995 else 1}f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 restart`, `2 restarts`, `10,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def share(part: float) -> str:
+    """A part of one as a percentage: `71.2 %`."""
+    return f"{100 * part:.1f} %"
+
+
+def listed(numbers: list[int]) -> str:
+    """Numbers in order, neighbours drawn together: `0-3, 5`."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def clean(text: str, longest: int = LONGEST_LINE) -> str:
+    """One line of foreign text that cannot move a terminal's cursor or change its colours, cut at `longest`."""
+    plain = _COLOURS.sub("", text)
+    if len(plain) > longest:
+        plain = f"{plain[:longest]}… ({len(plain) - longest:,} more characters)"
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], plain)

@@ -1,0 +1,262 @@
+"""What a run is doing, told from its events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointCommitted,
+    ControllerStarted,
+    FindingRaised,
+    NodeGone,
+    NodeRequested,
+    Outcome,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.findings import Finding
+from holdfast.report.advance import WINDOW_STEPS, advance, fold
+from holdfast.report.status import NodePhase, Phase, RankPhase, RunStatus
+
+CRASHED = Finding(code="rank-crashed", what="rank 1 on node1 exited with code 1")
+
+
+def requested(node: int, generation: int = 0, reason: str = "") -> NodeRequested:
+    return NodeRequested(at=2, node=node, generation=generation, reason=reason)
+
+
+def joined(node: int, generation: int = 0) -> AgentJoined:
+    return AgentJoined(
+        at=3,
+        node=node,
+        generation=generation,
+        incarnation=f"i{node}.{generation}",
+        hostname=f"host{node}",
+        address="127.0.0.1",
+        port=29500,
+        pid=50 + node,
+    )
+
+
+def attempt(number: int) -> AttemptStarted:
+    return AttemptStarted(
+        at=4, replica=0, attempt=number, world_size=2, master_addr="127.0.0.1", master_port=29500 + number
+    )
+
+
+def ranks(node: int, number: int) -> RanksStarted:
+    return RanksStarted(at=5, node=node, replica=0, attempt=number, ranks=(RankState(rank=node, pid=100 + node),))
+
+
+def step(number: int, attempt: int = 0, **metrics: float) -> StepCommitted:
+    return StepCommitted(
+        at=10 + number, replica=0, attempt=attempt, step=number, started=9 + number, ended=10 + number, metrics=metrics
+    )
+
+
+def exited(rank: int, attempt: int = 0, code: int = 1, *, stopped: bool = False) -> RankExited:
+    return RankExited(
+        at=30,
+        node=rank,
+        replica=0,
+        attempt=attempt,
+        rank=rank,
+        how=RankExit.CODE,
+        code=code,
+        stopped=stopped,
+        last_step=2,
+    )
+
+
+def decided(attempt: int = 0) -> RecoveryDecided:
+    return RecoveryDecided(
+        at=31, replica=0, attempt=attempt, action="restart in place", failed_at=30, finding=CRASHED, first_rank=1
+    )
+
+
+CREATED = RunCreated(at=1, run="demo-abc234", job={"name": "demo"})
+CONTROLLER = ControllerStarted(at=1.5, pid=42, incarnation="c")
+STARTED: list[AnyEvent] = [
+    CREATED,
+    CONTROLLER,
+    requested(0),
+    requested(1),
+    joined(0),
+    joined(1),
+    attempt(0),
+    ranks(0, 0),
+    ranks(1, 0),
+]
+
+
+def test_life_of_a_run_that_recovers_passes_through_its_phases() -> None:
+    log = [
+        *STARTED,
+        step(1),
+        step(2),
+        exited(1),
+        decided(),
+        attempt(1),
+        ranks(0, 1),
+        ranks(1, 1),
+        step(2, attempt=1),
+        StopDecided(at=40, outcome=Outcome.SUCCEEDED, reason="every rank finished", exit_code=0),
+        RunFinished(at=41, outcome=Outcome.SUCCEEDED, exit_code=0),
+    ]
+    phases: list[Phase] = []
+    status = RunStatus()
+    for event in log:
+        status = advance(status, event)
+        if phases[-1:] != [status.phase]:
+            phases.append(status.phase)
+    assert phases == [
+        Phase.PENDING,
+        Phase.STARTING,
+        Phase.RUNNING,
+        Phase.RECOVERING,
+        Phase.RUNNING,
+        Phase.STOPPING,
+        Phase.SUCCEEDED,
+    ]
+    assert (status.run, status.job, status.restarts, status.exit_code) == ("demo-abc234", "demo", 1, 0)
+    assert (status.lead.step, status.lead.attempt, status.finished_at) == (2, 1, 41)
+
+
+def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:
+    assert fold([*STARTED, exited(1), decided(), attempt(1)]).phase is Phase.RECOVERING
+    assert fold([*STARTED, exited(1), decided(), attempt(1), ranks(0, 1)]).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([CREATED], "no controller has taken the run over yet"),
+        ([CREATED, CONTROLLER], "no node has been asked for yet"),
+        (
+            [CREATED, CONTROLLER, requested(0), requested(1), joined(0)],
+            "1 of 2 nodes are there; waiting for node1.0 (asked for)",
+        ),
+        (
+            [*STARTED, decided(), requested(1, 1, "its machine died")],
+            "1 of 2 nodes are there; waiting for node1.1 (asked for because its machine died)",
+        ),
+        (
+            [CREATED, CONTROLLER, requested(0), joined(0), AgentLeft(at=6, node=0, generation=0, incarnation="i0.0")],
+            "0 of 1 nodes are there; waiting for node0.0 (out of reach)",
+        ),
+        (STARTED, ""),
+    ],
+)
+def test_waiting_run_says_what_it_waits_for(events: list[AnyEvent], words: str) -> None:
+    assert fold(events).waiting_for == words
+
+
+def test_ranks_are_told_apart_by_how_they_ended() -> None:
+    hung = RankHung(
+        at=30, node=0, replica=0, attempt=0, rank=0, last_step=2, last_step_at=12, waited_s=18, innermost="all_reduce"
+    )
+    ranks_of = fold([*STARTED, hung, exited(1)]).lead.ranks
+    assert (ranks_of[0].phase, ranks_of[0].detail) == (RankPhase.HUNG, "no step for 18 s in all_reduce")
+    assert (ranks_of[1].phase, ranks_of[1].detail, ranks_of[1].last_step) == (
+        RankPhase.FAILED,
+        "exited with code 1",
+        2,
+    )
+    stopped = RanksStopped(at=31, node=0, replica=0, attempt=0, port=29501)
+    assert fold([*STARTED, stopped]).lead.ranks[0].phase is RankPhase.STOPPED
+    assert fold([*STARTED, exited(1, stopped=True)]).lead.ranks[1].phase is RankPhase.STOPPED
+    assert fold([*STARTED, exited(1, code=0)]).lead.ranks[1].phase is RankPhase.EXITED
+
+
+def test_lost_node_takes_its_ranks_with_it() -> None:
+    status = fold([*STARTED, NodeGone(at=20, node=1, generation=0, reason="its machine died")])
+    assert status.nodes[1].phase is NodePhase.GONE
+    assert [rank.phase for rank in status.lead.ranks.values()] == [RankPhase.RUNNING, RankPhase.LOST]
+    assert fold([*STARTED, requested(1, 1)]).lead.ranks[1].phase is RankPhase.LOST
+
+
+def test_word_about_an_older_generation_or_attempt_changes_nothing() -> None:
+    status = fold([*STARTED, requested(1, 1), joined(1, 1), attempt(1), ranks(0, 1), ranks(1, 1)])
+    late: list[AnyEvent] = [
+        NodeGone(at=20, node=1, generation=0, reason="old"),
+        AgentLeft(at=20, node=1, generation=0, incarnation="i1.0"),
+        joined(1, 0),
+        step(9, attempt=0),
+        exited(1, attempt=0),
+        ranks(1, 0),
+        RanksStopped(at=20, node=1, replica=0, attempt=0, port=1),
+    ]
+    for event in late:
+        assert advance(status, event) == status
+
+
+def test_new_controller_has_no_connections_yet() -> None:
+    status = fold([*STARTED, replace_pid(CONTROLLER, 77)])
+    assert status.controller_pid == 77
+    assert {node.phase for node in status.nodes.values()} == {NodePhase.AWAY}
+
+
+def replace_pid(event: ControllerStarted, pid: int) -> ControllerStarted:
+    return ControllerStarted(at=event.at + 60, pid=pid, incarnation="d")
+
+
+def test_speed_is_measured_over_the_latest_steps_of_the_attempt() -> None:
+    many = [step(number, loss=1 / number, tokens=512.0, total_steps=100.0) for number in range(1, WINDOW_STEPS + 31)]
+    status = fold([*STARTED, *many])
+    assert len(status.lead.window) == WINDOW_STEPS
+    assert status.tokens_per_s == pytest.approx(512)
+    assert status.lead.seconds_per_step == pytest.approx(1)
+    assert status.lead.remaining_s == pytest.approx(50)
+    assert status.lead.loss == pytest.approx(1 / 50)
+    assert fold([*STARTED, *many, attempt(1)]).tokens_per_s is None
+
+
+def test_speed_is_right_where_the_log_holds_only_some_steps() -> None:
+    thinned = [step(number, tokens=512.0) for number in (10, 20, 30)]
+    assert fold([*STARTED, *thinned]).tokens_per_s == pytest.approx(512)
+
+
+def test_speed_is_unknown_where_the_clock_stood_still() -> None:
+    still = StepCommitted(at=10, replica=0, attempt=0, step=1, started=10, ended=10, metrics={"tokens": 5.0})
+    assert fold([*STARTED, still]).tokens_per_s is None
+
+
+def test_finding_said_twice_in_a_row_is_kept_once() -> None:
+    stop = StopDecided(at=32, outcome=Outcome.FAILED, reason="crashed", exit_code=1, finding=CRASHED)
+    other = Finding(code="slow-disk", what="slow")
+    status = fold([*STARTED, FindingRaised(at=20, finding=other), decided(), stop])
+    assert status.findings == (other, CRASHED)
+    assert (status.phase, status.exit_code, status.reason) == (Phase.STOPPING, 1, "crashed")
+
+
+def test_cancel_and_checkpoint_are_seen() -> None:
+    checkpoint = CheckpointCommitted(at=20, node=0, replica=0, attempt=0, step=2, path="/c/2")
+    status = fold([*STARTED, checkpoint, CancelRequested(at=21)])
+    assert status.phase is Phase.STOPPING
+    assert status.checkpoint is not None
+    assert (status.checkpoint.step, status.checkpoint.path) == (2, "/c/2")
+
+
+def test_job_without_a_name_is_named_after_its_run() -> None:
+    assert fold([RunCreated(at=1, run="big-job-abc234", job={})]).job == "big-job"
+
+
+def test_empty_status_is_pending() -> None:
+    assert RunStatus().phase is Phase.PENDING
+    assert replace(RunStatus(), ending=Outcome.FAILED).phase is Phase.STOPPING

@@ -1,0 +1,106 @@
+"""How a run went, in data and in words."""
+
+from __future__ import annotations
+
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    Outcome,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.findings import Finding
+from holdfast.report.summary import summarise, tell
+
+LOST = Finding(code="node-lost", what="node1 was lost", evidence=("its agent was ended by SIGKILL",))
+CRASHED = Finding(code="rank-crashed", what="rank 0 exited with code 1", remedy="Mend the error and run again.")
+
+
+def attempt(number: int) -> AttemptStarted:
+    return AttemptStarted(at=0, replica=0, attempt=number, world_size=2, master_addr="127.0.0.1", master_port=29500)
+
+
+def step(number: int, started: float, attempt: int = 0) -> StepCommitted:
+    return StepCommitted(at=started + 1, replica=0, attempt=attempt, step=number, started=started, ended=started + 1)
+
+
+def decided(at: float, attempt: int, finding: Finding, action: str = "restart in place") -> RecoveryDecided:
+    return RecoveryDecided(at=at, replica=0, attempt=attempt, action=action, failed_at=at - 1, finding=finding)
+
+
+RECOVERED: list[AnyEvent] = [
+    RunCreated(at=0, run="demo-abc234", job={"name": "demo"}),
+    attempt(0),
+    step(1, 10),
+    step(2, 11),
+    step(3, 12),
+    decided(15, 0, LOST, "replace the node and restart"),
+    attempt(1),
+    step(2, 20, attempt=1),
+    step(3, 21, attempt=1),
+    step(4, 22, attempt=1),
+    StopDecided(at=23, outcome=Outcome.SUCCEEDED, reason="every rank finished", exit_code=0),
+    RunFinished(at=24, outcome=Outcome.SUCCEEDED, exit_code=0),
+]
+
+
+def test_recovery_tells_what_failed_and_what_it_cost() -> None:
+    summary = summarise(RECOVERED, run="demo-abc234", logs="/runs/demo/logs", now=99)
+    assert (summary.outcome, summary.exit_code, summary.restarts) == (Outcome.SUCCEEDED, 0, 1)
+    (recovery,) = summary.recoveries
+    assert (recovery.after_s, recovery.step, recovery.resumed_step) == (14, 3, 2)
+    assert (recovery.redone_steps, recovery.until_step_s) == (2, 7)
+    assert summary.account.total_s == 24
+
+
+def test_words_of_a_recovered_run() -> None:
+    assert tell(summarise(RECOVERED, run="demo-abc234", logs="/runs/demo/logs", now=99)) == (
+        """\
+demo-abc234 succeeded: every rank finished
+  4 steps, 24.0 s, 1 restart, ETTR 16.7 %
+
+where the time went
+  starting             10.0 s   41.7 %  ██████████
+  training              4.0 s   16.7 %  ████
+  detecting             1.0 s    4.2 %  █
+  recovering            5.0 s   20.8 %  █████
+  redone work           3.0 s   12.5 %  ███  2 steps done again
+  stopping              1.0 s    4.2 %  █
+
+what failed
+  after 14.0 s  node1 was lost  [node-lost]
+    | its agent was ended by SIGKILL
+    replace the node and restart; the next step was committed 7.0 s after the failure, 2 steps done again
+
+logs  /runs/demo/logs"""
+    )
+
+
+def test_failed_run_tells_the_failure_once_and_what_to_do() -> None:
+    log = [
+        *RECOVERED[:5],
+        decided(15, 0, CRASHED, "stop"),
+        StopDecided(at=15, outcome=Outcome.FAILED, reason=CRASHED.what, exit_code=1, finding=CRASHED),
+        RunFinished(at=16, outcome=Outcome.FAILED, exit_code=1, reason=CRASHED.what),
+    ]
+    words = tell(summarise(log, run="demo-abc234", logs="/l", now=99))
+    assert words.startswith("demo-abc234 failed: rank 0 exited with code 1 (exit code 1)\n")
+    assert words.count("[rank-crashed]") == 1
+    assert "what to do: Mend the error and run again." in words
+
+
+def test_failures_on_the_way_to_one_step_are_all_recovered_by_it() -> None:
+    log = [*RECOVERED[:6], attempt(1), decided(18, 1, LOST), attempt(2), step(4, 20, attempt=2)]
+    summary = summarise(log, run="demo-abc234", logs="/l", now=30)
+    assert [recovery.until_step_s for recovery in summary.recoveries] == [7, 4]
+    assert summary.outcome is None
+    assert tell(summary).startswith("demo-abc234 is not over\n")
+
+
+def test_empty_log_has_a_summary() -> None:
+    summary = summarise([], run="demo-abc234", logs="/l", now=1)
+    assert (summary.job, summary.outcome, summary.recoveries) == ("", None, ())
+    assert "logs  /l" in tell(summary)
