@@ -1,0 +1,438 @@
+"""What holdfast can be asked to do, as functions: the command line calls these, and so can a program.
+
+A composition root: it knows the job's models, the back ends and where runs are kept. A run belongs to its controller,
+a process of its own; these functions start it, read its log, and speak to its port.
+
+One file, longer than others, because it is the one list of what can be asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import AnyEvent, CancelRequested, DrillAction, DrillRequested, DrillTarget, Event, RunFinished
+from holdfast.events.log import EventReader, last_event, read_events
+from holdfast.fabric.catalog import NAMES, resolve
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.folder import RunFolder, runs_root
+from holdfast.job.accepted import Accepted
+from holdfast.job.document import Loaded, examine, examine_data, read_text
+from holdfast.job.profile import Profile, find_profile
+from holdfast.job.rules import check_job
+from holdfast.job.source import Source
+from holdfast.job.spec import Job
+from holdfast.launch.local.backend import render as render_local
+from holdfast.report.advance import fold
+from holdfast.report.status import RunStatus
+from holdfast.report.summary import Summary, summarise
+
+BEAT_S = 0.1
+"""How often `follow` looks for new events."""
+
+START_S = 10.0
+"""Longest a keeper may take to listen."""
+
+LEAVE_S = 5.0
+"""Longest that `follow` waits, after a run's last event, for its processes to have gone."""
+
+ASK_S = 10.0
+"""Longest a controller may take to answer."""
+
+
+# Describe
+
+
+class Given(TypedDict, total=False):
+    """What is given beside a job file, and goes over it; without a file, `command` is the job's."""
+
+    command: Sequence[str]
+    overrides: Sequence[str]
+    nodes: int | None
+    ranks_per_node: int | None
+    name: str | None
+
+
+def load(path: Path | None, **given: Unpack[Given]) -> Loaded:
+    """Read a job file, or make a job of a command line, with what is to be said of it; raises when it is wrong."""
+    fields = {key: given.get(key) for key in ("nodes", "ranks_per_node", "name")}
+    asked = [f"{key}={value}" for key, value in fields.items() if value is not None]
+    overrides = [*asked, *given.get("overrides", ())]
+    if path is not None:
+        return examine(read_text(path), os.fspath(path), overrides, NAMES).loaded()
+    return examine_data({"command": list(given.get("command", ()))}, overrides, NAMES).loaded()
+
+
+def load_job(path: Path | None, **given: Unpack[Given]) -> Job:
+    """Read a job file, or make a job of a command line; raises when it is wrong."""
+    return load(path, **given).job
+
+
+def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]:
+    """Everything that is wrong with a job here, or worth saying, before anything is started."""
+    from holdfast.launch.local.possible import possible
+
+    place, loaded = _profile(profile, base), _loaded(job)
+    here = possible(loaded.job, isolation=place.isolation, base=base, environ=os.environ, storage=place.storage)
+    return (*loaded.findings, *map(loaded.placed, here))
+
+
+def render(job: Job | Loaded, profile: str, *, base: Path) -> str:
+    """Exactly what would be sent to the place, or given to each rank; nothing is started."""
+    return render_local(_accepted(_loaded(job).job, profile, base))
+
+
+# Run
+
+
+def start(
+    job: Job | Loaded, profile: str, *, base: Path, tell: Callable[[Sequence[Finding]], object] | None = None
+) -> RunFolder:
+    """Start a run and return as soon as its controller can be spoken to; raises when the job is not possible here.
+
+    `tell` is given the warnings, before anything is started.
+    """
+    findings = check(job, profile, base=base)
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
+    if tell and findings:
+        tell(findings)
+    accepted = _accepted(_loaded(job).job, profile, base)
+    folder = _make_folder(accepted.job.name)
+    try:
+        _fill(folder, accepted)
+        _keep(folder, accepted)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)  # it holds an environment and would be listed as a run
+        raise
+    return folder
+
+
+def revive(run: RunFolder) -> bool:
+    """Start a controller for an unfinished run that has none; whether this call did so."""
+    if finished(run) or run.alive() or not run.secrets.exists():
+        return False
+    try:
+        _keep(run, accepted(run))
+    except HoldfastError:
+        if run.alive():  # somebody else was quicker
+            return False
+        raise
+    return True
+
+
+def cancel(run: RunFolder, *, force: bool = False) -> None:
+    """End a run: SIGTERM and its grace, or SIGKILL at once with `force`."""
+    _ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
+
+
+def drill(run: RunFolder, *, target: DrillTarget, index: int, action: DrillAction, at_step: int | None = None) -> None:
+    """Break something of a run on purpose, at once or at a step."""
+    _refuse_finished(run)
+    job = accepted(run).job
+    known = {DrillTarget.RANK: job.world_size, DrillTarget.CONTROLLER: 1}.get(target, job.nodes.max)
+    if not 0 <= index < known:
+        raise failure(
+            "no-such-target",
+            f"{run.run} has no {target.value} {index}",
+            exit_code=ExitCode.NOT_FOUND,
+            remedy=f"It has {target.value}s 0 to {known - 1}.",
+        )
+    _ask(run, "drill", DrillRequested(at=time.time(), target=target, index=index, action=action, at_step=at_step))
+
+
+# Look
+
+
+def accepted(run: RunFolder) -> Accepted:
+    """What a run was started with."""
+    return Accepted.model_validate_json(run.job.read_text())
+
+
+def abandoned(run: RunFolder) -> bool:
+    """Whether a run is unfinished and nothing goes on with it, until `revive`."""
+    return not run.alive() and not finished(run)
+
+
+def controller_gone(run: RunFolder) -> HoldfastError:
+    """What is to be said of an abandoned run."""
+    return failure(
+        "controller-gone",
+        f"the controller of {run.run} has died and nothing restarts it",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=_last_words(run),
+        remedy=f"holdfast attach {run.run}",
+        fault=Fault.HOLDFAST,
+    )
+
+
+def events(run: RunFolder) -> list[AnyEvent]:
+    """Every event of a run until now, in order."""
+    return read_events(run.events)
+
+
+def status(run: RunFolder) -> RunStatus:
+    """How a run is doing, or how it went."""
+    return fold(events(run), RunStatus(run=run.run))
+
+
+def summary(run: RunFolder) -> Summary:
+    """How a run went, or how far it is: where its time went, and what failed."""
+    return summarise(events(run), run=run.run, logs=str(run.path / "logs"), now=time.time())
+
+
+def runs() -> list[RunFolder]:
+    """Every run of this user, newest first."""
+    root = runs_root()
+    if not root.is_dir():
+        return []
+    folders = [RunFolder(path) for path in root.iterdir() if (path / "job.json").exists()]
+    return sorted(folders, key=lambda folder: folder.job.stat().st_mtime, reverse=True)
+
+
+def find_run(prefix: str | None) -> RunFolder:
+    """The run whose id begins with `prefix`, or has it as its last part; the latest run when there is no prefix."""
+    known = runs()
+    if not known:
+        raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
+    if prefix is None:
+        return _own(known[0])
+    exact = [run for run in known if prefix in (run.run, run.run.rpartition("-")[2])]
+    found = exact or [
+        run for run in known if run.run.startswith(prefix) or run.run.rpartition("-")[2].startswith(prefix)
+    ]
+    if len(found) == 1:
+        return _own(found[0])
+    if found:
+        names = tuple(run.run for run in found[:10])
+        what = f"{prefix!r} could be any of {len(found)} runs"
+        raise failure("run-ambiguous", what, exit_code=ExitCode.NOT_FOUND, evidence=names, remedy="give more letters")
+    what = f"there is no run {prefix!r}"
+    raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy="`holdfast ps` lists them")
+
+
+def _own(run: RunFolder) -> RunFolder:
+    """The run, refused when its folder is another user's: what is in it would be believed."""
+    if run.path.stat().st_uid == os.geteuid():
+        return run
+    raise failure(
+        "not-your-run",
+        f"the folder of {run.run} belongs to another user",
+        exit_code=ExitCode.REFUSED,
+        where=str(run.path),
+        remedy="Ask its owner, or set HOLDFAST_HOME to a folder of your own.",
+    )
+
+
+def finished(run: RunFolder) -> bool:
+    """Whether the log of a run is closed."""
+    return isinstance(last_event(run.events), RunFinished)
+
+
+def follow(run: RunFolder) -> Iterator[AnyEvent | None]:
+    """Yield a run's events as they come, and None about ten times a second when none came; ends with `RunFinished`.
+
+    Raises when the run can have no more events because its keeper is gone.
+    """
+    reader = EventReader(run.events)
+    while True:
+        alive = run.alive()
+        count = 0
+        for event in reader.read():
+            count += 1
+            if isinstance(event, RunFinished):
+                _wait_for_end(run)
+            yield event
+            if isinstance(event, RunFinished):
+                return
+        if count == 0:
+            if not alive:
+                raise controller_gone(run)
+            yield None
+            time.sleep(BEAT_S)
+
+
+# How
+
+
+def _make_folder(name: str) -> RunFolder:
+    try:
+        return RunFolder.create(name)
+    except OSError as error:
+        raise failure(
+            "unwritable-folder",
+            f"no folder for the run can be made in {runs_root()}",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=str(runs_root()),
+            evidence=(str(error),),
+            remedy="Set HOLDFAST_HOME to a folder you can write to.",
+        ) from error
+
+
+def _loaded(job: Job | Loaded) -> Loaded:
+    if isinstance(job, Loaded):
+        return job
+    return Loaded(job=job, findings=check_job(job, NAMES), source=Source(name=""))
+
+
+def _profile(name: str, base: Path) -> Profile:
+    return find_profile(name, start=base, environ=os.environ, fabrics=NAMES)
+
+
+def _accepted(job: Job, name: str, base: Path) -> Accepted:
+    profile = _profile(name, base)
+    fabric = resolve(job.fabric.name, profile.fabric)
+    return Accepted(
+        job=job,
+        base=str(base.absolute()),
+        created_at=time.time(),
+        fabric=fabric.name,
+        fabric_env=dict(fabric.env),
+        isolation=profile.isolation,
+        profile=name,
+        storage=profile.storage,
+    )
+
+
+def _fill(folder: RunFolder, accepted: Accepted) -> None:
+    """Write what the run's keeper and controllers need to know."""
+    values = {name: secret.read(Path(accepted.base), os.environ) for name, secret in accepted.job.secrets.items()}
+    _write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
+    _write_private(folder.token, secrets.token_urlsafe(32))
+    _write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": values}))
+
+
+def _keep(run: RunFolder, accepted: Accepted) -> None:
+    """Start a keeper with the environment the run was first started with, and wait until it listens."""
+    environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
+    argv = [sys.executable, "-m", "holdfast.launch.local.keeper", str(run.path)]
+    with run.controller_log.open("ab") as output:
+        keeper = subprocess.Popen(
+            [*argv, "--isolation", accepted.isolation],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            cwd="/",
+            start_new_session=True,
+        )
+    try:
+        _wait_for_start(run, keeper)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(keeper.pid, signal.SIGKILL)
+        keeper.wait()
+        raise
+
+
+def _wait_for_start(run: RunFolder, keeper: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while _controller(run).get("keeper") != keeper.pid:
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            how = f"did not listen within {START_S:g} s" if keeper.returncode is None else "ended at once"
+            raise failure(
+                "start-failed",
+                f"{run.run} could not be started: its keeper {how}",
+                exit_code=ExitCode.UNAVAILABLE,
+                evidence=_last_words(run),
+                remedy="Mend what its last words say, and try again.",
+                fault=Fault.HOLDFAST,
+            )
+        time.sleep(0.005)
+
+
+def _wait_for_end(run: RunFolder) -> None:
+    """Wait, but not for ever, until the run's last process has gone."""
+    deadline = time.monotonic() + LEAVE_S
+    while run.alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _controller(run: RunFolder) -> dict[str, Any]:
+    """What the keeper wrote of itself; empty when there is none."""
+    try:
+        return json.loads(run.controller.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _last_words(run: RunFolder) -> tuple[str, ...]:
+    try:
+        return tuple(run.controller_log.read_text(errors="replace").splitlines()[-5:])
+    except OSError:
+        return ()
+
+
+def _no_answer(run: RunFolder) -> HoldfastError:
+    """Why a run's controller has not answered."""
+    _refuse_finished(run)
+    return _controller_silent(run) if run.alive() else controller_gone(run)
+
+
+def _controller_silent(run: RunFolder) -> HoldfastError:
+    return failure(
+        "controller-silent",
+        f"the controller of {run.run} did not answer: it is busy or stopped, or is being started again",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=_last_words(run),
+        remedy="Try again in a moment.",
+        fault=Fault.HOLDFAST,
+    )
+
+
+def _refuse_finished(run: RunFolder) -> None:
+    if finished(run):
+        raise failure("run-finished", f"{run.run} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
+
+
+def _ask(run: RunFolder, what: str, event: Event) -> None:
+    """Send a request to a run's controller over its Unix socket."""
+    import httpx
+    import msgspec
+
+    _refuse_finished(run)
+    directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
+        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
+        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}"}
+        with httpx.Client(transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S) as client:
+            answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
+    except (httpx.ReadError, httpx.RemoteProtocolError) as error:
+        # A controller that was asked to kill itself has no time to answer.
+        if isinstance(event, DrillRequested) and event.target is DrillTarget.CONTROLLER:
+            return
+        raise _no_answer(run) from error
+    except (httpx.TransportError, OSError) as error:
+        raise _no_answer(run) from error
+    finally:
+        os.close(directory)
+    if answer.status_code == 401:
+        raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
+    if answer.status_code != 200:
+        raise failure(
+            "request-refused",
+            f"{run.run} did not accept the request",
+            exit_code=ExitCode.INTERNAL,
+            evidence=(answer.text[:500],),
+            fault=Fault.HOLDFAST,
+        )
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)

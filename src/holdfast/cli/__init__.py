@@ -1,0 +1,68 @@
+"""The command line: parse, call api, print; one small file per verb. Owns how errors end the process.
+
+Verbs import what is heavy inside their functions, so that `holdfast --help` loads nothing of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+import typer
+
+from holdfast.cli import (
+    attach,
+    cancel,
+    drill,
+    events,
+    fabric,
+    init,
+    logs,
+    profile,
+    ps,
+    render,
+    run,
+    schema,
+    status,
+    validate,
+)
+from holdfast.cli.grammar import Sections, WithCommand
+from holdfast.errors import ExitCode
+
+VERBS = {
+    "Describe": (init.init, validate.validate, render.render, schema.schema),
+    "Run": (run.run, ps.ps, status.status, logs.logs, events.events, attach.attach, cancel.cancel),
+    "Break it on purpose": (drill.drill,),
+    "Look up": (fabric.fabric, profile.profile),
+}
+TAKE_COMMAND = (run.run, render.render)
+
+app = typer.Typer(
+    cls=Sections,
+    help="Run multi-node training that starts correctly, holds fast when things break, and says what happened.",
+    epilog="Each verb takes --help. Where no run is named, the latest is meant; ids can be shortened.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _section, _verbs in VERBS.items():
+    for _verb in _verbs:
+        app.command(rich_help_panel=_section, cls=WithCommand if _verb in TAKE_COMMAND else None)(_verb)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code, and never shows a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(words or ["--help"], prog_name="holdfast", standalone_mode=False)
+    except KeyboardInterrupt:
+        return ExitCode.CANCELLED
+    except Exception as error:
+        from holdfast.cli.failures import report
+
+        return report(error, words)
+    return code if isinstance(code, int) else ExitCode.OK

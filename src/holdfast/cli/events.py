@@ -1,0 +1,29 @@
+"""The verb `events`: the facts of a run, one a line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json
+from holdfast.cli.request import OutputOption, RunArgument
+
+
+def events(
+    run: RunArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print every event of a run, one a line."""
+    from holdfast import api
+    from holdfast.cli.lines import line
+
+    found = api.find_run(run)
+    for event in api.follow(found) if follow else api.events(found):
+        if event is None:
+            continue
+        if output is Output.JSON:
+            say_json(event)
+        else:
+            say(line(event))

@@ -1,0 +1,53 @@
+"""The verb `fabric`: the networks that holdfast knows."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json, show
+from holdfast.cli.request import OutputOption
+from holdfast.errors import ExitCode, failure
+
+if TYPE_CHECKING:
+    from holdfast.fabric.catalog import Fabric
+
+
+def fabric(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in full.")] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the networks a job can name, or show one."""
+    from rich.table import Table
+
+    from holdfast.fabric.catalog import CATALOG
+
+    if name is not None and name not in CATALOG:
+        remedy = f"Use one of {', '.join(CATALOG)}."
+        raise failure("unknown-fabric", f"there is no fabric `{name}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+    rows = [row for row in CATALOG.values() if name in (None, row.name)]
+    if output is Output.JSON:
+        say_json([_data(row) for row in rows])
+        return
+    if name is not None:
+        for row in rows:
+            for field, value in {**_data(row), "env": _settings(row)}.items():
+                say(f"{field:<20} {value}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("name", "what", "sets"):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(row.name, row.what, _settings(row))
+    show(table)
+
+
+def _data(row: Fabric) -> dict[str, object]:
+    return {field.name: dict(row.env) if field.name == "env" else getattr(row, field.name) for field in fields(row)}
+
+
+def _settings(row: Fabric) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in row.env.items())

@@ -1,0 +1,106 @@
+"""Owns how a verb that failed ends: its findings on standard error, and the exit code; never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from itertools import pairwise
+
+import typer
+
+from holdfast import __version__
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events.log import UnsupportedFormat
+from holdfast.findings import Fault, Finding
+from holdfast.folder import runs_root
+
+# The parser's words, which are pydantic's -> plain ones.
+_PLAIN_WORDS = (
+    (re.compile(r"Input should be a valid integer.*"), "it must be a whole number"),
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"it must be at least \1"),
+    (re.compile(r"Value error, ('.*') is not one of (.*)"), r"\1 is none of \2"),
+)
+_REFUSED_BY_THE_SYSTEM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+
+
+def report(error: Exception, words: Sequence[str]) -> int:
+    """Say what went wrong while these words were carried out; returns the exit code."""
+    findings, code = _explained(error)
+    if wants_json(words):
+        import msgspec
+
+        document = msgspec.json.encode({"findings": findings, "exit_code": int(code)})
+        sys.stderr.write(f"{document.decode()}\n")
+    elif findings:
+        from holdfast.cli.findings import blocks
+        from holdfast.cli.output import console
+
+        console(stderr=True).print(blocks(findings))
+    return code
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, as far as one can tell where it could not be parsed."""
+    own = list(words[: words.index("--")] if "--" in words else words)
+    joined = {"-ojson", "-o=json", "--output=json"}
+    return any(word in joined for word in own) or any(
+        flag in ("-o", "--output") and value == "json" for flag, value in pairwise(own)
+    )
+
+
+def _explained(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
+    match error:
+        case HoldfastError():
+            return error.findings, error.exit_code
+        case typer.Abort():
+            return (), ExitCode.CANCELLED
+        case typer.TyperException():
+            return (_usage(error),), ExitCode.USAGE
+        case UnsupportedFormat():
+            remedy = "Use the version of holdfast that started this run, or a newer one."
+            return (Finding(code="log-too-new", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
+        case OSError(errno=number, filename=name) if number in _REFUSED_BY_THE_SYSTEM and name:
+            what = f"the operating system refused: {error.strerror}"
+            refused = Finding(code="system-refused", what=what, where=str(name), fault=Fault.CLUSTER)
+            return (refused,), ExitCode.IMPOSSIBLE
+        case _:
+            return (_internal(error),), ExitCode.INTERNAL
+
+
+def _usage(error: typer.TyperException) -> Finding:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "holdfast"
+    what = error.format_message().rstrip(".")
+    for words, plain in _PLAIN_WORDS:
+        what = words.sub(plain, what)
+    return Finding(code="bad-usage", what=what, remedy=f"See `{path} --help`.")
+
+
+def _internal(error: Exception) -> Finding:
+    details = _write_details(error)
+    return Finding(
+        code="internal",
+        what=f"a fault of holdfast's own: {type(error).__name__}: {error}",
+        where=details,
+        remedy="Please report it, with that file." if details else "Please report it.",
+        fault=Fault.HOLDFAST,
+    )
+
+
+def _write_details(error: Exception) -> str:
+    """Keep the traceback in a file only its user can read; returns its name, or nothing where none can be written."""
+    folder = runs_root().parent / "faults"
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    text = f"holdfast {__version__}, Python {sys.version}\n\n{''.join(traceback.format_exception(error))}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        return ""
+    return str(path)

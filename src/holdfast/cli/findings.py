@@ -1,0 +1,58 @@
+"""Owns how a finding looks: what, where, the evidence, what to do, whose fault."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from rich.text import Text
+
+from holdfast.cli.output import Output, console
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.report.words import clean
+
+FAULTS: dict[Fault, str] = {
+    Fault.USER: "the job or its program",
+    Fault.CLUSTER: "the machines or the cluster",
+    Fault.PEER: "the program at the other end",
+    Fault.HOLDFAST: "holdfast",
+}
+
+_STYLES: dict[Severity, str] = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_LABEL_WIDTH = 12
+
+
+def block(finding: Finding) -> Text:
+    """A finding on a few lines, ending without a newline."""
+    style = _STYLES[finding.severity]
+    head = Text.assemble((finding.severity.value, style), f": {clean(finding.what)}", (f"  [{finding.code}]", "dim"))
+    return Text("\n").join([head, *_rows(finding)])
+
+
+def blocks(findings: Iterable[Finding]) -> Text:
+    """Findings one below the other."""
+    return Text("\n\n").join(map(block, findings))
+
+
+def tell(findings: Sequence[Finding], output: Output) -> None:
+    """Say findings on standard error, beside whatever else a verb answers."""
+    if output is Output.JSON:
+        sys.stderr.write(f"{msgspec.json.encode({'findings': findings}).decode()}\n")
+    elif findings:
+        console(stderr=True).print(blocks(findings))
+
+
+def _rows(finding: Finding) -> Iterator[Text]:
+    if finding.where:
+        yield _row("where", clean(finding.where))
+    for number, line in enumerate(finding.evidence):
+        yield _row("" if number else "evidence", clean(line))
+    if finding.remedy:
+        yield _row("what to do", clean(finding.remedy))
+    if finding.fault is not Fault.USER:
+        yield _row("fault of", FAULTS[finding.fault])
+
+
+def _row(label: str, text: str) -> Text:
+    return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text)

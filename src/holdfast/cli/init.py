@@ -1,0 +1,39 @@
+"""The verb `init`: write a job file to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json
+from holdfast.cli.request import DEFAULT_FILE, OutputOption
+from holdfast.errors import ExitCode, failure
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = DEFAULT_FILE,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Write a commented job file to start from.
+
+    An existing file is left alone.
+    """
+    from holdfast.job.template import starter
+
+    text = starter(file.absolute().parent.name)
+    try:
+        with file.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        what = f"{file} is there already"
+        remedy = "Give another name, or move it away."
+        raise failure("file-exists", what, exit_code=ExitCode.USAGE, where=str(file), remedy=remedy) from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"there is no folder {file.parent}"
+        raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(file)) from None
+    if output is Output.JSON:
+        say_json({"file": str(file)})
+    else:
+        say(f"wrote {file}; edit it, then `holdfast validate {file}` and `holdfast run {file}`")

@@ -1,0 +1,223 @@
+"""Owns the one plain sentence for each kind of event, and which of them are worth a line while a run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointCommitted,
+    CheckpointRequested,
+    ControllerStarted,
+    DeadlinePassed,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    FindingRaised,
+    NodeGone,
+    NodeRequested,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
+from holdfast.report.advance import exit_in_words
+from holdfast.report.words import clean, count, duration, listed
+
+STEP_LINE_EVERY_S = 1.0
+"""Least time, by the events' own clock, between two lines of the same kind that come with every step."""
+
+
+def sentence(event: AnyEvent) -> str:
+    """What happened, in one line."""
+    return clean(_SENTENCES[type(event)](event))
+
+
+def line(event: AnyEvent) -> str:
+    """The sentence with its local time of day."""
+    moment = time.strftime("%H:%M:%S", time.localtime(event.at))
+    return f"{moment}.{int(event.at % 1 * 1000):03} {sentence(event)}"
+
+
+class Narrator:
+    """Picks the events that somebody who watches wants to read; steps and checkpoints about one a second."""
+
+    def __init__(self) -> None:
+        self._last: dict[type[AnyEvent], float] = {}
+        self._held: AnyEvent | None = None
+
+    def tell(self, event: AnyEvent) -> list[str]:
+        """The lines to print now: none, the event's, or before it that of the last step held back."""
+        if isinstance(event, StepCommitted | CheckpointCommitted):
+            return [line(event)] if self._due(event) else []
+        if not _is_notable(event):
+            return []
+        held, self._held = self._held, None
+        return [*([line(held)] if held else []), line(event)]
+
+    def _due(self, event: StepCommitted | CheckpointCommitted) -> bool:
+        last = self._last.get(type(event))
+        due = last is None or not 0 <= event.at - last < STEP_LINE_EVERY_S
+        if due:
+            self._last[type(event)] = event.at
+        if isinstance(event, StepCommitted):
+            self._held = None if due else event
+        return due
+
+
+_QUIET = (ControllerStarted, RanksStarted, RanksStopped, AgentLeft, DeadlinePassed)
+"""Steps of the machinery that say nothing to somebody who watches a run."""
+
+
+def _is_notable(event: AnyEvent) -> bool:
+    if isinstance(event, RankExited):
+        return not event.stopped and exit_in_words(event) != "exited with code 0"
+    return not isinstance(event, _QUIET)
+
+
+def _created(event: RunCreated) -> str:
+    return f"run {event.run} created"
+
+
+def _controller_started(event: ControllerStarted) -> str:
+    return f"a controller (process {event.pid}) took the run over"
+
+
+def _attempt_started(event: AttemptStarted) -> str:
+    ranks = count(event.world_size, "rank")
+    where = f"{event.master_addr}:{event.master_port}"
+    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start, meeting at {where}"
+
+
+def _step_committed(event: StepCommitted) -> str:
+    figures = [f"loss {event.metrics['loss']:.4g}"] if "loss" in event.metrics else []
+    took = event.ended - event.started
+    if event.metrics.get("tokens") and took > 0:
+        figures.append(f"{event.metrics['tokens'] / took:,.0f} tokens/s")
+    return ", ".join([f"step {event.step}{_of(event.replica)} committed in {duration(took)}", *figures])
+
+
+def _recovery_decided(event: RecoveryDecided) -> str:
+    return f"{event.finding.what}  [{event.finding.code}]; decision: {event.action}"
+
+
+def _node_requested(event: NodeRequested) -> str:
+    because = f": {event.reason}" if event.reason else ""
+    return f"node{event.node}.{event.generation} asked for{because}"
+
+
+def _stop_decided(event: StopDecided) -> str:
+    # A finding's words are its decision's, which is the line before.
+    because = "" if event.finding else f": {event.reason}"
+    return f"the run is coming to its end, {event.outcome}{because}"
+
+
+def _finished(event: RunFinished) -> str:
+    return f"run {event.outcome} (exit code {event.exit_code})"
+
+
+def _deadline_passed(event: DeadlinePassed) -> str:
+    return f"deadline {event.deadline} passed"
+
+
+def _node_gone(event: NodeGone) -> str:
+    return f"node{event.node}.{event.generation} is gone: {event.reason}"
+
+
+def _agent_left(event: AgentLeft) -> str:
+    return f"lost touch with node{event.node}.{event.generation}"
+
+
+def _finding_raised(event: FindingRaised) -> str:
+    return f"{event.finding.severity}: {event.finding.what}  [{event.finding.code}]"
+
+
+def _agent_joined(event: AgentJoined) -> str:
+    alive = f"; ranks {listed([state.rank for state in event.running])} are alive" if event.running else ""
+    return f"node{event.node}.{event.generation} joined ({event.hostname}, {event.address}){alive}"
+
+
+def _ranks_started(event: RanksStarted) -> str:
+    ranks = listed([state.rank for state in event.ranks])
+    return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}"
+
+
+def _rank_exited(event: RankExited) -> str:
+    stopped = " (stopped by holdfast)" if event.stopped else ""
+    error = f": {event.error}" if event.error and not event.stopped else ""
+    return f"rank {event.rank} on node{event.node} {exit_in_words(event)}{stopped}{error}"
+
+
+def _ranks_stopped(event: RanksStopped) -> str:
+    return f"no rank of attempt {event.attempt} is left on node{event.node}"
+
+
+def _rank_hung(event: RankHung) -> str:
+    where = f" in {event.innermost}" if event.innermost else ""
+    after = f", after step {event.last_step}" if event.last_step >= 0 else ""
+    return f"rank {event.rank} on node{event.node} has passed no step for {duration(event.waited_s)}{where}{after}"
+
+
+def _checkpoint_committed(event: CheckpointCommitted) -> str:
+    return f"checkpoint of step {event.step}{_of(event.replica)} complete: {event.path}"
+
+
+def _drill_done(event: DrillDone) -> str:
+    after = f" after step {event.step}" if event.step >= 0 else ""
+    return f"drill: {event.action} {event.target} on node{event.node}{after}"
+
+
+def _cancel_requested(event: CancelRequested) -> str:
+    who = f" by {event.by}" if event.by else ""
+    return f"{'forced end' if event.force else 'end'} asked for{who}"
+
+
+def _drill_requested(event: DrillRequested) -> str:
+    which = "" if event.target is DrillTarget.CONTROLLER else f" {event.index}"
+    when = f" after step {event.at_step}" if event.at_step is not None else ""
+    return f"drill asked for: {event.action} {event.target}{which}{when}"
+
+
+def _checkpoint_requested(event: CheckpointRequested) -> str:
+    return "a checkpoint was asked for"
+
+
+def _of(replica: int) -> str:
+    return f" of replica {replica}" if replica else ""
+
+
+_SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
+    RunCreated: _created,
+    ControllerStarted: _controller_started,
+    AttemptStarted: _attempt_started,
+    StepCommitted: _step_committed,
+    RecoveryDecided: _recovery_decided,
+    NodeRequested: _node_requested,
+    StopDecided: _stop_decided,
+    RunFinished: _finished,
+    DeadlinePassed: _deadline_passed,
+    NodeGone: _node_gone,
+    AgentLeft: _agent_left,
+    FindingRaised: _finding_raised,
+    AgentJoined: _agent_joined,
+    RanksStarted: _ranks_started,
+    RankExited: _rank_exited,
+    RanksStopped: _ranks_stopped,
+    RankHung: _rank_hung,
+    CheckpointCommitted: _checkpoint_committed,
+    DrillDone: _drill_done,
+    CancelRequested: _cancel_requested,
+    DrillRequested: _drill_requested,
+    CheckpointRequested: _checkpoint_requested,
+}

@@ -1,0 +1,61 @@
+"""Owns how anything reaches the terminal: text or JSON, with or without colours. No verb writes by itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+WIDTH_ELSEWHERE = 240
+"""Columns of a table that goes to a file or a pipe."""
+
+
+class Output(StrEnum):
+    """What `-o` takes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def say(text: str) -> None:
+    """Write text to standard output as it is."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def say_json(data: object) -> None:
+    """Write one JSON document on one line; dataclasses, events and findings are data."""
+    import msgspec
+
+    say(msgspec.json.encode(data).decode())
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A Rich console that takes text as it is: no markup, no guessed colours, no wrapped lines outside tables."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+        width=None if stream.isatty() else WIDTH_ELSEWHERE,
+        color_system=None if is_plain(stream) else "auto",
+    )
+
+
+def show(renderable: RenderableType) -> None:
+    """Write a table or coloured text to standard output."""
+    console().print(renderable)
+
+
+def is_plain(stream: TextIO) -> bool:
+    """Whether a stream is no place for colours and a live view: not a terminal, a dumb one, or told to be plain."""
+    return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"

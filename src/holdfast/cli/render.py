@@ -1,0 +1,44 @@
+"""The verb `render`: exactly what would be sent to a place or given to each rank."""
+
+from __future__ import annotations
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json
+from holdfast.cli.request import (
+    FileArgument,
+    NameOption,
+    NodesOption,
+    OnOption,
+    OutputOption,
+    RanksOption,
+    SetOption,
+    asked_job,
+)
+
+
+def render(
+    ctx: typer.Context,
+    file: FileArgument = None,
+    on: OnOption = "local",
+    overrides: SetOption = None,
+    nodes: NodesOption = None,
+    ranks_per_node: RanksOption = None,
+    name: NameOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show exactly what each rank would be given.
+
+    Nothing is started. Secrets are named, not shown.
+    """
+    from holdfast import api
+    from holdfast.cli.findings import tell
+
+    loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
+    text = api.render(loaded, on, base=base)
+    if loaded.findings:
+        tell(loaded.findings, output)
+    if output is Output.JSON:
+        say_json({"profile": on, "job": loaded.job.model_dump(mode="json"), "rendered": text})
+    else:
+        say(text.rstrip("\n"))

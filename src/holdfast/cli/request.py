@@ -1,0 +1,59 @@
+"""Owns the arguments that several verbs share, and how they name a job, a place or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output
+from holdfast.errors import ExitCode, failure
+
+if TYPE_CHECKING:
+    from holdfast.job.document import Loaded
+
+DEFAULT_FILE = Path("job.yaml")
+
+FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file; job.yaml when none is given.")]
+OnOption = Annotated[str, typer.Option("--on", metavar="PROFILE", help="Where to run; `holdfast profile` lists them.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field of the job; may be repeated.")
+]
+NodesOption = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N.")]
+RanksOption = Annotated[
+    int | None, typer.Option("--ranks-per-node", metavar="N", help="Same as --set ranks_per_node=N.")
+]
+NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
+
+
+def asked_job(
+    file: Path | None,
+    command: Sequence[str],
+    overrides: Sequence[str] | None,
+    *,
+    nodes: int | None = None,
+    ranks_per_node: int | None = None,
+    name: str | None = None,
+) -> tuple[Loaded, Path]:
+    """The job that a command line asks for, and the folder that its relative paths start from."""
+    from holdfast import api
+
+    if file is not None and command:
+        what = "a job file and a command were given, and a run has one of them"
+        remedy = "Leave one out; `--set` changes single fields of a file."
+        raise failure("file-and-command", what, exit_code=ExitCode.USAGE, remedy=remedy)
+    if not command:
+        file = file or DEFAULT_FILE
+    loaded = api.load(
+        file,
+        command=command,
+        overrides=overrides or (),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        name=name,
+    )
+    return loaded, file.parent if file else Path()

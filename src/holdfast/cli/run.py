@@ -1,0 +1,52 @@
+"""The verb `run`: start a job and stay with it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json
+from holdfast.cli.request import (
+    FileArgument,
+    NameOption,
+    NodesOption,
+    OnOption,
+    OutputOption,
+    RanksOption,
+    SetOption,
+    asked_job,
+)
+from holdfast.errors import ExitCode
+
+
+def run(
+    ctx: typer.Context,
+    file: FileArgument = None,
+    on: OnOption = "local",
+    overrides: SetOption = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run is under way.")] = False,
+    nodes: NodesOption = None,
+    ranks_per_node: RanksOption = None,
+    name: NameOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Start a job and show it until it ends.
+
+    The job is a file, or a command after `--`. The exit code is the job's. Ctrl-C once ends the run gently, twice at
+    once. Closing the terminal leaves it running.
+    """
+    from holdfast import api
+    from holdfast.cli.findings import tell
+    from holdfast.cli.watching import Presses, cancel_run, watch
+
+    loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
+    with Presses() as presses:
+        started = api.start(loaded, on, base=base, tell=lambda findings: tell(findings, output))
+        if presses.count or not detach:
+            code = watch(started, output, cancel_run(started), presses)
+            raise typer.Exit(ExitCode.CANCELLED if code is None else code)
+    if output is Output.JSON:
+        say_json({"run": started.run, "folder": str(started.path)})
+    else:
+        say(f"{started.run} is under way; `holdfast attach` shows it, `holdfast cancel` ends it")

@@ -1,0 +1,33 @@
+"""The verb `status`: how a run is doing, or how it went."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.cli.output import Output, say_json, show
+from holdfast.cli.request import OutputOption, RunArgument
+
+
+def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
+    """Say how a run is doing, or how it went.
+
+    Of a run that waits, it says what for.
+    """
+    from holdfast import api
+    from holdfast.cli.findings import blocks
+    from holdfast.cli.summary import print_summary
+    from holdfast.cli.view import picture
+
+    found = api.find_run(run)
+    abandoned = api.abandoned(found)
+    known = api.status(found)
+    if output is Output.JSON:
+        derived = {"phase": known.phase, "waiting_for": known.waiting_for, "tokens_per_s": known.tokens_per_s}
+        say_json({**derived, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
+    elif known.finished_at is not None:
+        print_summary(found, output)
+    else:
+        show(picture(known, time.time()))
+        findings = (*known.findings, *(api.controller_gone(found).findings if abandoned else ()))
+        if findings:
+            show(blocks(findings))

@@ -1,0 +1,27 @@
+"""Owns how the end of a run, or how far it is, is printed: the summary's words with a little colour."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from holdfast import api
+from holdfast.cli.output import Output, say_json, show
+from holdfast.events import Outcome
+from holdfast.folder import RunFolder
+from holdfast.report.summary import tell
+
+_STYLES = {Outcome.SUCCEEDED: "bold green", Outcome.FAILED: "bold red", Outcome.CANCELLED: "bold yellow"}
+
+
+def print_summary(run: RunFolder, output: Output) -> None:
+    """Say how a run went."""
+    summary = api.summary(run)
+    if output is Output.JSON:
+        say_json(summary)
+        return
+    text = Text(tell(summary))
+    headline = text.plain.partition("\n")[0]
+    text.stylize(_STYLES.get(summary.outcome, "bold") if summary.outcome else "bold", 0, len(headline))
+    for heading in ("where the time went", "what failed", "logs"):
+        text.highlight_regex(rf"(?m)^{heading}", "bold")
+    show(text)

@@ -1,0 +1,61 @@
+"""The verb `validate`: everything that is wrong with job files, in one go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json, show
+from holdfast.cli.request import DEFAULT_FILE, OnOption, OutputOption, SetOption, asked_job
+from holdfast.errors import ExitCode, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.findings import Finding
+
+
+def validate(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Job files; job.yaml if none.")] = None,
+    on: OnOption = "local",
+    overrides: SetOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say all that is wrong with job files.
+
+    Every problem is told in one go, with its line and what to do. Nothing is started.
+    """
+    worst = ExitCode.OK
+    answers: list[dict[str, object]] = []
+    for file in files or [DEFAULT_FILE]:
+        findings, code = _examine(file, on, overrides)
+        worst = worst or code
+        if output is Output.JSON:
+            answers.append({"file": str(file), "valid": code is ExitCode.OK, "findings": findings})
+        else:
+            _print(file, findings, code)
+    if output is Output.JSON:
+        say_json(answers)
+    raise typer.Exit(worst)
+
+
+def _examine(file: Path, on: str, overrides: list[str] | None) -> tuple[tuple[Finding, ...], ExitCode]:
+    """What there is to say of one file, and the exit code if it were the only one."""
+    from holdfast import api
+    from holdfast.findings import Severity
+
+    try:
+        loaded, base = asked_job(file, (), overrides)
+        findings = api.check(loaded, on, base=base)
+    except HoldfastError as error:
+        return error.findings, error.exit_code
+    impossible = any(finding.severity is Severity.ERROR for finding in findings)
+    return findings, ExitCode.IMPOSSIBLE if impossible else ExitCode.OK
+
+
+def _print(file: Path, findings: tuple[Finding, ...], code: ExitCode) -> None:
+    from holdfast.cli.findings import blocks
+
+    if findings:
+        show(blocks(findings))
+    say(f"{file}: {'can run' if code is ExitCode.OK else 'cannot run'}")

@@ -1,0 +1,185 @@
+"""Owns what a run looks like while it goes on: a headline, nodes and ranks, the last events and findings.
+
+Refuses to own the loop that feeds it (watching.py) and what is known of a run (report/status.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.findings import block
+from holdfast.cli.lines import Narrator
+from holdfast.events import AnyEvent
+from holdfast.report.advance import advance
+from holdfast.report.status import NodePhase, NodeStatus, Phase, RankPhase, RankStatus, ReplicaStatus, RunStatus
+from holdfast.report.words import clean, count, duration, listed
+
+MOST_ROWS = 16
+"""Rows of the table of nodes; with more ranks than this, each node gets one row for all of its ranks."""
+LINES_SHOWN = 6
+FINDINGS_SHOWN = 2
+BAR_WIDTH = 30
+
+_PHASE_STYLES: dict[Phase, str] = {
+    Phase.PENDING: "yellow",
+    Phase.STARTING: "cyan",
+    Phase.RUNNING: "green",
+    Phase.RECOVERING: "bold yellow",
+    Phase.STOPPING: "yellow",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+    Phase.CANCELLED: "bold yellow",
+}
+_NODE_STYLES: dict[NodePhase, str] = {NodePhase.JOINED: "green", NodePhase.GONE: "red"}
+_RANK_STYLES: dict[RankPhase, str] = {
+    RankPhase.RUNNING: "green",
+    RankPhase.EXITED: "",
+    RankPhase.STOPPED: "dim",
+}
+
+
+class View:
+    """A live picture of a run; give it every event, and print it whenever you like."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._narrator = Narrator()
+        self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
+        self.status = RunStatus()
+
+    def take(self, event: AnyEvent) -> None:
+        self.status = advance(self.status, event)
+        self._lines.extend(self._narrator.tell(event))
+
+    def note(self, text: str) -> None:
+        """Say something that is no event."""
+        self._lines.append(text)
+
+    def __rich__(self) -> RenderableType:
+        recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
+        findings = [block(finding) for finding in self.status.findings[-FINDINGS_SHOWN:]]
+        return Group(picture(self.status, self._clock()), Text(), recent, *findings)
+
+
+def picture(status: RunStatus, now: float) -> RenderableType:
+    """Headline, progress, and the table of nodes and ranks."""
+    parts: list[RenderableType] = [_headline(status, now), *_progress(status, now)]
+    if status.waiting_for:
+        parts.append(Text(clean(status.waiting_for), style="yellow"))
+    if status.nodes:
+        parts += [Text(), nodes_table(status)]
+    return Group(*parts)
+
+
+def _headline(status: RunStatus, now: float) -> Text:
+    end = now if status.finished_at is None else status.finished_at
+    age = duration(end - status.created_at) if status.created_at is not None else ""
+    restarts = count(status.restarts, "restart") if status.restarts else ""
+    facts = [fact for fact in (age, restarts) if fact]
+    phase = (status.phase.value, _PHASE_STYLES[status.phase])
+    return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
+
+
+def _progress(status: RunStatus, now: float) -> Iterator[Text]:
+    lead = status.lead
+    if lead.step is None:
+        return
+    figures = [_step(lead)]
+    if lead.loss is not None:
+        figures.append(f"loss {lead.loss:.4g}")
+    if status.tokens_per_s is not None:
+        figures.append(f"{status.tokens_per_s:,.0f} tokens/s")
+    if lead.seconds_per_step is not None:
+        figures.append(f"{duration(lead.seconds_per_step)} a step")
+    if lead.remaining_s is not None and status.phase is Phase.RUNNING:
+        figures.append(f"{duration(lead.remaining_s)} left")
+    yield Text("   ".join(figures))
+    if status.checkpoint is not None:
+        ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
+        yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")
+
+
+def _step(replica: ReplicaStatus) -> str:
+    if replica.step is None or not replica.total_steps:
+        return f"step {replica.step}"
+    fraction = min(1.0, replica.step / replica.total_steps)
+    done = round(fraction * BAR_WIDTH)
+    return f"step {replica.step}/{replica.total_steps} {'█' * done}{'░' * (BAR_WIDTH - done)} {fraction:.0%}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    node: NodeStatus
+    ranks: str
+    pids: str
+    doing: Text
+    well: bool
+
+
+def nodes_table(status: RunStatus) -> Table:
+    """Nodes with their ranks; where they are too many, those that are not well come first and the rest is counted."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("node", "host", "state", "rank", "process", "doing"):
+        table.add_column(heading, no_wrap=heading != "doing", overflow="fold")
+    rows = list(_rows(status))
+    hidden: list[_Row] = []
+    if len(rows) > MOST_ROWS:
+        rows.sort(key=lambda row: row.well)
+        rows, hidden = rows[: MOST_ROWS - 1], rows[MOST_ROWS - 1 :]
+    named: set[str] = set()
+    for row in rows:
+        first = row.node.name not in named
+        named.add(row.node.name)
+        state = Text(row.node.phase.value, style=_NODE_STYLES.get(row.node.phase, "yellow"))
+        who = (row.node.name, clean(row.node.hostname), state) if first else ("", "", "")
+        table.add_row(*who, row.ranks, row.pids, row.doing)
+    if hidden:
+        well = ", all well" if all(row.well for row in hidden) else ""
+        table.add_row(f"and {len(hidden)} more{well}")
+    return table
+
+
+def _rows(status: RunStatus) -> Iterator[_Row]:
+    ranks: dict[int, list[RankStatus]] = {}
+    for replica in status.replicas.values():
+        for rank in replica.ranks.values():
+            ranks.setdefault(rank.node, []).append(rank)
+    one_each = sum(map(len, ranks.values())) <= MOST_ROWS
+    for node in status.nodes.values():
+        mine = ranks.get(node.node, [])
+        if one_each and mine:
+            for rank in mine:
+                yield _Row(node, str(rank.rank), str(rank.pid or ""), _doing([rank]), _well(node, [rank]))
+        else:
+            numbers = listed([rank.rank for rank in mine])
+            yield _Row(node, numbers, "", _doing(mine), _well(node, mine))
+
+
+def _well(node: NodeStatus, ranks: list[RankStatus]) -> bool:
+    return node.phase is NodePhase.JOINED and all(rank.phase in (RankPhase.RUNNING, RankPhase.EXITED) for rank in ranks)
+
+
+def _doing(ranks: list[RankStatus]) -> Text:
+    """What these ranks do, equal ones drawn together: `running`, or `0-6 running; 7 exited with code 1 at step 41`."""
+    groups: dict[tuple[RankPhase, str], list[int]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.phase, _words(rank)), []).append(rank.rank)
+    told = Text()
+    for (phase, words), numbers in groups.items():
+        prefix = f"{listed(numbers)} " if len(groups) > 1 else ""
+        told.append("; " if told else "")
+        told.append(f"{prefix}{words}", style=_RANK_STYLES.get(phase, "red"))
+    return told
+
+
+def _words(rank: RankStatus) -> str:
+    if rank.phase in (RankPhase.RUNNING, RankPhase.STOPPED, RankPhase.LOST):
+        return rank.phase.value
+    at = f" at step {rank.last_step}" if rank.last_step is not None else ""
+    return clean(f"{rank.detail or rank.phase.value}{at}")

@@ -1,0 +1,181 @@
+"""Owns the loop that follows a run on the terminal: events in, a live view, lines or JSON out, Ctrl-C understood.
+
+The run does not depend on it: when the terminal closes, this process ends and the run goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from holdfast import api
+from holdfast.cli.lines import Narrator
+from holdfast.cli.output import Output, console, is_plain, say, say_json
+from holdfast.cli.summary import print_summary
+from holdfast.errors import HoldfastError
+from holdfast.events import AnyEvent, RunFinished
+from holdfast.folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+REDRAW_S = 0.125
+"""Least time between two pictures; faster than that, nobody reads them."""
+
+Answer = Callable[[int], str | None]
+"""Given how often Ctrl-C was pressed, does something about it and says what; None leaves the run to itself."""
+
+
+def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> int | None:
+    """Show a run until it ends, then how it went; returns its exit code, or None when it was left to itself."""
+    with _screen(output) as screen:
+        code = _show(run, screen, presses, answer)
+    if code is None:
+        console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
+    elif output is Output.TEXT:
+        print_summary(run, output)
+    return code
+
+
+def _show(run: RunFolder, screen: Screen, presses: Presses, answer: Answer) -> int | None:
+    answered = 0
+    for event in api.follow(run):
+        screen.take(event)
+        if isinstance(event, RunFinished):
+            return event.exit_code
+        while answered < presses.count:
+            answered += 1
+            words = answer(answered)
+            if words is None:
+                return None
+            screen.note(words)
+    return None
+
+
+def cancel_run(run: RunFolder) -> Answer:
+    """Ctrl-C ends the run: gently, then at once; the third time it only leaves."""
+
+    def answer(pressed: int) -> str | None:
+        if pressed > 2:
+            return None
+        try:
+            api.cancel(run, force=pressed == 2)
+        except HoldfastError as error:
+            return f"the run could not be told to end: {error}; Ctrl-C again to try once more"
+        return "ending the run at once" if pressed == 2 else "ending the run; Ctrl-C again ends it at once"
+
+    return answer
+
+
+def leave_run(pressed: int) -> None:
+    """Ctrl-C leaves the run alone."""
+
+
+class Presses:
+    """Counts Ctrl-C instead of being ended by it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class Screen(Protocol):
+    """A way to show a run; `take` gets None where nothing has happened for a while."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def take(self, event: AnyEvent | None) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def _screen(output: Output) -> Screen:
+    if output is Output.JSON:
+        return JsonScreen()
+    return LineScreen() if is_plain(sys.stdout) else LiveScreen()
+
+
+class _Lasting:
+    """A screen that needs no cleaning up."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        return
+
+
+class JsonScreen(_Lasting):
+    """Every event as one line of JSON."""
+
+    def take(self, event: AnyEvent | None) -> None:
+        if event is not None:
+            say_json(event)
+
+    def note(self, text: str) -> None:
+        console(stderr=True).print(text)
+
+
+class LineScreen(_Lasting):
+    """Notable events as plain lines."""
+
+    def __init__(self) -> None:
+        self._narrator = Narrator()
+
+    def take(self, event: AnyEvent | None) -> None:
+        if event is not None:
+            for line in self._narrator.tell(event):
+                say(line)
+
+    def note(self, text: str) -> None:
+        say(text)
+
+
+class LiveScreen:
+    """A picture that is drawn again and again, and gone at the end."""
+
+    def __init__(self) -> None:
+        from holdfast.cli.view import View
+
+        self._view = View(time.time)
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> Self:
+        from rich.console import Console
+        from rich.live import Live
+
+        screen = Console(markup=False, highlight=False, emoji=False)
+        self._live: Live = Live(self._view, console=screen, auto_refresh=False, transient=True)
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._live.stop()
+
+    def take(self, event: AnyEvent | None) -> None:
+        if event is not None:
+            self._view.take(event)
+        now = time.monotonic()
+        if now - self._drawn_at >= REDRAW_S:
+            self._drawn_at = now
+            self._live.refresh()
+
+    def note(self, text: str) -> None:
+        self._view.note(text)

@@ -1,0 +1,280 @@
+"""The controller's process: puts the machine, the back end and the port together for one run.
+
+`python -m holdfast.server RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD`, started by a keeper that holds the two listening
+sockets, and to whose pipe it beats.
+One application answers on both: agents come in over TCP, this user's commands over the Unix socket; each shows the
+token, and without it nothing answers but the refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+import holdfast
+from holdfast.control.commands import Start
+from holdfast.control.controller import Controller, NotItsOwn
+from holdfast.control.machine import Machine
+from holdfast.errors import ExitCode
+from holdfast.events import AgentJoined, CancelRequested, CheckpointRequested, DrillRequested, RunCreated, RunFinished
+from holdfast.events.log import EventReader, EventWriter, last_event
+from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.launch.environment import Attempt, launches
+from holdfast.launch.local.backend import LocalBackend
+from holdfast.launch.local.isolation import isolation_for
+from holdfast.launch.local.share import shares
+
+log = logging.getLogger("holdfast.controller")
+
+BODY_LIMIT_BYTES = 64 * 1024
+MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
+BEAT_S = 1.0
+"""Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/local/keeper.py)."""
+JOIN_S = 10.0
+"""Seconds a new connection gets to say who it is."""
+
+
+class _Peer:
+    """One agent's WebSocket; orders go out in the order in which they were given."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+        self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def send(self, order: Order) -> None:
+        self._orders.put_nowait(encode(order))
+
+    def close(self, reason: str) -> None:
+        self._orders.put_nowait(None)
+
+    async def pump(self) -> None:
+        """Send what is queued until the connection is closed from either side."""
+        while (order := await self._orders.get()) is not None:
+            try:
+                await self._websocket.send_bytes(order)
+            except (WebSocketDisconnect, RuntimeError):
+                return
+        await self._websocket.close()
+
+
+_NOT_TAKEN_IN = (OSError, AssertionError)
+"""The log could not be written, or the machine met what it holds to be impossible."""
+
+_NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, NotItsOwn)
+"""What garbage raises: for its form, or for its meaning."""
+
+
+class Port:
+    """The controller's one port: agents' WebSocket and this user's commands, all behind the token."""
+
+    def __init__(self, controller: Controller, token: str) -> None:
+        self._controller = controller
+        self._token = token.encode()
+        self._routes = Starlette(
+            routes=[
+                WebSocketRoute("/v1/agent", self._agent),
+                Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
+                Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
+                Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a connection that shows the token; refuse any other before it learns what there is."""
+        connection = HTTPConnection(scope)
+        if self._admits(connection):
+            await self._routes(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).close(code=1008)
+        else:
+            await JSONResponse({"error": "refused"}, status_code=401)(scope, receive, send)
+
+    def _admits(self, connection: HTTPConnection) -> bool:
+        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), self._token):
+            return True
+        peer = connection.client.host if connection.client else "this machine"
+        log.warning("refused a connection from %s to %r: wrong or missing token", peer, connection.url.path[:200])
+        return False
+
+    def _taking(
+        self, kind: type[CancelRequested | DrillRequested | CheckpointRequested]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that takes one kind of request in as an event of ours, of now."""
+
+        async def endpoint(request: Request) -> Response:
+            body = b""
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_LIMIT_BYTES:
+                    return JSONResponse({"error": "too large"}, status_code=413)
+            try:
+                asked = msgspec.json.decode(body, type=kind)
+                self._controller.feed(msgspec.structs.replace(asked, at=time.time(), source="", seq=0))
+            except _NOT_UNDERSTOOD as error:
+                return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
+            except _NOT_TAKEN_IN as error:
+                _give_way(error)
+            return JSONResponse({"ok": True})
+
+        return endpoint
+
+    async def _agent(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            first = agent_message_decoder.decode(await asyncio.wait_for(websocket.receive_bytes(), JOIN_S))
+        except (TimeoutError, WebSocketDisconnect, *_NOT_UNDERSTOOD):
+            first = None
+        if not isinstance(first, AgentJoined) or first.protocol != PROTOCOL:
+            log.warning("refused an agent that does not speak version %s of the protocol: %s", PROTOCOL, first)
+            await _close(websocket)
+            return
+        peer = _Peer(websocket)
+        pump = asyncio.ensure_future(peer.pump())
+        link = None
+        try:
+            link = self._controller.agent_joined(peer, first)
+            while True:
+                text = await websocket.receive_bytes()
+                if link is not None:
+                    self._controller.agent_said(link, [agent_message_decoder.decode(text)])
+        except WebSocketDisconnect:
+            pass
+        except _NOT_UNDERSTOOD as error:
+            log.error("node%s's agent said something that is not of this protocol: %s", first.node, error)
+            await _close(websocket)
+        except _NOT_TAKEN_IN as error:
+            _give_way(error)
+        finally:
+            pump.cancel()
+            if link is not None:
+                self._controller.agent_left(link)
+
+
+def _give_way(error: BaseException) -> NoReturn:
+    """What could not be taken in (a full disk, say) must not go unseen: another controller starts from the log."""
+    log.critical("the controller failed and will be restarted from its log", exc_info=error)
+    os._exit(ExitCode.INTERNAL)
+
+
+async def _close(websocket: WebSocket) -> None:
+    """Close a connection that does not keep to the protocol; it may be closed already."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        await websocket.close(code=1002)
+
+
+def uvicorn_config(port: Port) -> uvicorn.Config:
+    """How the port is served: quiet about itself, with limits, at once over when the run is."""
+    return uvicorn.Config(
+        port,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws_max_size=MESSAGE_LIMIT_BYTES,
+        ws_per_message_deflate=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+
+
+async def _beat(keeper: int) -> None:
+    """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
+    os.set_blocking(keeper, False)
+    while True:
+        with contextlib.suppress(OSError):  # the keeper is gone, or stopped
+            os.write(keeper, b".")
+        await asyncio.sleep(BEAT_S)
+
+
+async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket, keeper: int) -> None:
+    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat."""
+    if isinstance(last_event(folder.events), RunFinished):
+        folder.secrets.unlink(missing_ok=True)
+        return
+    beat = asyncio.ensure_future(_beat(keeper))
+    accepted = Accepted.model_validate_json(folder.job.read_text())
+    private = json.loads(folder.secrets.read_text())
+    host, port = agents.getsockname()[:2]
+    writer = EventWriter(folder.events)
+    begun = folder.events.stat().st_size > 0
+    backend = LocalBackend(
+        folder=folder,
+        accepted=accepted,
+        isolation=isolation_for(accepted.isolation, folder.run),
+        url=f"ws://{host}:{port}/v1/agent",
+    )
+    share = shares(accepted.job, os.environ)
+
+    def start_orders(start: Start, node: int, members: tuple[int, ...]) -> StartRanks:
+        attempt = Attempt(
+            replica=start.replica,
+            replica_count=1,
+            attempt=start.attempt,
+            nodes=members,
+            master_addr=start.master_addr,
+            master_port=start.master_port,
+        )
+        return StartRanks(
+            replica=start.replica,
+            attempt=start.attempt,
+            ranks=launches(accepted, folder, attempt, node, private["secrets"], share[node]),
+            step_deadline_s=accepted.job.recovery.step_deadline_s,
+        )
+
+    controller = Controller(
+        machine=Machine(accepted.job),
+        writer=writer,
+        history=EventReader(folder.events).read(),
+        backend=backend,
+        start_orders=start_orders,
+        incarnation=secrets.token_hex(4),
+    )
+    if not begun:
+        job = accepted.job.model_dump(mode="json", exclude_defaults=True)
+        created = RunCreated(at=accepted.created_at, run=folder.run, job=job, version=holdfast.__version__)
+        controller.feed(created)
+    config = uvicorn_config(Port(controller, folder.token.read_text().strip()))
+    server = uvicorn.Server(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
+    if not controller.finished:
+        await controller.run()
+    folder.secrets.unlink(missing_ok=True)
+    server.should_exit = True
+    await serving
+    beat.cancel()
+    writer.close()
+
+
+def main() -> None:
+    """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    folder, *handed_down = sys.argv[1:]
+    agents, clients, keeper = map(int, handed_down)
+    asyncio.run(serve(RunFolder(Path(folder)), socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What the verbs answer where no run is started, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import api
+from holdfast.cli import VERBS
+from holdfast.cli.failures import wants_json
+from holdfast.errors import ExitCode
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+
+def test_no_word_shows_the_verbs(cli: Cli) -> None:
+    answer = cli()
+    assert answer.code == ExitCode.OK
+    for verbs in VERBS.values():
+        for verb in verbs:
+            assert f"  {verb.__name__} " in answer.out
+
+
+def test_help_of_each_verb_fits_its_line(cli: Cli) -> None:
+    assert "..." not in cli("--help").out.partition("Describe:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rnu"], "Did you mean 'run'"),
+        (["run", "--nodez", "2"], "--nodes"),
+        (["run", "--nodes", "two"], "it must be a whole number"),
+        (["logs", "--rank"], "--rank"),
+        (["drill"], "action"),
+        (["drill", "smash", "rank:1"], "'smash' is none of 'kill', 'stop'"),
+        (["drill", "kill", "rank"], "`rank` is nothing that can be broken"),
+        (["drill", "kill", "rank:-1"], "nothing that can be broken"),
+        (["drill", "kill", "rank:1:2"], "nothing that can be broken"),
+        (["drill", "kill", "controller:0"], "nothing that can be broken"),
+        (["run", "job.yaml", "--", "true"], "a job file and a command were given"),
+    ],
+)
+def test_wrong_command_line_is_told_in_findings(cli: Cli, words: list[str], told: str) -> None:
+    answer = cli(*words)
+    assert answer.code == ExitCode.USAGE
+    assert told in answer.err
+    assert answer.err.startswith("error: ")
+    refused = json.loads(cli(*[*words[:1], "-o", "json", *words[1:]]).err)
+    assert refused["exit_code"] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "json_wanted"),
+    [
+        (["ps", "-o", "json"], True),
+        (["ps", "-ojson"], True),
+        (["ps", "--output=json"], True),
+        (["ps", "-o", "text"], False),
+        (["run", "--", "x", "-o", "json"], False),
+        (["-o"], False),
+    ],
+)
+def test_json_is_wanted_where_a_flag_of_ours_says_so(words: list[str], *, json_wanted: bool) -> None:
+    assert wants_json(words) is json_wanted
+
+
+def test_init_writes_a_file_that_validates_and_never_overwrites(cli: Cli) -> None:
+    assert cli("init").code == ExitCode.OK
+    Path("train.py").touch()
+    written = Path("job.yaml").read_text()
+    again = cli("init")
+    assert again.code == ExitCode.USAGE
+    assert "[file-exists]" in again.err
+    assert Path("job.yaml").read_text() == written
+    assert cli("init", "nowhere/job.yaml").code == ExitCode.NOT_FOUND
+    assert "job.yaml" in cli("validate").out
+
+
+def test_validate_tells_every_problem_of_every_file(cli: Cli) -> None:
+    Path("good.yaml").write_text("command: [python3, -c, pass]\n")
+    Path("bad.yaml").write_text("comand: x\nnodes: none\n")
+    answer = cli("validate", "good.yaml", "bad.yaml", "gone.yaml")
+    assert answer.code == ExitCode.INVALID_JOB
+    assert "good.yaml: can run" in answer.out
+    assert "bad.yaml:1" in answer.out
+    assert "bad.yaml:2" in answer.out
+    assert "gone.yaml: cannot run" in answer.out
+    told = cli("validate", "good.yaml", "bad.yaml", "-o", "json").data
+    assert [(one["file"], one["valid"]) for one in told] == [("good.yaml", True), ("bad.yaml", False)]
+    assert cli("validate", "good.yaml").code == ExitCode.OK
+
+
+def test_validate_refuses_what_cannot_run_here(cli: Cli) -> None:
+    Path("job.yaml").write_text("command: no-such-program-anywhere\n")
+    answer = cli("validate")
+    assert answer.code == ExitCode.IMPOSSIBLE
+    assert "no-such-program-anywhere" in answer.out
+
+
+def test_warnings_are_told_with_their_lines_before_anything_starts(cli: Cli) -> None:
+    Path("job.yaml").write_text("image: foo\ncommand: [echo, '&&']\nenv: {MY_TOKEN: x}\n")
+    for verb in ("validate", "run"):
+        answer = cli(verb)
+        told = answer.out if verb == "validate" else answer.err
+        assert answer.code == ExitCode.OK
+        for line, code in ((1, "not-used-locally"), (2, "shell-syntax"), (3, "secret-in-env")):
+            assert f"job.yaml:{line}" in told
+            assert f"[{code}]" in told
+    assert "[shell-syntax]" in cli("render").err
+    told = json.loads(cli("run", "-o", "json", "--set", "image=foo", "--", "true").err)
+    assert [(one["code"], one["where"]) for one in told["findings"]] == [("not-used-locally", "--set image")]
+
+
+def test_profiles_beside_the_job_and_in_the_current_folder_are_found(cli: Cli) -> None:
+    for folder, name in ((Path("jobs"), "near"), (Path(), "here")):
+        (folder / ".holdfast" / "profiles").mkdir(parents=True)
+        (folder / ".holdfast" / "profiles" / f"{name}.yaml").write_text("backend: local\n")
+    Path("jobs/job.yaml").write_text("command: 'true'\n")
+    for name in ("near", "here"):
+        assert cli("validate", "jobs/job.yaml", "--on", name).code == ExitCode.OK
+    assert cli("profile").out == "here\nlocal\n"
+
+
+def test_render_takes_a_command_and_shows_no_secret(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    words = ["render", "--nodes", "2", "--name", "shown", "--set", "secrets={TOKEN: {env: MY_TOKEN}}"]
+    answer = cli(*words, "--", "python3", "-c", "pass", "--set", "theirs")
+    assert answer.code == ExitCode.OK
+    assert "WORLD_SIZE=2" in answer.out
+    assert "--set theirs" in answer.out
+    told = cli(*words, "-o", "json", "--", "python3")
+    assert told.data["job"]["name"] == "shown"
+    assert "hunter2" not in answer.out + told.out
+
+
+def test_schema_is_json(cli: Cli) -> None:
+    assert "command" in cli("schema").data["properties"]
+
+
+def test_fabrics_and_profiles_are_listed_and_shown(cli: Cli) -> None:
+    assert "infiniband" in cli("fabric").out
+    assert "NCCL_NET=IB" in cli("fabric", "infiniband").out
+    assert [row["name"] for row in cli("fabric", "efa", "-o", "json").data] == ["efa"]
+    assert "[unknown-fabric]" in cli("fabric", "token-ring").err
+    assert cli("profile").out == "local\n"
+    assert "backend: local" in cli("profile", "local").out
+    assert cli("profile", "local", "-o", "json").data["backend"] == "local"
+    assert cli("profile", "moon").code == ExitCode.NOT_FOUND
+
+
+def test_no_runs_is_said_plainly(cli: Cli) -> None:
+    assert cli("ps").out.startswith("no runs yet")
+    assert cli("ps", "-o", "json").data == []
+    for verb in ("status", "logs", "events", "attach", "cancel"):
+        assert cli(verb).code == ExitCode.NOT_FOUND
+
+
+def test_fault_of_our_own_keeps_its_details_in_a_file(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("impossible sum")
+
+    monkeypatch.setattr(api, "runs", broken)
+    answer = cli("ps")
+    assert answer.code == ExitCode.INTERNAL
+    assert "[internal]" in answer.err
+    assert "Traceback" not in answer.err + answer.out
+    (details,) = (home / "faults").iterdir()
+    assert str(details) in answer.err
+    assert "impossible sum" in details.read_text()
+    assert stat.S_IMODE(details.stat().st_mode) == 0o600
+
+
+def test_refusal_of_the_system_is_no_fault_of_ours(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "/full/disk")
+
+    monkeypatch.setattr(api, "runs", full)
+    answer = cli("ps")
+    assert answer.code == ExitCode.IMPOSSIBLE
+    assert "No space left on device" in answer.err
+    assert "/full/disk" in answer.err
+    assert not (home / "faults").exists()
+
+
+def test_interrupted_verb_ends_as_cancelled(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "runs", interrupted)
+    assert cli("ps").code == ExitCode.CANCELLED
+
+
+def make_run(name: str, *lines: bytes) -> RunFolder:
+    """A run that nobody keeps, with this log."""
+    run = RunFolder.create(name)
+    job = api.load_job(None, command=["true"])
+    run.job.write_text(Accepted(job=job, base="/", created_at=1.0, fabric="tcp").model_dump_json(exclude_defaults=True))
+    run.events.write_bytes(b"".join(line + b"\n" for line in lines))
+    return run
+
+
+def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
+    newer = make_run("newer", b'{"type":"run-created","at":1,"run":"newer","format":99,"job":{},"nodes":1}')
+    damaged = make_run("damaged", b"\xff{", b'{"type":"rank-exited"')
+    whole = make_run("whole", b'{"type":"run-created","at":1,"run":"whole","job":{}}')
+    told = {one["run"]: one["phase"] for one in cli("ps", "-o", "json").data}
+    assert told == {newer.run: "unreadable", damaged.run: "unreadable", whole.run: "pending"}
+    assert cli("ps").out.count("unreadable") == 2
+    assert "[log-too-new]" in cli("status", newer.run).err
+
+
+def test_run_without_a_controller_is_said_with_what_to_do(cli: Cli) -> None:
+    run = make_run("lonely").run
+    assert f"`holdfast attach {run}`" in cli("ps").out
+    assert "[controller-gone]" in cli("status").out
+    assert cli("status", "-o", "json").data["abandoned"] is True

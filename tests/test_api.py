@@ -1,0 +1,100 @@
+"""What the functions of api.py say of a run whose controller is silent, gone, over, or could not be started."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import api
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import DrillAction, DrillTarget, Outcome, RunFinished
+from holdfast.events.log import EventWriter
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.report.status import Phase
+
+ENDED = RunFinished(at=2.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished")
+
+
+@pytest.fixture
+def run(home: Path) -> RunFolder:
+    """A run that was accepted, and that nobody keeps."""
+    folder = RunFolder.create("lonely")
+    job = api.load_job(None, command=["true"])
+    folder.job.write_text(
+        Accepted(job=job, base="/", created_at=1.0, fabric="tcp").model_dump_json(exclude_defaults=True)
+    )
+    for path in (folder.token, folder.secrets):
+        path.write_text("{}")
+    return folder
+
+
+def end(run: RunFolder) -> None:
+    writer = EventWriter(run.events)
+    writer.append([ENDED])
+    writer.close()
+
+
+def code_of(raised: pytest.ExceptionInfo[HoldfastError]) -> str:
+    return raised.value.findings[0].code
+
+
+def test_two_who_look_at_once_do_not_take_each_other_for_a_controller(run: RunFolder) -> None:
+    looking = RunFolder(run.path)._locked(fcntl.LOCK_SH)
+    assert looking is not None
+    assert not run.alive()
+    assert run.lock() is None
+
+
+def test_controller_that_is_gone_is_told_from_one_that_is_silent(run: RunFolder) -> None:
+    with pytest.raises(HoldfastError) as raised:
+        api.cancel(run)
+    assert code_of(raised) == "controller-gone"
+    assert raised.value.findings[0].remedy == f"holdfast attach {run.run}"
+    assert run.lock() is not None
+    with pytest.raises(HoldfastError) as raised:
+        api.cancel(run)
+    assert code_of(raised) == "controller-silent"
+
+
+def test_run_that_is_over_cannot_be_cancelled_or_drilled(run: RunFolder) -> None:
+    end(run)
+    with pytest.raises(HoldfastError) as raised:
+        api.cancel(run)
+    assert code_of(raised) == "run-finished"
+    with pytest.raises(HoldfastError) as raised:
+        api.drill(run, target=DrillTarget.RANK, index=99, action=DrillAction.KILL)
+    assert code_of(raised) == "run-finished"
+    assert api.status(run).phase is Phase.SUCCEEDED
+    assert api.summary(run).exit_code == 0
+
+
+def test_keeper_that_cannot_start_is_said_and_leaves_no_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/ls")
+    with pytest.raises(HoldfastError) as raised:
+        api.start(api.load_job(None, command=["true"]), "local", base=Path("/"))
+    assert code_of(raised) == "start-failed"
+    assert "ls" in "".join(raised.value.findings[0].evidence)
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_checkpoints_go_to_the_profiles_storage(home: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "shared.yaml").write_text("storage: /shared\n")
+    text = api.render(api.load_job(None, command=["true"]), "shared", base=tmp_path)
+    assert "HOLDFAST_CHECKPOINT_PATH=/shared/" in text
+
+
+def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(run: RunFolder, accepted: Accepted) -> None:
+        run.lock()
+        raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE)
+
+    monkeypatch.setattr(api, "_keep", beaten)
+    assert not api.revive(run)

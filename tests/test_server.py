@@ -1,0 +1,337 @@
+"""The real port on loopback: who gets in, what is refused, and that garbage hurts nobody but its sender."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from holdfast import server
+from holdfast.control.controller import Controller
+from holdfast.control.machine import Machine
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyEvent,
+    CancelRequested,
+    CheckpointRequested,
+    ControllerStarted,
+    DrillRequested,
+    FindingRaised,
+    RunCreated,
+)
+from holdfast.events.log import EventWriter, read_events
+from holdfast.events.orders import Acknowledge, order_decoder
+from holdfast.findings import Finding
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job, Nodes
+
+TOKEN = "correct-horse-battery-staple"
+encode = msgspec.json.Encoder().encode
+
+CANCEL = encode(CancelRequested(at=1.0, by="test"))
+
+
+class Nowhere:
+    """A back end that makes nothing."""
+
+    def render(self, job: Job) -> str:
+        return ""
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None: ...
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        await asyncio.Event().wait()
+        yield NodeObservation(place=NodePlace(node=0, generation=0), reason="never")
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        return None
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None: ...
+
+    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+
+    async def cancel(self) -> None: ...
+
+
+@dataclass
+class Site:
+    """A listening port and the log behind it."""
+
+    url: str
+    log: Path
+
+    def client(self, token: str | None = TOKEN) -> httpx.AsyncClient:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.AsyncClient(base_url=f"http://{self.url}", headers=headers, timeout=10, trust_env=False)
+
+    def agent(self, token: str = TOKEN) -> connect:
+        headers = {"Authorization": f"Bearer {token}"}
+        return connect(f"ws://{self.url}/v1/agent", additional_headers=headers, proxy=None)
+
+    def events(self, *kinds: type[AnyEvent]) -> list[AnyEvent]:
+        return [event for event in read_events(self.log) if isinstance(event, kinds)]
+
+
+@contextlib.asynccontextmanager
+async def site(folder: Path) -> AsyncIterator[Site]:
+    writer = EventWriter(folder / "events.jsonl")
+    controller = Controller(
+        machine=Machine(Job(command=("train",), nodes=Nodes(min=3, max=3))),
+        writer=writer,
+        history=[],
+        backend=Nowhere(),
+        start_orders=lambda *_: pytest.fail("nothing is started here"),
+        incarnation="c",
+    )
+    controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = server.uvicorn_config(server.Port(controller, TOKEN))
+    uvicorn_server = uvicorn.Server(settings)
+    serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[listener]))
+    try:
+        yield Site(url="{}:{}".format(*listener.getsockname()), log=folder / "events.jsonl")
+    finally:
+        uvicorn_server.should_exit = True
+        await serving
+        writer.close()
+
+
+def play(folder: Path, scene: Callable[[Site], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30), site(folder) as here:
+            await scene(here)
+
+    asyncio.run(whole())
+
+
+def joined(node: int) -> bytes:
+    return encode(
+        AgentJoined(
+            at=1.0,
+            source=f"node{node}.0/i",
+            node=node,
+            generation=0,
+            incarnation="i",
+            hostname="h",
+            address="127.0.0.1",
+            port=4000,
+            pid=1,
+        )
+    )
+
+
+def found(node: int, seq: int) -> bytes:
+    finding = Finding(code="said", what="something")
+    return encode(FindingRaised(at=1.0, source=f"node{node}.0/i", seq=seq, finding=finding))
+
+
+async def acknowledged(agent: ClientConnection, seq: int) -> None:
+    while True:
+        order = order_decoder.decode(await agent.recv())
+        if isinstance(order, Acknowledge) and order.seq >= seq:
+            return
+
+
+WRONG_TOKENS = [None, "mistaken", TOKEN[:-1], TOKEN + "x", "ünknown"]
+
+
+def test_request_without_the_token_is_refused_the_same_everywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = ["/v1/cancel", "/v1/agent", "/v1/nothing", "/"]
+
+    async def scene(here: Site) -> None:
+        async with here.client(None) as client:
+            for path, token in itertools.product(paths, WRONG_TOKENS):
+                headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+                for method in ("GET", "POST"):
+                    answer = await client.request(method, path, content=CANCEL, headers=headers)
+                    assert answer.status_code == 401
+                    assert answer.json() == {"error": "refused"}
+                    assert "server" not in answer.headers
+        assert here.events(CancelRequested) == []
+
+    with caplog.at_level(logging.WARNING):
+        play(tmp_path, scene)
+    refusals = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(refusals) == 2 * len(paths) * len(WRONG_TOKENS)
+    assert all("127.0.0.1" in refusal for refusal in refusals)
+    assert not any(token in caplog.text for token in (TOKEN[:-1], "mistaken", "ünknown"))
+
+
+def test_basic_authorization_with_the_token_is_refused(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client(None) as client:
+            answer = await client.post("/v1/cancel", content=CANCEL, headers={"Authorization": f"Basic {TOKEN}"})
+        assert answer.status_code == 401
+
+    play(tmp_path, scene)
+
+
+def test_agent_without_the_token_is_refused_before_it_is_accepted(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        with pytest.raises(InvalidStatus) as refusal:
+            async with here.agent("wrong"):
+                pass
+        assert refusal.value.response.status_code in (401, 403)
+        assert here.events(AgentJoined) == []
+
+    play(tmp_path, scene)
+
+
+def test_path_in_the_log_cannot_forge_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client(None) as client:
+            await client.get("/x%0a2026-01-01 INFO all is well")
+
+    play(tmp_path, scene)
+    assert not any("\n" in record.getMessage() for record in caplog.records if record.name == "holdfast.controller")
+
+
+def test_requests_with_the_token_reach_the_log_as_our_own_of_now(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        drill = b'{"type":"drill-requested","at":1,"target":"rank","index":1,"action":"kill"}'
+        forged = b'{"type":"checkpoint-requested","at":1,"source":"node0.0/i","seq":99}'
+        async with here.client() as client:
+            for path, body in (("drill", drill), ("checkpoint", forged), ("cancel", CANCEL)):
+                answer = await client.post(f"/v1/{path}", content=body)
+                assert (answer.status_code, answer.json()) == (200, {"ok": True})
+        for event in here.events(DrillRequested, CheckpointRequested, CancelRequested):
+            assert event.at > 1e9
+            assert (event.source, event.seq) == ("", 0)
+
+    play(tmp_path, scene)
+
+
+def test_body_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client() as client:
+            answer = await client.post("/v1/cancel", content=b" " * (server.BODY_LIMIT_BYTES + 1))
+        assert answer.status_code == 413
+
+    play(tmp_path, scene)
+
+
+GARBAGE = [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b"{}",
+    b'{"type":"run-finished","at":1}',
+    b'{"type":"drill-requested","at":1,"target":"rank","index":"one","action":"kill"}',
+    b'{"type":"drill-requested","at":1e999,"target":"rank","index":1,"action":"kill"}',
+    b'{"type":"drill-requested","at":1,"target":"r\xffnk","index":1,"action":"kill"}',
+    b'{"type":"drill-requested","at":1,"x":' + b"[" * 60_000,
+]
+
+
+def test_garbage_is_answered_with_400_and_changes_nothing(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        before = read_events(here.log)
+        async with here.client() as client:
+            for body in GARBAGE:
+                answer = await client.post("/v1/drill", content=body)
+                assert answer.status_code == 400, body[:80]
+                assert answer.json()["error"] == "not understood"
+            assert read_events(here.log) == before
+            assert (await client.post("/v1/cancel", content=CANCEL)).status_code == 200
+
+    play(tmp_path, scene)
+
+
+async def _gone(agent: ClientConnection) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            await agent.recv()
+
+
+def test_agent_whose_first_word_is_not_a_greeting_is_cut_off_alone(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.agent() as good:
+            await good.send(joined(0))
+            for seq, garbage in enumerate([*GARBAGE, "text", found(0, 1)], 1):
+                async with here.agent() as bad:
+                    await bad.send(garbage)
+                    await _gone(bad)
+                await good.send(found(0, seq))
+                await acknowledged(good, seq)
+        assert len(here.events(AgentJoined)) == 1
+
+    play(tmp_path, scene)
+
+
+def test_agent_that_says_garbage_later_is_cut_off_alone(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        garbages = [*GARBAGE, "text", found(0, 99), joined(0), joined(1)]
+        async with here.agent() as good:
+            await good.send(joined(0))
+            for seq, garbage in enumerate(garbages, 1):
+                async with here.agent() as bad:
+                    await bad.send(joined(1))
+                    await bad.send(garbage)
+                    await _gone(bad)
+                await good.send(found(0, seq))
+                await acknowledged(good, seq)
+            nodes = [event.node for event in here.events(AgentLeft) if isinstance(event, AgentLeft)]
+            assert nodes == [1] * len(garbages)
+        assert len(here.events(FindingRaised)) == len(garbages)
+
+    play(tmp_path, scene)
+
+
+def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "JOIN_S", 0.2)
+
+    async def scene(here: Site) -> None:
+        async with contextlib.AsyncExitStack() as crowd:
+            silent = [await crowd.enter_async_context(here.agent()) for _ in range(20)]
+            good = await crowd.enter_async_context(here.agent())
+            await good.send(joined(2))
+            await good.send(found(2, 1))
+            await acknowledged(good, 1)
+            for one in silent:
+                await _gone(one)
+
+    play(tmp_path, scene)
+
+
+def test_agent_of_a_node_that_does_not_exist_is_told_to_leave(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        for node in (-1, 3, 10**30):
+            async with here.agent() as stranger:
+                await stranger.send(joined(node))
+                assert b"leave" in await stranger.recv()
+        assert here.events(AgentJoined) == []
+
+    play(tmp_path, scene)
+
+
+def test_message_beyond_the_limit_cuts_its_sender_off_alone(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.agent() as good, here.agent() as bad:
+            await good.send(joined(0))
+            await bad.send(joined(1))
+            with contextlib.suppress(ConnectionClosed):
+                await bad.send(b" " * (server.MESSAGE_LIMIT_BYTES + 1))
+            await _gone(bad)
+            await good.send(found(0, 1))
+            await acknowledged(good, 1)
+
+    play(tmp_path, scene)
