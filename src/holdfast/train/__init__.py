@@ -1,0 +1,24 @@
+"""What runs inside a rank: `Session` for any PyTorch loop, and `Text`, data that is always there.
+
+Importing this package loads neither torch nor the session; they come with the first use of a name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.train.environment import Environment
+    from holdfast.train.session import Session
+    from holdfast.train.text import Text
+
+__all__ = ["Environment", "Session", "Text"]
+
+_HOMES = {"Environment": "environment", "Session": "session", "Text": "text"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

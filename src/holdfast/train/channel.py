@@ -1,0 +1,110 @@
+"""Owns the rank's end of its agent's Unix socket: what is sent never waits, what was asked is picked up when polled.
+
+Refuses to own what the messages mean (events/rank.py says what they are, session.py what is done about them), and to
+let an agent that is slow, gone or confused stop training: it is told once on stderr, and the session goes on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.events.rank import AgentToRank, Found, RankMessage, encode, from_agent
+from holdfast.findings import Finding
+
+CONNECT_S = 5.0
+"""An agent listens before it starts its ranks, so that even this is generous."""
+BACKLOG_BYTES = 1 << 20
+"""About 7,000 steps may wait for an agent that is stopped or busy; what comes after is dropped, newest first."""
+READ_BYTES = 1 << 16
+
+
+class Channel:
+    """A line to the agent, or to nobody; no method waits, and none raises because of the agent."""
+
+    def __init__(self, link: socket.socket | None) -> None:
+        self._link = link
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._overflowed = False
+
+    @classmethod
+    def open(cls, path: Path | None, *, rank: int) -> Channel:
+        """Connect to the agent at `path`; without one rank 0 says for all ranks that the session runs alone."""
+        if path is None:
+            if rank == 0:
+                say("no HOLDFAST_RANK_SOCKET: the session runs alone")
+            return cls(None)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(CONNECT_S)
+        try:
+            link.connect(str(path))
+        except OSError as error:
+            link.close()
+            say(f"rank {rank}: cannot reach the agent at {path} ({error}): the session runs alone")
+            return cls(None)
+        link.setblocking(False)
+        return cls(link)
+
+    def send(self, message: RankMessage) -> None:
+        """Hand a message to the kernel, or keep it for the next call when the agent is slow to read."""
+        if self._link is None:
+            return
+        line = encode(message) + b"\n"
+        if len(self._outgoing) + len(line) <= BACKLOG_BYTES:
+            self._outgoing += line
+        elif not self._overflowed:
+            self._overflowed = True
+            say("the agent does not read: reports are dropped until it does")
+        try:
+            sent = self._link.send(self._outgoing)
+            del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._part(str(error))
+
+    def found(self, finding: Finding) -> None:
+        """Tell the agent, and whoever reads the rank's log, what the session noticed."""
+        say(f"{finding.severity}: {'; '.join(filter(None, (finding.what, *finding.evidence, finding.remedy)))}")
+        self.send(Found(finding=finding))
+
+    def requests(self) -> list[AgentToRank]:
+        """What the agent asked since the last call, oldest first; kinds this version does not know are passed over."""
+        self._receive()
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming[:] = rest
+        requests: list[AgentToRank] = []
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                requests.append(from_agent.decode(line))
+        return requests
+
+    def _receive(self) -> None:
+        while self._link is not None:
+            try:
+                received = self._link.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._part(str(error))
+                return
+            if not received:
+                self._part("it closed the connection")
+            self._incoming += received
+
+    def _part(self, why: str) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+            say(f"lost the agent ({why}): the session runs alone")
+
+
+def say(words: str) -> None:
+    """One line for whoever reads the rank's stderr."""
+    sys.stderr.write(f"holdfast: {words}\n")
+    sys.stderr.flush()

@@ -1,0 +1,72 @@
+"""Owns every environment variable that the session reads; nothing else in `train` looks at the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.errors import ExitCode, failure
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What a rank was told when it was started; the defaults are those of a bare `python train.py`."""
+
+    rank: int = 0
+    """`RANK`, as torchrun and holdfast set it."""
+    world_size: int = 1
+    """`WORLD_SIZE`."""
+    rank_socket: Path | None = None
+    """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
+    checkpoint_path: Path | None = None
+    """`HOLDFAST_CHECKPOINT_PATH`: folder of checkpoints, reached by every rank; none means none are taken."""
+    checkpoint_every_steps: int | None = None
+    """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
+    checkpoint_every_s: float | None = None
+    """`HOLDFAST_CHECKPOINT_EVERY_S`: take one when this many seconds have passed since the last."""
+    checkpoint_keep: int = 3
+    """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest are kept."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """Read the variables named above; an unset or empty one takes its default."""
+        rank = _number(variables, "RANK", int, at_least=0)
+        return cls(
+            rank=0 if rank is None else rank,
+            world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,
+            rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
+            checkpoint_path=_path(variables, "HOLDFAST_CHECKPOINT_PATH"),
+            checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
+            checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
+            checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
+        )
+
+
+def _path(variables: Mapping[str, str], name: str) -> Path | None:
+    value = variables.get(name, "")
+    return Path(value) if value else None
+
+
+def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Number], *, at_least: int) -> Number | None:
+    value = variables.get(name, "")
+    if not value:
+        return None
+    try:
+        number = read(value)
+    except ValueError:
+        number = None
+    if number is None or not at_least <= number < float("inf"):
+        raise failure(
+            "environment-not-a-number",
+            f"{name} must be a number of at least {at_least}",
+            exit_code=ExitCode.USAGE,
+            where=name,
+            evidence=(f"{name}={value}",),
+            remedy=f"set {name} to such a number, or unset it",
+        )
+    return number

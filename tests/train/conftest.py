@@ -1,0 +1,73 @@
+"""The other end of a rank's socket, as an agent would hold it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from holdfast.events.rank import Checkpointed, Found, Hello, RankRequest, RankToAgent, Step, encode, from_rank
+
+DEADLINE_S = 60.0
+
+M = TypeVar("M", Hello, Step, Checkpointed, Found)
+
+
+class Line:
+    """One rank's connection; reading waits, with a deadline."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.settimeout(DEADLINE_S)
+        self.link = link
+        self._lines = link.makefile("rb")
+
+    def next(self) -> RankToAgent:
+        line = self._lines.readline()
+        if not line:
+            raise EOFError
+        return from_rank.decode(line)
+
+    def await_(self, kind: type[M], holds: Callable[[M], bool] = lambda _: True) -> M:
+        """The next message of a kind for which something holds; others are passed over."""
+        while True:
+            message = self.next()
+            if isinstance(message, kind) and holds(message):
+                return message
+
+    def rest(self) -> list[RankToAgent]:
+        """Everything until the rank hangs up."""
+        return [from_rank.decode(line) for line in self._lines]
+
+    def ask(self, request: RankRequest) -> None:
+        self.link.sendall(encode(request) + b"\n")
+
+    def close(self) -> None:
+        self._lines.close()
+        self.link.close()
+
+
+class Agent:
+    """Listens where HOLDFAST_RANK_SOCKET points."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._listening.settimeout(DEADLINE_S)
+
+    def accept(self) -> Line:
+        return Line(self._listening.accept()[0])
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Generator[Agent]:
+    agent = Agent(tmp_path / "rank.sock")
+    yield agent
+    agent.close()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.events.rank import CheckpointNow, Hello, Step, StopNow
+from holdfast.findings import Finding
+from holdfast.train.channel import BACKLOG_BYTES, Channel
+
+
+def test_messages_sent_to_an_agent_arrive_in_order(agent):
+    channel = Channel.open(agent.path, rank=3)
+    sent = [Hello(rank=3, pid=1), Step(step=1, started=1.0, ended=2.0, metrics={"loss": 3.5})]
+    for message in sent:
+        channel.send(message)
+    line = agent.accept()
+    assert [line.next(), line.next()] == sent
+
+
+def test_requests_are_picked_up_in_order_and_unknown_kinds_passed_over(agent):
+    channel = Channel.open(agent.path, rank=0)
+    line = agent.accept()
+    assert channel.requests() == []
+    line.ask(CheckpointNow())
+    line.link.sendall(b'{"type":"swap","code":"sha256:0"}\nnot json\n{"type":"stop",')
+    assert channel.requests() == [CheckpointNow()]
+    line.link.sendall(b'"reason":"cancelled"}\n')
+    assert channel.requests() == [StopNow(reason="cancelled")]
+
+
+def test_an_agent_that_does_not_read_delays_nobody_and_is_told_once(agent, capsys):
+    channel = Channel.open(agent.path, rank=0)
+    line = agent.accept()
+    step = Step(step=1, started=1.0, ended=2.0, metrics={"x" * 1000: 1.0})
+    for _ in range(2 * BACKLOG_BYTES // 1000):
+        channel.send(step)
+    assert capsys.readouterr().err.count("does not read") == 1
+    line.link.setblocking(False)
+    assert len(line.link.recv(1 << 24)) > 0
+    channel.send(step)
+
+
+@pytest.mark.parametrize("use", [lambda c: c.requests(), lambda c: c.send(Hello(rank=0, pid=1))])
+def test_an_agent_that_is_gone_is_told_once_and_training_goes_on(agent, capsys, use):
+    channel = Channel.open(agent.path, rank=0)
+    agent.accept().close()
+    for _ in range(3):
+        use(channel)
+    assert capsys.readouterr().err.count("the session runs alone") == 1
+
+
+def test_no_socket_is_said_by_rank_0_only(capsys):
+    for rank in range(3):
+        Channel.open(None, rank=rank).send(Hello(rank=rank, pid=1))
+    assert capsys.readouterr().err == "holdfast: no HOLDFAST_RANK_SOCKET: the session runs alone\n"
+
+
+def test_a_socket_nobody_listens_on_is_said_and_training_goes_on(tmp_path: Path, capsys):
+    channel = Channel.open(tmp_path / "missing.sock", rank=1)
+    channel.found(Finding(code="x", what="something"))
+    assert channel.requests() == []
+    assert "cannot reach the agent" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.errors import HoldfastError
+from holdfast.train.checkpoint import Checkpoints, Training
+from holdfast.train.ranks import Ranks
+
+
+class Counter:
+    """Some state of the user's own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.count = state_dict["count"]
+
+
+def training(width: int = 4) -> Training:
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    return Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=Counter())
+
+
+def train(loop: Training) -> None:
+    loop.optimizer.zero_grad()
+    loop.model(torch.randn(2, 4)).square().sum().backward()
+    loop.optimizer.step()
+    loop.scheduler.step()
+    loop.extra.count += 1
+
+
+def checkpoints(folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1) -> Checkpoints:
+    return Checkpoints(folder, keep=keep, training=loop, ranks=Ranks(world_size=world_size))
+
+
+def weights(loop: Training) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in loop.model.parameters()]
+
+
+def same(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, dict[int, list[torch.Tensor]]]:
+    """A folder with checkpoints of steps 1 and 2, and the weights of each."""
+    loop, kept = training(), {}
+    for step in (1, 2):
+        train(loop)
+        checkpoints(tmp_path, loop).save(step)
+        kept[step] = weights(loop)
+    return tmp_path, kept
+
+
+def test_restore_of_an_empty_or_missing_folder_starts_at_0(tmp_path: Path):
+    assert checkpoints(tmp_path / "none yet", training()).restore() == (0, [])
+
+
+def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
+    first, second = training(), training()
+    train(first)
+    checkpoints(tmp_path, first).save(1)
+    train(first)
+    drawn = torch.rand(1), random.random()
+
+    assert checkpoints(tmp_path, second).restore() == (1, [])
+    train(second)
+    assert (torch.rand(1), random.random()) == drawn
+    assert same(weights(second), weights(first))
+    assert second.optimizer.state_dict()["param_groups"] == first.optimizer.state_dict()["param_groups"]
+    assert second.extra.count == 2
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / "__0_0.distcp").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "__0_0.distcp").write_bytes(content)
+
+
+def truncate(folder: Path) -> None:
+    with (folder / "__0_0.distcp").open("r+b") as file:
+        file.truncate(100)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        truncate,
+        lambda folder: (folder / ".metadata").unlink(),
+        lambda folder: (folder / "host-00000.pt").unlink(),
+        lambda folder: (folder / "seal.json").unlink(),
+        lambda folder: (folder / "seal.json").write_text("{"),
+    ],
+    ids=["bit flipped", "truncated", "no index", "no host file", "no seal", "torn seal"],
+)
+def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, damage):
+    folder, kept = trained
+    damage(folder / "step-00000002")
+    loop = training()
+    step, noticed = checkpoints(folder, loop).restore()
+    assert step == 1
+    assert same(weights(loop), kept[1])
+    assert [finding.code for finding in noticed] == ["checkpoint-damaged"]
+    assert noticed[0].where == str(folder / "step-00000002.damaged")
+    assert noticed[0].evidence
+
+    train(loop)
+    checkpoints(folder, loop).save(2)
+    assert checkpoints(folder, training()).restore() == (2, [])
+
+
+def test_partial_checkpoint_is_cleared_and_the_one_before_loaded(trained):
+    folder, _ = trained
+    (folder / "step-00000002").rename(folder / "step-00000002.partial")
+    assert checkpoints(folder, training()).restore() == (1, [])
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+
+
+def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
+    loop = training()
+    for step in (5, 9, 12, 100):
+        checkpoints(tmp_path, loop, keep=2).save(step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000012", "step-00000100"]
+
+
+def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
+    folder, _ = trained
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(folder, training(width=5)).restore()
+    assert refused.value.findings[0].code == "checkpoint-does-not-fit"
+    assert checkpoints(folder, training()).restore() == (2, [])
+
+
+def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
+    folder, _ = trained
+    sealed = folder / "step-00000002" / "seal.json"
+    sealed.write_text(json.dumps(json.loads(sealed.read_text()) | {"format": 99, "files": {}}))
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(folder, training()).restore()
+    assert refused.value.findings[0].code == "checkpoint-from-later-version"
+    assert sealed.exists()
+
+
+def test_checkpoint_of_another_world_size_is_loaded_and_said(tmp_path: Path):
+    checkpoints(tmp_path, training(), world_size=2).save(7)
+    step, noticed = checkpoints(tmp_path, training()).restore()
+    assert step == 7
+    assert [finding.code for finding in noticed] == ["world-size-changed"]
+
+
+def test_save_where_nothing_can_be_written_is_a_named_failure(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(HoldfastError) as failed:
+        checkpoints(tmp_path / "file", training()).save(1)
+    assert failed.value.findings[0].code == "checkpoint-failed"
+    assert failed.value.findings[0].evidence

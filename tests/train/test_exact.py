@@ -1,0 +1,49 @@
+"""Killed without warning at the worst moments, two ranks end where two that were left alone do, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+LOOP = Path(__file__).with_name("loop.py")
+STEPS = 14
+FAULTS = ("1:6:computing", "0:8:unsealed", "0:12:unnamed")
+DEADLINE_S = 120
+
+
+def run(folder: Path, name: str, fault: str = "-1:-1:never") -> list[int]:
+    """Two ranks to their end; when one of them kills itself the other is killed too, as an agent does it."""
+    variables = {
+        "WORLD_SIZE": "2",
+        "RENDEZVOUS": str(folder / f"meet-{name}-{fault}"),
+        "FAULT": fault,
+        "HOLDFAST_CHECKPOINT_PATH": str(folder / name),
+        "HOLDFAST_CHECKPOINT_EVERY_STEPS": "4",
+    }
+    command = [sys.executable, str(LOOP), str(STEPS), str(folder / name)]
+    ranks = [subprocess.Popen(command, env=os.environ | variables | {"RANK": str(rank)}) for rank in range(2)]
+    doomed = int(fault.partition(":")[0])
+    if doomed >= 0:
+        ranks[doomed].wait(DEADLINE_S)
+        ranks[1 - doomed].kill()
+    return [rank.wait(DEADLINE_S) for rank in ranks]
+
+
+@pytest.mark.slow
+def test_weights_after_kills_in_a_step_and_in_saves_equal_those_of_an_unfailed_run(tmp_path: Path):
+    assert run(tmp_path, "unfailed") == [0, 0]
+    for fault in FAULTS:
+        assert run(tmp_path, "failed", fault)[int(fault[0])] == -signal.SIGKILL
+    assert run(tmp_path, "failed") == [0, 0]
+
+    for rank in range(2):
+        unfailed = torch.load(tmp_path / f"unfailed.{rank}")
+        failed = torch.load(tmp_path / f"failed.{rank}")
+        assert all(torch.equal(one, other) for one, other in zip(unfailed, failed, strict=True))
+    assert not list((tmp_path / "failed").glob("*.partial"))

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Hello, Step, StopNow
+from holdfast.train import Environment, Session
+
+LOOP = Path(__file__).with_name("loop.py")
+
+
+def session(**told: object) -> Session:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Session(model=model, optimizer=optimizer, environment=Environment(**told))
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_package_import_loads_no_torch():
+    code = "import sys, holdfast.train; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_environment_of_a_bare_process_is_one_rank_without_checkpoints():
+    assert Environment.read({"HOLDFAST_CHECKPOINT_PATH": ""}) == Environment()
+
+
+def test_environment_is_read_by_its_documented_names():
+    variables = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "HOLDFAST_RANK_SOCKET": "/run/3.sock",
+        "HOLDFAST_CHECKPOINT_PATH": "/ckpt",
+        "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
+        "HOLDFAST_CHECKPOINT_EVERY_S": "0.5",
+        "HOLDFAST_CHECKPOINT_KEEP": "2",
+    }
+    assert Environment.read(variables) == Environment(
+        rank=3,
+        world_size=4,
+        rank_socket=Path("/run/3.sock"),
+        checkpoint_path=Path("/ckpt"),
+        checkpoint_every_steps=10,
+        checkpoint_every_s=0.5,
+        checkpoint_keep=2,
+    )
+
+
+@pytest.mark.parametrize("value", ["ten", "0", "-1", "2.5"])
+def test_environment_with_a_bad_number_names_the_variable(value: str):
+    with pytest.raises(HoldfastError) as refused:
+        Environment.read({"HOLDFAST_CHECKPOINT_EVERY_STEPS": value})
+    assert refused.value.findings[0].where == "HOLDFAST_CHECKPOINT_EVERY_STEPS"
+
+
+def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):
+    loop = session(rank=5, rank_socket=agent.path)
+    for step in loop.steps(2):
+        loop.commit(loss=torch.tensor(2.5, requires_grad=True), tokens=64, grad_norm=float("nan") if step == 2 else 1.0)
+    line = agent.accept()
+    assert line.next() == Hello(rank=5, pid=os.getpid())
+    first, second = line.await_(Step), line.await_(Step)
+    assert (first.step, first.metrics) == (1, {"loss": 2.5, "tokens": 64.0, "grad_norm": 1.0, "total_steps": 2.0})
+    assert (second.step, second.metrics) == (2, {"loss": 2.5, "tokens": 64.0, "total_steps": 2.0})
+    assert first.started < first.ended == second.started < second.ended
+
+
+def test_checkpoints_come_every_steps_and_after_the_last_and_are_reported(agent, tmp_path: Path):
+    folder = tmp_path / "ckpt"
+    loop = session(rank_socket=agent.path, checkpoint_path=folder, checkpoint_every_steps=2)
+    for _ in loop.steps(5):
+        loop.commit()
+    assert saved(folder) == ["step-00000002", "step-00000004", "step-00000005"]
+    line = agent.accept()
+    committed = line.await_(Checkpointed)
+    assert (committed.step, committed.path) == (2, str(folder / "step-00000002"))
+    assert line.await_(Step).checkpoint_s >= committed.took_s > 0
+    assert line.await_(Step).checkpoint_s == 0
+
+
+def test_a_second_session_goes_on_after_the_first(tmp_path: Path, capsys):
+    first = session(checkpoint_path=tmp_path)
+    for _ in first.steps(3):
+        first.commit()
+    second = session(checkpoint_path=tmp_path)
+    assert list(second.steps(3)) == []
+    assert next(second.steps(5)) == 4
+    assert "resumed after step 3" in capsys.readouterr().err
+
+
+def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
+    loop = session(checkpoint_path=tmp_path, checkpoint_every_s=1e-9)
+    for _ in range(2):
+        loop.commit()
+    assert saved(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_path: Path):
+    folder = tmp_path / "ckpt"
+    loop = session(rank_socket=agent.path, checkpoint_path=folder)
+    line = agent.accept()
+    for step in loop.steps(3):
+        if step == 2:
+            line.ask(CheckpointNow())
+        loop.commit()
+    assert saved(folder) == ["step-00000002", "step-00000003"]
+
+
+def ask_the_agent(line) -> None:
+    line.ask(StopNow(reason="cancelled"))
+
+
+def send_sigterm(_) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [ask_the_agent, send_sigterm])
+def test_stop_is_met_with_a_checkpoint_and_its_exit_code(agent, tmp_path: Path, stop):
+    before = signal.getsignal(signal.SIGTERM)
+    folder = tmp_path / "ckpt"
+    loop = session(rank_socket=agent.path, checkpoint_path=folder)
+    line = agent.accept()
+    for step in loop.steps(10):
+        if step == 4:
+            break
+        loop.commit()
+    stop(line)
+    with pytest.raises(SystemExit) as left:
+        loop.commit()
+    assert left.value.code == ExitCode.STOPPED_EARLY
+    assert saved(folder) == ["step-00000004"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
+    folder = tmp_path / "file"
+    loop = session(rank_socket=agent.path, checkpoint_path=folder, checkpoint_every_steps=1)
+    folder.touch()
+    loop.commit()
+    loop.commit()
+    line = agent.accept()
+    assert line.await_(Found).finding.code == "checkpoint-failed"
+    assert line.await_(Step).step == 2
+
+
+def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
+    folder = tmp_path / "file"
+    loop = session(checkpoint_path=folder)
+    folder.touch()
+    steps = loop.steps(1)
+    next(steps)
+    with pytest.raises(HoldfastError):
+        loop.commit()
+
+
+def test_step_that_is_not_committed_is_an_error():
+    with pytest.raises(HoldfastError) as refused:
+        list(session().steps(2))
+    assert refused.value.findings[0].code == "step-not-committed"
+
+
+def test_session_of_several_ranks_without_a_process_group_is_an_error():
+    with pytest.raises(HoldfastError) as refused:
+        session(world_size=2)
+    assert refused.value.findings[0].code == "process-group-missing"
+
+
+def run_loop(*command: str, steps: int, out: Path, **variables: str) -> subprocess.Popen[str]:
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    command = (*command, str(LOOP), str(steps), str(out))
+    return subprocess.Popen(command, env=unset | variables, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_session_under_bare_python_trains_saves_and_resumes(tmp_path: Path):
+    folder = tmp_path / "ckpt"
+    variables = {"HOLDFAST_CHECKPOINT_PATH": str(folder), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "4"}
+    for steps, said in ((6, "the session runs alone"), (8, "resumed after step 6")):
+        process = run_loop(sys.executable, steps=steps, out=tmp_path / "weights", **variables)
+        assert said in process.communicate(timeout=120)[1]
+        assert process.returncode == 0
+    assert saved(folder) == ["step-00000004", "step-00000006", "step-00000008"]
+
+
+@pytest.mark.slow
+def test_requests_to_one_rank_under_torchrun_are_met_by_all_after_the_same_step(agent, tmp_path: Path):
+    folder = tmp_path / "ckpt"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    variables = {"HOLDFAST_CHECKPOINT_PATH": str(folder), "HOLDFAST_RANK_SOCKET": str(agent.path)}
+    process = run_loop(*torchrun, steps=10**9, out=tmp_path / "weights", **variables)
+    lines = {}
+    for line in (agent.accept(), agent.accept()):
+        lines[line.await_(Hello).rank] = line
+
+    lines[1].await_(Step, lambda step: step.step == 3)
+    lines[1].ask(CheckpointNow())
+    asked = lines[0].await_(Checkpointed)
+    lines[1].ask(StopNow())
+    rests = {rank: line.rest() for rank, line in lines.items()}
+    _, said = process.communicate(timeout=120)
+
+    assert process.returncode == 1, said  # torchrun's own, for ranks that left early
+    assert f"exitcode  : {ExitCode.STOPPED_EARLY.value}" in said
+    last = {rank: max(each.step for each in rest if isinstance(each, Step)) for rank, rest in rests.items()}
+    assert last[0] == last[1] > asked.step
+    assert [each.step for each in rests[0] if isinstance(each, Checkpointed)] == [last[0]]
+    assert saved(folder) == [f"step-{step:08d}" for step in (asked.step, last[0])]
