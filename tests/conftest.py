@@ -1,0 +1,69 @@
+"""What every test has: a home of its own, a deadline, and no way to be skipped unseen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+SLOW_DEADLINE_S = 600
+"""Of one test marked `slow`; all others have `timeout` in pyproject.toml."""
+
+_FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for runs that nobody else uses, in HOLDFAST_HOME for the test and all it starts."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("HOLDFAST_HOME", str(folder))
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first; slow ones get the longer deadline unless they name their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_DEADLINE_S))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot run, and say how it could."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    for marker in item.iter_markers("needs"):
+        missing = [program for program in marker.args if shutil.which(program) is None]
+        if missing:
+            pytest.skip(f"needs {', '.join(missing)} on PATH; `.ci/run` installs what CI uses")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where skips are forbidden, a skipped test has failed (an expected failure has not)."""
+    report = yield
+    if _FORBID_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: skipped where HOLDFAST_FORBID_SKIPS=1: {_reason(report.longrepr)}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself while it is imported."""
+    report = yield
+    if _FORBID_SKIPS and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid}: skipped where HOLDFAST_FORBID_SKIPS=1: {_reason(report.longrepr)}"
+    return report
+
+
+def _reason(longrepr: object) -> str:
+    """Pytest keeps a skip as (file, line, reason)."""
+    return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)

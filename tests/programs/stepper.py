@@ -1,0 +1,110 @@
+"""A small distributed program for tests: ranks step together through rank 0, checkpoint, and resume; no torch.
+
+    python stepper.py STEPS STEP_S [FAULT]
+
+Ranks meet at MASTER_ADDR:MASTER_PORT; a step is done when every rank has asked rank 0 for it, so one lost rank stops
+all. Rank 0 checkpoints every fifth step into HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to
+`steps-RANK.txt` there, for a count from outside. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of raise, exit,
+segv, hang, allocate, daemonise; without ATTEMPT it comes in every attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from holdfast.events.rank import Checkpointed, Hello, Step, encode
+
+STEPS, STEP_S = int(sys.argv[1]), float(sys.argv[2])
+FAULT = sys.argv[3].split("@") if len(sys.argv) > 3 else []
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]
+FOLDER = Path(os.environ["HOLDFAST_CHECKPOINT_PATH"])
+CHECKPOINT = FOLDER / "step.txt"
+
+
+def rendezvous() -> list[socket.socket]:
+    """Sockets to every other rank on rank 0; the one to rank 0 elsewhere."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if RANK == 0:
+        server = socket.create_server(address)
+        return [server.accept()[0] for _ in range(WORLD_SIZE - 1)]
+    while True:
+        try:
+            return [socket.create_connection(address)]
+        except ConnectionRefusedError:
+            time.sleep(0.005)
+
+
+def meet(peers: list[socket.socket]) -> None:
+    """Return when every rank has come here; raise when one has gone."""
+    if RANK == 0:
+        for peer in peers:
+            wait_for(peer)
+        for peer in peers:
+            peer.sendall(b".")
+    else:
+        peers[0].sendall(b".")
+        wait_for(peers[0])
+
+
+def wait_for(peer: socket.socket) -> None:
+    if peer.recv(1) == b"":
+        raise ConnectionResetError("Connection closed by peer")
+
+
+def fault(step: int) -> None:
+    if not FAULT or int(FAULT[1]) != RANK or step != int(FAULT[2]) or (len(FAULT) > 3 and FAULT[3] != ATTEMPT):
+        return
+    match FAULT[0]:
+        case "raise":
+            raise ValueError(f"bad batch at step {step}")
+        case "exit":
+            sys.exit(7)
+        case "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "allocate":
+            hoard: list[bytearray] = []
+            while True:
+                hoard.append(bytearray(os.urandom(1) * (16 << 20)))
+        case "daemonise":
+            subprocess.Popen(["sleep", "3600"], start_new_session=True)
+
+
+def main() -> None:
+    agent = socket.socket(socket.AF_UNIX)
+    agent.connect(os.environ["HOLDFAST_RANK_SOCKET"])
+    agent.sendall(encode(Hello(rank=RANK, pid=os.getpid())) + b"\n")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    first = int(CHECKPOINT.read_text()) + 1 if CHECKPOINT.exists() else 1
+    print(f"rank {RANK} of {WORLD_SIZE} starts at step {first}", flush=True)
+    peers = rendezvous()
+    started = time.time()
+    for step in range(first, STEPS + 1):
+        fault(step)
+        time.sleep(STEP_S)
+        meet(peers)
+        ended = time.time()
+        with (FOLDER / f"steps-{RANK}.txt").open("a") as file:
+            file.write(f"{ATTEMPT} {step} {started!r} {ended!r}\n")
+        message = Step(step=step, started=started, ended=ended, metrics={"loss": 1 / step, "tokens": 64.0})
+        agent.sendall(encode(message) + b"\n")
+        started = ended
+        if RANK == 0 and step % 5 == 0:
+            fresh = CHECKPOINT.with_suffix(".new")
+            fresh.write_text(str(step))
+            fresh.rename(CHECKPOINT)
+            agent.sendall(encode(Checkpointed(step=step, path=str(CHECKPOINT))) + b"\n")
+    print(f"rank {RANK} is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

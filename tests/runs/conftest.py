@@ -1,0 +1,146 @@
+"""Real runs of a small program, watched through their event log; whatever is left of one fails its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from holdfast import api
+from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished
+from holdfast.events.log import read_events
+from holdfast.folder import RunFolder
+from holdfast.job.spec import Job
+from holdfast.launch.local.processes import all_pids, marked
+
+STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
+DEADLINE_S = 60.0
+
+E = TypeVar("E", bound=AnyEvent)
+
+
+@dataclass
+class Watched:
+    """A started run and what its log has said so far."""
+
+    folder: RunFolder
+    seen: list[AnyEvent] = field(default_factory=list[AnyEvent])
+
+    def __post_init__(self) -> None:
+        self._events = api.follow(self.folder)
+
+    def until(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
+        """Read on to the next event of a kind; fails when it does not come."""
+        deadline = time.monotonic() + DEADLINE_S
+        for event in self._events:
+            if event is not None:
+                self.seen.append(event)
+            if isinstance(event, kind) and which(event):
+                return event
+            assert time.monotonic() < deadline, f"no {kind.__name__} within {DEADLINE_S:g} s after {self.seen[-5:]}"
+        raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
+
+    def end(self) -> RunFinished:
+        """Read to the end."""
+        return self.until(RunFinished)
+
+    def all(self, kind: type[E]) -> list[E]:
+        """Every event of a kind seen so far."""
+        return [event for event in self.seen if isinstance(event, kind)]
+
+    def drill(self, target: DrillTarget, index: int, action: DrillAction, at_step: int | None = None) -> None:
+        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step)
+
+    def log(self, rank: int, attempt: int = 0) -> str:
+        return self.folder.rank_log(attempt, rank).read_text()
+
+
+class Runs:
+    """Starts runs and, at the end of the test, sees to it that nothing of them is left."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self._watched: list[Watched] = []
+
+    def start(self, *command: str, nodes: int = 2, profile: str = "local", overrides: tuple[str, ...] = ()) -> Watched:
+        job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
+        watched = Watched(api.start(job, profile, base=self.base))
+        self._watched.append(watched)
+        return watched
+
+    def steps(
+        self,
+        count: int,
+        step_s: float = 0.01,
+        fault: str = "",
+        *,
+        profile: str = "local",
+        overrides: tuple[str, ...] = (),
+    ) -> Watched:
+        """Run the stepper (tests/programs/stepper.py)."""
+        faults = (fault,) if fault else ()
+        command = (sys.executable, str(STEPPER), str(count), str(step_s), *faults)
+        return self.start(*command, profile=profile, overrides=overrides)
+
+    def close(self) -> None:
+        for watched in self._watched:
+            if not api.finished(watched.folder):
+                api.revive(watched.folder)
+                api.cancel(watched.folder, force=True)
+                watched.end()
+            assert left_of(watched.folder) == []
+
+
+def left_of(folder: RunFolder) -> list[str]:
+    """What is left of a run beside its folder: processes, ports, sockets, secrets."""
+    processes = marked(all_pids(), HOLDFAST_RUN=folder.run) + [
+        pid for pid in all_pids() if f"{folder.path}".encode() in _argv(pid)
+    ]
+    ports = [f"port {port}" for port in _ports(folder) if _listens(port)]
+    private = [path for path in (folder.secrets, folder.control_socket) if path.exists()]
+    return [*(f"process {pid}: {_argv(pid)!r}" for pid in processes), *ports, *map(str, private)]
+
+
+def _ports(folder: RunFolder) -> set[int]:
+    """Every port that the run was known to use."""
+    events = read_events(folder.events)
+    started = {event.master_port for event in events if isinstance(event, AttemptStarted)}
+    return {json.loads(folder.controller.read_text())["port"], *started}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _argv(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    # A folder of this test's own, so that what other tests make is not taken for what this one left.
+    short = tempfile.mkdtemp(prefix="t")
+    monkeypatch.setenv("TMPDIR", short)
+    tempfile.tempdir = None
+    made = Runs(tmp_path)
+    try:
+        yield made
+        made.close()
+        assert [name for name in os.listdir(short) if name.startswith("holdfast")] == []
+    finally:
+        tempfile.tempdir = None
+        shutil.rmtree(short)

@@ -1,0 +1,121 @@
+"""How a run ends when it cannot go on, or is not to: said once, with the right exit code, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runs.conftest import Runs
+
+from holdfast import api
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events import Outcome, RankExit, RankExited, RecoveryDecided, StepCommitted, StopDecided
+
+
+def test_error_before_the_first_step_is_not_retried(runs: Runs) -> None:
+    watched = runs.steps(40, fault="raise@1@1")
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 1)
+    (stop,) = watched.all(StopDecided)
+    assert stop.finding is not None
+    assert stop.finding.evidence[0] == "ValueError: bad batch at step 1"
+    assert stop.finding.where.startswith(str(watched.folder.rank_log(0, 1)))
+    assert len(watched.all(RecoveryDecided)) == 1
+
+
+def test_same_failure_again_and_again_stops_with_the_story(runs: Runs) -> None:
+    watched = runs.steps(40, fault="exit@1@12")
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 7)
+    assert len(watched.all(RecoveryDecided)) == 3
+    assert "3 times in a row" in ended.reason
+
+
+def test_restart_budget_of_none_ends_with_the_first_failure(runs: Runs) -> None:
+    watched = runs.steps(40, fault="segv@1@12", overrides=("recovery.max_restarts=0",))
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 128 + 11)
+    assert len(watched.all(RecoveryDecided)) == 1
+
+
+def test_missing_program_is_said_before_anything_starts(runs: Runs) -> None:
+    with pytest.raises(HoldfastError) as caught:
+        runs.start("no-such-program-anywhere")
+    assert caught.value.exit_code is ExitCode.IMPOSSIBLE
+    assert api.runs() == []
+
+
+def test_home_that_cannot_be_made_is_said_before_anything_starts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", "/proc/nowhere")
+    with pytest.raises(HoldfastError) as caught:
+        runs.start(sys.executable, "-V")
+    assert caught.value.exit_code is ExitCode.IMPOSSIBLE
+    assert [finding.code for finding in caught.value.findings] == ["unwritable-folder"]
+
+
+def test_program_that_cannot_be_started_is_told_from_one_that_failed(runs: Runs, tmp_path: Path) -> None:
+    program = tmp_path / "broken"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    watched = runs.start(str(program))
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 127)
+    assert watched.all(RankExited)[0].how is RankExit.NOT_STARTED
+
+
+def test_cancel_gives_ranks_their_grace_and_ends_with_its_code(runs: Runs) -> None:
+    watched = runs.steps(10_000)
+    watched.until(StepCommitted)
+    api.cancel(watched.folder)
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, 130)
+    assert {event.code for event in watched.all(RankExited)} == {15}
+
+
+def test_forced_cancel_does_not_wait_for_a_rank_that_ignores_sigterm(runs: Runs) -> None:
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    watched = runs.start(sys.executable, "-c", stubborn)
+    while "up" not in (watched.log(0) if watched.folder.rank_log(0, 0).exists() else ""):
+        next(watched._events)
+    api.cancel(watched.folder)
+    watched.until(StopDecided)
+    api.cancel(watched.folder, force=True)
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, 130)
+    assert {event.code for event in watched.all(RankExited)} == {9}
+
+
+def test_daemonised_children_end_with_the_run(runs: Runs) -> None:
+    watched = runs.steps(10, fault="daemonise@1@5")
+    assert watched.end().outcome is Outcome.SUCCEEDED  # that nothing is left is looked at after every test here
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/memory").is_dir(), reason="needs a cgroup v1 memory controller")
+def test_rank_killed_for_memory_is_said_so_by_the_kernels_word(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Path(f"/sys/fs/cgroup/memory/holdfast-test-{os.getpid()}")
+    group.mkdir()
+    own = Path("/sys/fs/cgroup/memory") / _own_memory_group().lstrip("/")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(300 << 20))
+        # What is started from here on belongs to the group, so the run and all of its ranks do.
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        watched = runs.steps(40, fault="allocate@1@12@0")
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        assert watched.end().outcome is Outcome.SUCCEEDED
+    finally:
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.finding.code, decided.first_rank) == ("rank-out-of-memory", 1)
+    assert any("oom_kill" in line or "out of memory" in line.lower() for line in decided.finding.evidence)
+
+
+def _own_memory_group() -> str:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return path
+    return "/"

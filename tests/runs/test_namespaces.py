@@ -1,0 +1,46 @@
+"""Local nodes with a network each: names resolve, a node's loss is recovered, and no namespace is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.runs.conftest import Runs
+
+from holdfast.events import AgentJoined, ControllerStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided
+from holdfast.launch.local import netns
+
+
+@pytest.fixture
+def isolated(runs: Runs) -> Runs:
+    if reason := netns.unavailable():
+        pytest.skip(f"needs network namespaces: {reason}")
+    profiles = runs.base / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "apart.yaml").write_text("backend: local\nisolation: netns\n")
+    return runs
+
+
+def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: Path) -> None:
+    program = tmp_path / "names.py"
+    program.write_text(
+        "import os, socket\n"
+        "print(socket.gethostname(), socket.gethostbyname(socket.gethostname()), socket.gethostbyname('node0'))\n"
+    )
+    watched = isolated.start("python3", str(program), profile="apart")
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    addresses = {event.node: event.address for event in watched.all(AgentJoined)}
+    assert addresses[0] != addresses[1]
+    for node in (0, 1):
+        assert watched.log(node).split() == [f"node{node}", addresses[node], addresses[0]]
+    assert netns.leftovers(watched.folder.run.rpartition("-")[2]) == []
+
+
+def test_killed_node_and_controller_are_recovered_in_namespaces(isolated: Runs) -> None:
+    watched = isolated.steps(60, 0.02, profile="apart")
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL, at_step=7)
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL, at_step=33)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(ControllerStarted)) == 2
+    assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["node-lost"]
+    assert netns.leftovers(watched.folder.run.rpartition("-")[2]) == []

@@ -1,0 +1,161 @@
+"""Whatever dies, the run goes on from its last checkpoint, and nothing of it is left at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+
+import pytest
+from tests.runs.conftest import Runs, Watched
+
+from holdfast import api
+from holdfast.events import (
+    AttemptStarted,
+    CheckpointCommitted,
+    ControllerStarted,
+    DrillAction,
+    DrillTarget,
+    Event,
+    NodeRequested,
+    Outcome,
+    RankExited,
+    RanksStarted,
+    RecoveryDecided,
+    StepCommitted,
+)
+
+
+def steps_done(watched: Watched) -> list[int]:
+    """Step numbers finished by a full set of ranks, from the ranks' own notes."""
+    folder = watched.folder.checkpoints
+    notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
+    return sorted({int(step) for _, step in notes[0] & notes[1]})
+
+
+def kill(pid: int) -> None:
+    """Kill a process and return when it has ended."""
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([descriptor], [], [], 10)[0]
+    os.close(descriptor)
+
+
+def test_run_without_faults_succeeds_in_one_attempt(runs: Runs) -> None:
+    watched = runs.steps(20)
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.SUCCEEDED, 0)
+    assert [event.attempt for event in watched.all(AttemptStarted)] == [0]
+    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 21))
+    assert "rank 1 is done" in watched.log(1)
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        (DrillTarget.RANK, "rank-killed"),
+        (DrillTarget.AGENT, "node-lost"),
+        (DrillTarget.NODE, "node-lost"),
+    ],
+)
+def test_killed_part_is_recovered_from_the_last_checkpoint(runs: Runs, target: DrillTarget, code: str) -> None:
+    watched = runs.steps(40)
+    watched.drill(target, 1, DrillAction.KILL, at_step=23)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.finding.code == code
+    first, second = watched.all(AttemptStarted)
+    assert first.master_port != second.master_port
+    assert "starts at step 21" in watched.log(0, attempt=1)
+    assert steps_done(watched) == list(range(1, 41))
+
+
+def test_replaced_node_gets_a_new_generation_and_the_other_keeps_its_own(runs: Runs) -> None:
+    watched = runs.steps(40)
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL, at_step=12)
+    watched.end()
+    requested = [(event.node, event.generation) for event in watched.all(NodeRequested)]
+    assert requested == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_stopped_rank_is_taken_for_hung_and_named(runs: Runs) -> None:
+    watched = runs.steps(40, overrides=("recovery.step_deadline_s=1",))
+    watched.drill(DrillTarget.RANK, 1, DrillAction.STOP, at_step=12)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert any("stopped by a signal" in line for line in decided.finding.evidence)
+
+
+def test_hang_in_the_loop_is_told_from_waiting_in_a_collective(runs: Runs) -> None:
+    watched = runs.steps(40, fault="hang@1@12@0", overrides=("recovery.step_deadline_s=1",))
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+
+
+@pytest.mark.parametrize("at_step", [None, 12])
+def test_killed_controller_comes_back_without_a_rank_restarting(runs: Runs, at_step: int | None) -> None:
+    watched = runs.steps(60, 0.02)
+    if at_step is None:
+        watched.until(RanksStarted)
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL, at_step=at_step)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(ControllerStarted)) == 2
+    assert len(watched.all(AttemptStarted)) == 1
+    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 61))
+    assert len(watched.all(RankExited)) == 2
+
+
+@pytest.mark.slow
+def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) -> None:
+    watched = runs.steps(300, 0.03)
+    for events_later in (0, 1, 2, 3, 5, 8, 13, 21):
+        controller = watched.until(ControllerStarted).pid
+        for _ in range(events_later):
+            watched.until(Event)
+        kill(controller)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(AttemptStarted)) == 1
+    assert len(watched.all(ControllerStarted)) == 9
+    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 301))
+    assert sorted(event.rank for event in watched.all(RankExited)) == [0, 1]
+
+
+def test_controller_killed_in_the_middle_of_a_recovery_goes_on_with_it(runs: Runs) -> None:
+    watched = runs.steps(200, 0.02)
+    watched.until(StepCommitted, lambda event: event.step == 12)
+    controller = watched.all(ControllerStarted)[-1].pid
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
+    watched.until(RecoveryDecided)
+    os.kill(controller, signal.SIGKILL)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(AttemptStarted)) == 2
+    assert steps_done(watched) == list(range(1, 201))
+
+
+def test_keeper_and_controller_killed_are_replaced_by_attach(runs: Runs) -> None:
+    watched = runs.steps(100, 0.02)
+    watched.until(CheckpointCommitted)
+    keeper = json.loads(watched.folder.controller.read_text())["keeper"]
+    kill(keeper)
+    kill(watched.all(ControllerStarted)[-1].pid)
+    watched_again = Watched(watched.folder)
+    assert api.revive(watched.folder)
+    assert watched_again.end().outcome is Outcome.SUCCEEDED
+    assert len(watched_again.all(AttemptStarted)) == 1
+    assert [event.step for event in watched_again.all(StepCommitted)] == list(range(1, 101))
+
+
+def test_agents_without_a_controller_for_too_long_stop_their_ranks_and_leave(runs: Runs) -> None:
+    watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=1",))
+    started = [watched.until(RanksStarted) for _ in range(2)]
+    keeper = json.loads(watched.folder.controller.read_text())["keeper"]
+    controller = watched.all(ControllerStarted)[-1].pid
+    waits = [os.pidfd_open(state.pid) for event in started for state in event.ranks]
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(controller, signal.SIGKILL)
+    for descriptor in waits:
+        assert select.select([descriptor], [], [], 40)[0]
+        os.close(descriptor)

@@ -1,0 +1,112 @@
+"""The token and the job's secrets are seen by nobody who is not to see them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.runs.conftest import Runs
+
+from holdfast import api
+from holdfast.errors import HoldfastError
+from holdfast.events import ControllerStarted, RanksStarted, StepCommitted
+from holdfast.folder import RunFolder
+from holdfast.launch.local.processes import all_pids
+
+SECRET = "correct-horse-battery-staple"
+
+
+def readable(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_token_and_secrets_are_in_no_argument_event_or_log(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", SECRET)
+    watched = runs.steps(10_000, overrides=("secrets={API_KEY: {env: MY_KEY}}",))
+    (rank,) = watched.until(RanksStarted, lambda event: event.node == 1).ranks
+    watched.until(StepCommitted)
+    token = watched.folder.token.read_text()
+    environ = readable(Path(f"/proc/{rank.pid}/environ"))
+    assert f"API_KEY={SECRET}".encode() in environ
+    assert token.encode() not in environ
+    for pid in all_pids():
+        arguments = readable(Path(f"/proc/{pid}/cmdline"))
+        assert SECRET.encode() not in arguments
+        assert token.encode() not in arguments
+    api.cancel(watched.folder, force=True)
+    watched.end()
+    files = [path for path in watched.folder.path.rglob("*") if path.is_file() and path != watched.folder.token]
+    assert watched.folder.events in files
+    for path in files:
+        assert SECRET.encode() not in path.read_bytes(), path
+        assert token.encode() not in path.read_bytes(), path
+
+
+def test_run_folder_is_private_and_its_secrets_go_with_the_run(runs: Runs) -> None:
+    watched = runs.steps(10_000)
+    watched.until(StepCommitted)
+    folder = watched.folder
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    for path in (folder.token, folder.secrets, folder.job, folder.events, folder.rank_log(0, 0)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    api.cancel(folder, force=True)
+    watched.end()
+    assert not folder.secrets.exists()
+
+
+def test_wrong_token_is_refused_logged_and_told_nothing(runs: Runs) -> None:
+    watched = runs.steps(10_000)
+    watched.until(ControllerStarted)
+    right = watched.folder.token.read_text()
+    watched.folder.token.write_text("wrong-token")
+    with pytest.raises(HoldfastError) as caught:
+        api.cancel(watched.folder)
+    assert [finding.code for finding in caught.value.findings] == ["token-refused"]
+    watched.folder.token.write_text(right)
+    log = watched.folder.controller_log.read_text()
+    assert "wrong or missing token" in log
+    assert "wrong-token" not in log
+
+
+def test_port_without_a_token_reveals_nothing(runs: Runs) -> None:
+    watched = runs.steps(10_000)
+    watched.until(ControllerStarted)
+    host, port = _address(watched.folder)
+    for path in ("/v1/cancel", "/v1/drill", "/v1/checkpoint"):
+        answer = httpx.post(f"http://{host}:{port}{path}", content=b"{}")
+        assert (answer.status_code, answer.json()) == (401, {"error": "refused"})
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    answer = httpx.get(f"http://{host}:{port}/v1/agent", headers=upgrade)
+    assert (answer.status_code, answer.content) == (403, b"")
+
+
+def test_controller_listens_on_loopback_only(runs: Runs) -> None:
+    watched = runs.steps(10_000)
+    watched.until(ControllerStarted)
+    assert _address(watched.folder)[0] == "127.0.0.1"
+
+
+def test_missing_secret_is_said_before_anything_starts(runs: Runs) -> None:
+    assert "NOT_SET_ANYWHERE" not in os.environ
+    with pytest.raises(HoldfastError) as caught:
+        runs.start(sys.executable, "-V", overrides=("secrets={API_KEY: {env: NOT_SET_ANYWHERE}}",))
+    assert [finding.code for finding in caught.value.findings] == ["missing-secret"]
+
+
+def _address(folder: RunFolder) -> tuple[str, int]:
+    import json
+
+    record = json.loads(folder.controller.read_text())
+    return record["host"], record["port"]

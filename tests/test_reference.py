@@ -1,0 +1,36 @@
+"""The generated reference says all there is."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import holdfast
+from holdfast.control.policy import FailureKind
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path(holdfast.__file__).parent
+NO_CODES = {"events", "control", "agent"}
+"""Folders whose words with hyphens are names of events and failures."""
+OTHER_WORDS = {"per-rank", "per-node", "unicode-escape", "util-linux"}
+
+
+def test_findings_page_lists_every_code_in_the_source() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "_ext" / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    page = reference.findings_page()
+    written = {
+        node.value
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] not in NO_CODES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value)
+    }
+    codes = written - OTHER_WORDS | set(map(str, FailureKind))
+    assert {code for code in codes if f"`{code}`" not in page} == set()
