@@ -1,0 +1,1 @@
+"""What holdfast claims in figures, measured: one command a claim, its peer measured in the same minutes."""

@@ -1,0 +1,20 @@
+"""`python -m bench`: every bench, one after another; about half an hour. `--quick` shows in minutes that they work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BENCHES = ("help", "launch", "recovery", "steady")
+
+
+def main() -> int:
+    """Run each as its own command, with the options given; the number that failed."""
+    failed = 0
+    for name in BENCHES:
+        failed += subprocess.run([sys.executable, "-m", f"bench.{name}", *sys.argv[1:]], check=False).returncode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
