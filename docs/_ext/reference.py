@@ -1,0 +1,385 @@
+"""Writes the reference pages from the code: job fields, commands, exit codes, events and the codes of findings.
+
+Owns how they look; what they say is a docstring, a help text or a table in src/holdfast, so that it cannot go stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import json
+import re
+import signal
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer.main
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+import holdfast
+from holdfast import errors, events, findings
+from holdfast.control import policy
+from holdfast.job import spec
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+SOURCE = Path(holdfast.__file__).parent
+LONGEST_DEFAULT = 60
+"""Longest default that is shown as it is."""
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Write every page before Sphinx looks for sources."""
+    app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "reference" / "generated"))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def write_pages(folder: Path) -> None:
+    """Write each page that has changed, so that an unchanged one is not read again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        path = folder / f"{name}.md"
+        text = page()
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+# -- the job ------------------------------------------------------------------------------------------------------
+
+
+def job_page() -> str:
+    """Every field of a job file, model by model, in the order in which a reader meets them."""
+    parts = [
+        "# Job file",
+        "One YAML file describes a job. Unknown keys are refused. Any field can be set from the command line by its "
+        "dotted name, as in `--set recovery.max_restarts=3`. `holdfast schema` prints all this as JSON Schema; the "
+        "same models are the Python API.",
+    ]
+    for prefix, model in _models(spec.Job):
+        parts.append(f"## {f'`{prefix}`' if prefix else 'Top level'}")
+        parts.append(_doc(model))
+        parts.append(
+            _table(
+                ("field", "type", "default", "meaning"),
+                ((f"`{name}`", _type(field), _default(field), field.description or "") for name, field in _own(model)),
+            )
+        )
+    return _page(parts)
+
+
+def _own(model: type[BaseModel]) -> Iterable[tuple[str, FieldInfo]]:
+    return ((field.alias or name, field) for name, field in model.model_fields.items())
+
+
+def _models(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    yield prefix, model
+    for name, field in _own(model):
+        for inner in _classes(field.annotation):
+            if issubclass(inner, BaseModel):
+                many = ".NAME" if typing.get_origin(field.annotation) is dict else ""
+                yield from _models(inner, f"{prefix}.{name}{many}".lstrip("."))
+
+
+def _classes(annotation: object) -> Iterator[type]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _classes(inner)
+
+
+def _type(field: FieldInfo) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = [
+        f"{sign} {getattr(one, name)}" for one in field.metadata for name, sign in signs.items() if hasattr(one, name)
+    ]
+    return ", ".join([_name(field.annotation), *limits])
+
+
+_PLAIN = {str: "text", int: "number", float: "number", bool: "true or false"}
+
+
+def _name(annotation: object) -> str:
+    """A type as a researcher would say it."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _name(inner[0])
+    if origin in {typing.Union, types.UnionType}:
+        return " or ".join(_name(one) for one in inner if one is not type(None))
+    if origin is typing.Literal:
+        return " or ".join(f"`{json.dumps(one)}`" for one in inner)
+    if origin is dict:
+        return f"map to {_name(inner[1])}"
+    if origin in {list, tuple, set, frozenset}:
+        return f"list of {_name(inner[0])}"
+    if isinstance(annotation, type):
+        if issubclass(annotation, enum.Enum):
+            return " or ".join(f"`{member.value}`" for member in annotation)
+        if issubclass(annotation, BaseModel):
+            return "object"
+        return _PLAIN.get(annotation, annotation.__name__)
+    return "anything"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined or default is None:
+        return "none"
+    if isinstance(default, BaseModel):
+        default = default.model_dump(mode="json", exclude_defaults=True)
+    elif isinstance(default, tuple | set | frozenset):
+        default = list(default)
+    if default in ({}, []):
+        return "empty"
+    text = json.dumps(default, default=str)
+    return f"`{text}`" if len(text) <= LONGEST_DEFAULT else "see below"
+
+
+# -- the commands -------------------------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Every command with its help, arguments and options, as the program itself knows them."""
+    from holdfast import cli
+
+    parts = ["# Commands", "Every command takes `--help`. Exit codes have [a page of their own](exit-codes.md)."]
+    for name, command in _commands("holdfast", typer.main.get_command(cli.app)):
+        if name != "holdfast":
+            parts.append(f"## `{name}`")
+        parts += [*_command(name, command)]
+    return _page(parts)
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    if command.hidden:
+        return
+    yield name, command
+    for verb, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{name} {verb}", inner)
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=name)
+    yield f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```"
+    if command.help:
+        yield inspect.cleandoc(command.help).replace("\f", "").replace("\b", "")
+    records = [
+        record
+        for parameter in command.get_params(context)
+        if "--help" not in parameter.opts and (record := parameter.get_help_record(context))
+    ]
+    if records:
+        yield _table(("argument or option", "meaning"), ((f"`{usage}`", meaning) for usage, meaning in records))
+
+
+# -- exit codes, findings and events ------------------------------------------------------------------------------
+
+
+def exit_codes_page() -> str:
+    """The table of errors.py."""
+    rows = ((str(int(code)), code.name, meaning) for code, meaning in errors.EXIT_CODE_MEANINGS.items())
+    return _page(
+        [
+            "# Exit codes",
+            _doc(errors.ExitCode),
+            _table(("code", "name", "meaning"), rows),
+        ]
+    )
+
+
+def findings_page() -> str:
+    """What every finding has, what a failed attempt is said to be, and every code written out in the sources."""
+    return _page(
+        [
+            "# Findings",
+            "Validation, preflight, watching and diagnosis all speak in findings. "
+            + _doc(findings.Finding)
+            + " A code never changes its meaning.",
+            _struct_table(findings.Finding),
+            "## How an attempt can end",
+            "The finding of a run's first failure, for a rank that has passed steps:",
+            _table(("code", "such as", "what follows", "who can mend it"), _failures()),
+            "## Other codes",
+            "`…` stands for what the message fills in.",
+            _table(("code", "what it says", "said by"), _codes()),
+        ]
+    )
+
+
+def _failures() -> Iterator[tuple[str, ...]]:
+    for kind in policy.FailureKind:
+        rank = None if kind is policy.FailureKind.NODE_LOST else 3
+        code = signal.SIGKILL if kind in {policy.FailureKind.KILLED, policy.FailureKind.OUT_OF_MEMORY} else 1
+        failure = policy.Failure(kind=kind, at=0, node=1, rank=rank, code=code, attempt=0, step=7)
+        verdict = policy.judge(failure, (), spec.Recovery())
+        yield f"`{kind}`", verdict.finding.what, verdict.action, verdict.finding.fault
+
+
+def _codes() -> list[tuple[str, str, str]]:
+    """One row for each code, in order, with all that is said under it and where."""
+    said: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
+    for code, what, place in _written_codes():
+        said.setdefault(code, []).append(what)
+        places.setdefault(code, []).append(f"`{place}`")
+    return [(f"`{code}`", _listed(said[code], "; "), _listed(places[code], ", ")) for code in sorted(said)]
+
+
+def _listed(texts: list[str], separator: str) -> str:
+    return separator.join(dict.fromkeys(texts))
+
+
+def _written_codes() -> Iterator[tuple[str, str, Path]]:
+    """Every call that is given a `code` as text, by name or by place: `failure("a-code", ...)`, `Finding(code=...)`."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = ast.parse(path.read_text())
+        nodes = list(ast.walk(module))
+        places = {"failure": ["code", "what"]}
+        places |= {
+            node.name: [one.arg for one in node.args.args] for node in nodes if isinstance(node, ast.FunctionDef)
+        }
+        words = [(node.lineno, node) for node in nodes if isinstance(node, ast.Assign)]
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            match call.func:
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    names = [one for one in places.get(name, []) if one != "self"]
+                case _:
+                    names = []
+            given = dict(zip(names, call.args, strict=False)) | {one.arg or "": one.value for one in call.keywords}
+            match given.get("code"):
+                case ast.Constant(value=str(text)):
+                    said = _assigned(given.get("what"), [node for line, node in words if line < call.lineno])
+                    yield text, _template(said), path.relative_to(SOURCE)
+                case _:
+                    pass
+
+
+def _assigned(what: ast.expr | None, before: list[ast.Assign]) -> ast.expr | None:
+    """What a name was last given before it was used; anything else is itself."""
+    match what:
+        case ast.Name(id=name):
+            values = [
+                (node.lineno, node.value)
+                for node in before
+                if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+            ]
+            return max(values, key=lambda value: value[0])[1] if values else None
+        case _:
+            return what
+
+
+def _template(what: ast.expr | None) -> str:
+    match what:
+        case ast.Constant(value=str(text)):
+            return re.sub(r"\{[^{}]*\}", "…", text)
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part) for part in parts)
+        case ast.BinOp(left=left, right=right, op=ast.Add()):
+            return _template(left) + _template(right)
+        case _:
+            return "…"
+
+
+def events_page() -> str:
+    """Every event, by producer."""
+    parts = [
+        "# Events",
+        "A run is one append-only file, `events.jsonl`: one JSON object a line, its kind in `type`. "
+        "A reader skips kinds and fields it does not know.",
+        "Every event has these:",
+        _struct_table(events.Event),
+    ]
+    producers = {
+        "Of the controller": events.RunEvent,
+        "Of agents": events.AgentEvent,
+        "Of people": events.OperatorEvent,
+    }
+    common = {field.name for field in msgspec.structs.fields(events.Event)}
+    for heading, union in producers.items():
+        parts.append(f"## {heading}")
+        for event in sorted(typing.get_args(union), key=_tag):
+            parts += [f"### `{_tag(event)}`", _doc(event)]
+            parts.append(_struct_table(event, without=common))
+    parts.append("## Parts of events")
+    for part in sorted(set(_parts(events.AnyEvent)), key=lambda part: part.__name__):
+        parts += [f"### {part.__name__}", _doc(part), _struct_table(part)]
+    return _page(parts)
+
+
+def _parts(union: object) -> Iterator[type[msgspec.Struct]]:
+    """The structs that fields of these events hold; a finding has a page of its own."""
+    for event in typing.get_args(union):
+        for field in msgspec.structs.fields(event):
+            for inner in _classes(field.type):
+                if issubclass(inner, msgspec.Struct) and inner is not findings.Finding:
+                    yield inner
+
+
+def _tag(event: type[msgspec.Struct]) -> str:
+    return str(event.__struct_config__.tag)
+
+
+def _struct_table(struct: type[msgspec.Struct], without: Iterable[str] = ()) -> str:
+    meanings = _attribute_docstrings(struct)
+    rows = [
+        (f"`{field.name}`", _struct_type(field.type), meanings.get(field.name, ""))
+        for field in msgspec.structs.fields(struct)
+        if field.name not in without
+    ]
+    return _table(("field", "type", "meaning"), rows) if rows else ""
+
+
+def _struct_type(annotation: object) -> str:
+    if findings.Finding in _classes(annotation):
+        return "[Finding](findings.md)"
+    return _name(annotation)
+
+
+def _attribute_docstrings(struct: type) -> dict[str, str]:
+    """The string under each field, which Python itself does not keep."""
+    (body,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+            case _:
+                pass
+    return found
+
+
+# -- how a page looks ---------------------------------------------------------------------------------------------
+
+
+def _doc(thing: type) -> str:
+    return inspect.cleandoc(thing.__doc__ or "")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(head), "|" + " --- |" * len(head), *(line(row) for row in rows)])
+
+
+def _page(parts: Iterable[str]) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "job": job_page,
+    "commands": cli_page,
+    "exit-codes": exit_codes_page,
+    "findings": findings_page,
+    "events": events_page,
+}

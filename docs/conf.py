@@ -1,0 +1,26 @@
+"""How the documentation is built: Sphinx with MyST; reference pages are written from the code on each build."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import holdfast
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "holdfast"
+author = "the holdfast authors"
+copyright = "the holdfast authors, Apache-2.0"
+version = release = holdfast.__version__
+
+extensions = ["myst_parser", "reference"]
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = "holdfast"
+html_copy_source = False
+html_show_sphinx = False
