@@ -74,3 +74,4 @@ class Finish:
 
 
 Command = SubmitNodes | ReplaceNode | Start | Stop | Inject | Checkpoint | Record | Finish
+Commands = tuple[Command, ...]

@@ -6,9 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from holdfast.control.commands import Commands
 from holdfast.control.policy import Failure
 from holdfast.events import DrillRequested, Outcome, RankExited, RankHung
 from holdfast.job.backend import NodePlace
+
+
+class Deadline(StrEnum):
+    """What the machine waits for, each for one node or replica."""
+
+    AWAY = "away"
+    """A node whose connection closed is to come back."""
+    STOP = "stop"
+    """A replica's ranks are to end."""
+    JUDGE = "judge"
+    """A hung replica's other ranks are to report."""
+
+    def of(self, index: int) -> str:
+        """The key of this deadline of a node or replica."""
+        return f"{self.value}:{index}"
+
+    @classmethod
+    def read(cls, key: str) -> tuple[Deadline, int]:
+        """The deadline that a key names, and of which node or replica."""
+        kind, _, index = key.partition(":")
+        return cls(kind), int(index)
 
 
 class NodePhase(StrEnum):
@@ -124,3 +146,7 @@ class State:
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
         return tuple(node for node in self.nodes if node.replica == replica)
+
+
+Transition = tuple[State, Commands]
+"""What an event leads to: the state after it, and what is to be done."""

@@ -1,0 +1,179 @@
+"""Owns the course of an attempt: all its ranks are started, stopped when one fails, judged when quiet, started again.
+
+What happened to a node, a rank or a request is for nodes.py, ranks.py and requests.py; they call what is here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.blame import first_failure, is_failure
+from holdfast.control.commands import Commands, Finish, Record, Start, Stop
+from holdfast.control.policy import STOP_GRACE_S, Action, Failure, Verdict, judge
+from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
+from holdfast.errors import ExitCode
+from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, StopDecided
+from holdfast.job.spec import Job, Launch
+
+
+def halt(job: Job, state: State, index: int, at: float) -> Transition:
+    """Stop every rank of a replica at once; what to do next is decided when all is quiet."""
+    replica = state.replicas[index]
+    commands: Commands = ()
+    if replica.phase is not ReplicaPhase.STOPPING:
+        state = state.with_replica(replace(replica, phase=ReplicaPhase.STOPPING))
+        state, commands = stop_busy(job, state, index, at)
+    state, more = proceed(job, state, index, at)
+    return state, (*commands, *more)
+
+
+def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
+    """Have the nodes that may have ranks end them; a deadline that stands already is not put off."""
+    busy = tuple(node for node in state.nodes_of(index) if node.busy)
+    if not busy:
+        return state, ()
+    grace_s = state.ending.grace_s if state.ending else 0.0
+    latest = at + grace_s + STOP_GRACE_S
+    state = state.with_deadline(
+        Deadline.STOP.of(index), min(latest, state.deadlines.get(Deadline.STOP.of(index), latest))
+    )
+    return state, (stop(state.replicas[index], busy, grace_s),)
+
+
+def proceed(job: Job, state: State, index: int, at: float) -> Transition:
+    """Go on as far as the nodes allow: judge what is quiet, start what is gathered, finish what is done."""
+    replica = state.replicas[index]
+    nodes = state.nodes_of(index)
+    if any(node.busy for node in nodes):
+        return state, ()
+    match replica.phase:
+        case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING | ReplicaPhase.STOPPING:
+            state = state.with_deadline(Deadline.STOP.of(index), None).with_deadline(Deadline.JUDGE.of(index), None)
+            return _quiet(job, state, replica, at)
+        case ReplicaPhase.GATHERING if all(node.ready for node in nodes):
+            return _launch(job, state, replica, nodes, at)
+        case _:
+            return state, ()
+
+
+def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
+    """No rank of this attempt is left: it has succeeded, or is judged."""
+    if state.ending or _all_well(job, state, replica):
+        state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
+        return _done(state, at)
+    failure = first_failure(replica)
+    assert failure is not None, f"an attempt ended, and nobody knows why: {replica}"
+    verdict = judge(failure, replica.failures, job.recovery)
+    record = _record(replica, verdict, failure, at)
+    after = replace(
+        replica,
+        phase=ReplicaPhase.GATHERING,
+        failures=(*replica.failures, failure),
+        exits=(),
+        hangs=(),
+        losses=(),
+    )
+    state = state.with_replica(after)
+    if verdict.action is Action.STOP:
+        ending = Ending(outcome=Outcome.FAILED, exit_code=verdict.exit_code, reason=verdict.finding.what)
+        state, commands = end(job, state, ending, at, verdict)
+    else:
+        state, commands = proceed(job, state, replica.replica, at)
+    return state, (record, *commands)
+
+
+def _all_well(job: Job, state: State, replica: ReplicaState) -> bool:
+    """Whether every process of the attempt ended by itself with code 0; what befell its node later is no matter."""
+    per_node = 1 if job.launch is Launch.PER_NODE else job.local_world_size
+    well = {exited.rank for exited in replica.exits if not exited.stopped and not is_failure(exited)}
+    return len(well) == len(state.nodes_of(replica.replica)) * per_node
+
+
+def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float) -> Transition:
+    """Start the next attempt with the head node's fresh port: no address, port or key of a dead one."""
+    head = nodes[0]
+    replica = replace(
+        replica,
+        phase=ReplicaPhase.RUNNING,
+        attempt=replica.attempt + 1,
+        started_at=at,
+        master_addr=head.address,
+        master_port=head.port,
+    )
+    for node in nodes:
+        state = state.with_node(replace(node, busy=True))
+    started = AttemptStarted(
+        at=at,
+        replica=replica.replica,
+        attempt=replica.attempt,
+        world_size=len(nodes) * job.local_world_size,
+        master_addr=head.address,
+        master_port=head.port,
+    )
+    return state.with_replica(replica), (Record(event=started), start(replica, nodes))
+
+
+def end(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | None = None) -> Transition:
+    """Bring the whole run to its end: every replica stops, in its own time."""
+    decided = StopDecided(
+        at=at,
+        outcome=ending.outcome,
+        reason=ending.reason,
+        exit_code=ending.exit_code,
+        finding=verdict.finding if verdict else None,
+    )
+    commands: Commands = () if state.ending else (Record(event=decided),)
+    state = replace(state, ending=ending)
+    for replica in state.replicas:
+        match replica.phase:
+            case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING:
+                state, more = halt(job, state, replica.replica, at)
+            case ReplicaPhase.STOPPING:
+                state, more = stop_busy(job, state, replica.replica, at)
+            case ReplicaPhase.GATHERING:
+                state, more = _done(state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
+            case ReplicaPhase.DONE:
+                continue
+        commands = (*commands, *more)
+    return state, commands
+
+
+def _done(state: State, at: float) -> Transition:
+    """A replica has ended; when it was the last, so has the run."""
+    if not state.done:
+        return state, ()
+    if state.ending:
+        return state, (Finish(),)
+    ending = Ending(outcome=Outcome.SUCCEEDED, exit_code=ExitCode.OK, reason="every rank finished")
+    decided = StopDecided(at=at, outcome=ending.outcome, reason=ending.reason, exit_code=ending.exit_code)
+    return replace(state, ending=ending), (Record(event=decided), Finish())
+
+
+def start(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> Start:
+    """Have these nodes start their ranks of the attempt in hand."""
+    return Start(
+        replica=replica.replica,
+        attempt=replica.attempt,
+        nodes=tuple(node.node for node in nodes),
+        master_addr=replica.master_addr,
+        master_port=replica.master_port,
+    )
+
+
+def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float) -> Stop:
+    """Have these nodes end their ranks of the attempt in hand."""
+    numbers = tuple(node.node for node in nodes)
+    return Stop(replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s)
+
+
+def _record(replica: ReplicaState, verdict: Verdict, failure: Failure, at: float) -> Record:
+    decided = RecoveryDecided(
+        at=at,
+        replica=replica.replica,
+        attempt=replica.attempt,
+        action=verdict.action.value,
+        failed_at=failure.at,
+        finding=verdict.finding,
+        first_rank=failure.rank,
+    )
+    return Record(event=decided)

@@ -1,0 +1,64 @@
+"""Owns what follows from the word of ranks: they end, hang, have ended, or commit a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.blame import is_failure
+from holdfast.control.commands import Inject
+from holdfast.control.course import halt, proceed
+from holdfast.control.nodes import fail
+from holdfast.control.policy import JUDGE_S
+from holdfast.control.state import Deadline, ReplicaPhase, State, Transition
+from holdfast.events import DrillTarget, RankExited, RankHung, RanksStopped, StepCommitted
+from holdfast.job.spec import Job
+
+
+def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
+    """A rank ended: by itself and well, or its attempt has failed."""
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
+        return state, ()
+    state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
+    if replica.phase is ReplicaPhase.STOPPING:
+        return state, ()
+    if event.stopped:
+        reason = "its agent, long without a controller, stopped its ranks"
+        return fail(job, state, (state.nodes[event.node],), event.at, reason)
+    return halt(job, state, event.replica, event.at) if is_failure(event) else (state, ())
+
+
+def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
+    """Wait for the other ranks' word: in a hang everybody waits, and the one to blame differs only in its stack."""
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
+        return state, ()
+    replica = replace(replica, phase=ReplicaPhase.JUDGING, hangs=(*replica.hangs, event))
+    state = state.with_replica(replica)
+    if len({hung.rank for hung in replica.hangs}) >= len(state.nodes_of(event.replica)) * job.local_world_size:
+        return halt(job, state, event.replica, event.at)
+    if Deadline.JUDGE.of(event.replica) not in state.deadlines:
+        state = state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S)
+    return state, ()
+
+
+def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
+    """A node is quiet."""
+    node = state.nodes[event.node]
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or not node.busy:
+        return state, ()
+    state = state.with_node(replace(node, busy=False, port=event.port))
+    return proceed(job, state, event.replica, event.at)
+
+
+def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
+    """A replica is a step further; drills of the controller wait for that."""
+    replica = state.replicas[event.replica]
+    state = state.with_replica(replace(replica, step=max(replica.step, event.step)))
+    due = tuple(
+        drill for drill in state.drills if drill.target is DrillTarget.CONTROLLER and event.step >= (drill.at_step or 0)
+    )
+    if due:
+        state = replace(state, drills=tuple(drill for drill in state.drills if drill not in due))
+    return state, tuple(Inject(drill=drill, node=None) for drill in due)
