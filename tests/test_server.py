@@ -35,10 +35,12 @@ from holdfast.events import (
 from holdfast.events.log import EventWriter, read_events
 from holdfast.events.orders import Acknowledge, order_decoder
 from holdfast.findings import Finding
+from holdfast.guard.keys import Keys
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job, Nodes
 
 TOKEN = "correct-horse-battery-staple"
+KEYS = Keys(TOKEN)
 encode = msgspec.json.Encoder().encode
 
 CANCEL = encode(CancelRequested(at=1.0, by="test"))
@@ -77,8 +79,8 @@ class Site:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx.AsyncClient(base_url=f"http://{self.url}", headers=headers, timeout=10, trust_env=False)
 
-    def agent(self, token: str = TOKEN) -> connect:
-        headers = {"Authorization": f"Bearer {token}"}
+    def agent(self, node: int = 0, *, token: str | None = None) -> connect:
+        headers = {"Authorization": f"Bearer {KEYS.of_node(node, 0) if token is None else token}"}
         return connect(f"ws://{self.url}/v1/agent", additional_headers=headers, proxy=None)
 
     def events(self, *kinds: type[AnyEvent]) -> list[AnyEvent]:
@@ -98,7 +100,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
     )
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = server.uvicorn_config(server.Port(controller, TOKEN))
+    settings = server.uvicorn_config(server.Port(controller, KEYS))
     uvicorn_server = uvicorn.Server(settings)
     serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[listener]))
     try:
@@ -117,13 +119,13 @@ def play(folder: Path, scene: Callable[[Site], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def joined(node: int) -> bytes:
+def joined(node: int, *, generation: int = 0, source: str = "") -> bytes:
     return encode(
         AgentJoined(
             at=1.0,
-            source=f"node{node}.0/i",
+            source=source or f"node{node}.{generation}/i",
             node=node,
-            generation=0,
+            generation=generation,
             incarnation="i",
             hostname="h",
             address="127.0.0.1",
@@ -184,7 +186,7 @@ def test_basic_authorization_with_the_token_is_refused(tmp_path: Path) -> None:
 def test_agent_without_the_token_is_refused_before_it_is_accepted(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         with pytest.raises(InvalidStatus) as refusal:
-            async with here.agent("wrong"):
+            async with here.agent(token="wrong"):
                 pass
         assert refusal.value.response.status_code in (401, 403)
         assert here.events(AgentJoined) == []
@@ -281,7 +283,7 @@ def test_agent_that_says_garbage_later_is_cut_off_alone(tmp_path: Path) -> None:
         async with here.agent() as good:
             await good.send(joined(0))
             for seq, garbage in enumerate(garbages, 1):
-                async with here.agent() as bad:
+                async with here.agent(1) as bad:
                     await bad.send(joined(1))
                     await bad.send(garbage)
                     await _gone(bad)
@@ -294,6 +296,35 @@ def test_agent_that_says_garbage_later_is_cut_off_alone(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_agent_speaks_for_nobody_else(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        others = [joined(1), joined(-1), joined(10**30), joined(0, generation=1), joined(0, source="node1.0/i")]
+        for other in others:
+            async with here.agent(0) as agent:
+                await agent.send(other)
+                await _gone(agent)
+        assert here.events(AgentJoined) == []
+
+    play(tmp_path, scene)
+
+
+def test_token_of_a_node_asks_for_nothing_and_the_operators_is_no_agent(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        before = read_events(here.log)
+        async with here.client(KEYS.of_node(0, 0)) as client:
+            # The path is what counts, not the one that a forged Host header makes of it.
+            for headers in ({}, {"Host": "x/v1/agent?"}, {"Host": "["}):
+                for path in ("cancel", "drill", "checkpoint", "nothing"):
+                    answer = await client.post(f"/v1/{path}", content=CANCEL, headers=headers)
+                    assert (answer.status_code, answer.json()) == (401, {"error": "refused"})
+        with pytest.raises(InvalidStatus):
+            async with here.agent(token=TOKEN):
+                pass
+        assert read_events(here.log) == before
+
+    play(tmp_path, scene)
+
+
 def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +333,7 @@ def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
     async def scene(here: Site) -> None:
         async with contextlib.AsyncExitStack() as crowd:
             silent = [await crowd.enter_async_context(here.agent()) for _ in range(20)]
-            good = await crowd.enter_async_context(here.agent())
+            good = await crowd.enter_async_context(here.agent(2))
             await good.send(joined(2))
             await good.send(found(2, 1))
             await acknowledged(good, 1)
@@ -314,8 +345,8 @@ def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
 
 def test_agent_of_a_node_that_does_not_exist_is_told_to_leave(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
-        for node in (-1, 3, 10**30):
-            async with here.agent() as stranger:
+        for node in (3, 10**8):
+            async with here.agent(node) as stranger:
                 await stranger.send(joined(node))
                 assert b"leave" in await stranger.recv()
         assert here.events(AgentJoined) == []
@@ -325,7 +356,7 @@ def test_agent_of_a_node_that_does_not_exist_is_told_to_leave(tmp_path: Path) ->
 
 def test_message_beyond_the_limit_cuts_its_sender_off_alone(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
-        async with here.agent() as good, here.agent() as bad:
+        async with here.agent() as good, here.agent(1) as bad:
             await good.send(joined(0))
             await bad.send(joined(1))
             with contextlib.suppress(ConnectionClosed):

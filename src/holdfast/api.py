@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,8 @@ from holdfast.events import AnyEvent, CancelRequested, DrillAction, DrillRequest
 from holdfast.events.log import EventReader, last_event, read_events
 from holdfast.fabric.catalog import NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.folder import RunFolder, runs_root
+from holdfast.folder import RunFolder, runs_root, write_private
+from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.profile import Profile, find_profile
@@ -309,9 +309,9 @@ def _accepted(job: Job, name: str, base: Path) -> Accepted:
 def _fill(folder: RunFolder, accepted: Accepted) -> None:
     """Write what the run's keeper and controllers need to know."""
     values = {name: secret.read(Path(accepted.base), os.environ) for name, secret in accepted.job.secrets.items()}
-    _write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
-    _write_private(folder.token, secrets.token_urlsafe(32))
-    _write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": values}))
+    write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
+    write_private(folder.token, fresh_token())
+    write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": values}))
 
 
 def _keep(run: RunFolder, accepted: Accepted) -> None:
@@ -430,9 +430,3 @@ def _ask(run: RunFolder, what: str, event: Event) -> None:
             evidence=(answer.text[:500],),
             fault=Fault.HOLDFAST,
         )
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)

@@ -8,7 +8,7 @@ RUNS/<run id>/
     lock                    held as long as the run has a keeper or a controller
     token, secrets.json     0600; secrets.json goes when the run ends
     controller.log          the controller's own words
-    nodes/node1.0/          one node slot and generation: agent.log, stacks
+    nodes/node1.0/          one node slot and generation: agent.log, stacks, the node's own token (0600)
     logs/attempt-0/rank-3.log
     checkpoints/            where the job names no other place
 """
@@ -121,3 +121,10 @@ class RunFolder:
 
     def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
         return self.attempt_logs(attempt, replica, replicas) / f"rank-{rank}.log"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its user may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)

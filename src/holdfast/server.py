@@ -2,15 +2,14 @@
 
 `python -m holdfast.server RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD`, started by a keeper that holds the two listening
 sockets, and to whose pipe it beats.
-One application answers on both: agents come in over TCP, this user's commands over the Unix socket; each shows the
-token, and without it nothing answers but the refusal.
+One application answers on both: agents come in over TCP, this user's commands over the Unix socket; each shows a
+token that allows what it asks, and without one nothing answers but the refusal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import os
@@ -40,6 +39,7 @@ from holdfast.events import AgentJoined, CancelRequested, CheckpointRequested, D
 from holdfast.events.log import EventReader, EventWriter, last_event
 from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
 from holdfast.folder import RunFolder
+from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.job.accepted import Accepted
 from holdfast.launch.environment import Attempt, launches
 from holdfast.launch.local.backend import LocalBackend
@@ -86,15 +86,21 @@ _NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Key
 """What garbage raises: for its form, or for its meaning."""
 
 
-class Port:
-    """The controller's one port: agents' WebSocket and this user's commands, all behind the token."""
+_AGENT_PATH = "/v1/agent"
 
-    def __init__(self, controller: Controller, token: str) -> None:
+_FOR_NODES = {_AGENT_PATH}
+"""What is asked with a node's token; everything else takes the operator's."""
+
+
+class Port:
+    """The controller's one port: agents' WebSocket and the operator's commands, each behind its own token."""
+
+    def __init__(self, controller: Controller, keys: Keys) -> None:
         self._controller = controller
-        self._token = token.encode()
+        self._keys = keys
         self._routes = Starlette(
             routes=[
-                WebSocketRoute("/v1/agent", self._agent),
+                WebSocketRoute(_AGENT_PATH, self._agent),
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
@@ -102,22 +108,26 @@ class Port:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a connection that shows the token; refuse any other before it learns what there is."""
+        """Answer a connection whose token allows what it asks; refuse any other before it learns what there is."""
         connection = HTTPConnection(scope)
-        if self._admits(connection):
+        holder = self._holder(connection)
+        # Not `connection.url`: the sender's Host header is a part of that.
+        path: str = scope["path"]
+        if isinstance(holder, NodeAgent if path in _FOR_NODES else Operator):
+            scope["holder"] = holder
             await self._routes(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        peer = connection.client.host if connection.client else "this machine"
+        shown = "a wrong or missing token" if holder is None else f"the token of {holder}"
+        log.warning("refused a connection from %s to %r with %s", peer, path[:200], shown)
+        if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).close(code=1008)
         else:
             await JSONResponse({"error": "refused"}, status_code=401)(scope, receive, send)
 
-    def _admits(self, connection: HTTPConnection) -> bool:
-        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), self._token):
-            return True
-        peer = connection.client.host if connection.client else "this machine"
-        log.warning("refused a connection from %s to %r: wrong or missing token", peer, connection.url.path[:200])
-        return False
+    def _holder(self, connection: HTTPConnection) -> Holder | None:
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        return self._keys.holder(token) if scheme.lower() == "bearer" else None
 
     def _taking(
         self, kind: type[CancelRequested | DrillRequested | CheckpointRequested]
@@ -149,6 +159,10 @@ class Port:
             first = None
         if not isinstance(first, AgentJoined) or first.protocol != PROTOCOL:
             log.warning("refused an agent that does not speak version %s of the protocol: %s", PROTOCOL, first)
+            await _close(websocket)
+            return
+        if NodeAgent(first.node, first.generation) != websocket.scope["holder"]:
+            log.warning("refused %s, which said it was node%s", websocket.scope["holder"], first.node)
             await _close(websocket)
             return
         peer = _Peer(websocket)
@@ -255,7 +269,7 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
         job = accepted.job.model_dump(mode="json", exclude_defaults=True)
         created = RunCreated(at=accepted.created_at, run=folder.run, job=job, version=holdfast.__version__)
         controller.feed(created)
-    config = uvicorn_config(Port(controller, folder.token.read_text().strip()))
+    config = uvicorn_config(Port(controller, Keys(folder.token.read_text().strip())))
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:

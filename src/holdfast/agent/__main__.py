@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("node", type=int)
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
-    parser.add_argument("--token-file", required=True, type=Path, help="file that holds the run's token")
+    parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
     parser.add_argument(
         "--sockets", required=True, type=Path, help="private folder with a short path, for ranks' sockets"

@@ -171,7 +171,12 @@ class Controller:
     # Agents
 
     def agent_joined(self, peer: AgentPeer, joined: AgentJoined) -> AgentLink | None:
-        """Greet an agent; None (after telling it to leave) when its node has been given up."""
+        """Greet an agent; None (after telling it to leave) when its node has been given up.
+
+        Raises `NotItsOwn` for one that would speak in another's name.
+        """
+        if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
+            raise NotItsOwn(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
         dismissed = self._state.finished or (self._state.ending and self._state.done)
         if node is None or joined.generation != node.generation or dismissed:

@@ -22,7 +22,8 @@ from pathlib import Path
 from holdfast.errors import ExitCode, failure
 from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
-from holdfast.folder import RunFolder, runs_root
+from holdfast.folder import RunFolder, runs_root, write_private
+from holdfast.guard.keys import Keys
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job
@@ -101,7 +102,7 @@ class LocalBackend:
         argv = [*node.prefix, sys.executable, "-m", "holdfast.agent", str(place.node), str(place.generation)]
         options = {
             "--controller": self._url,
-            "--token-file": str(self._folder.token),
+            "--token-file": str(self._token_file(place, node_folder)),
             "--folder": str(node_folder),
             "--sockets": str(sockets),
             "--address": node.address,
@@ -123,6 +124,13 @@ class LocalBackend:
         fresh = node_folder / "agent.new"
         fresh.write_text(json.dumps({"pid": identity.pid, "started": identity.started}))
         fresh.rename(node_folder / "agent.json")
+
+    def _token_file(self, place: NodePlace, node_folder: Path) -> Path:
+        """The node's own token, written anew: a start that was interrupted may have left half of one."""
+        path = node_folder / "token"
+        path.unlink(missing_ok=True)
+        write_private(path, Keys(self._folder.token.read_text().strip()).of_node(place.node, place.generation))
+        return path
 
     def _end_unrecorded(self, place: NodePlace) -> None:
         """End an agent whose controller died between starting it and writing it down."""

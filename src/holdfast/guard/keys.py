@@ -1,0 +1,59 @@
+"""Owns who may speak to a run's controller: its operator, and each node for itself, by tokens that give no more.
+
+The run's token is the operator's. A node's token is made from it, so that a controller keeps nothing else; it names
+its node, and nobody can make another's from it, or the operator's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Whoever may ask anything of the run: cancel it, break it, read it."""
+
+
+@dataclass(frozen=True)
+class NodeAgent:
+    """The agent of one generation of one node slot: it speaks for that node, and asks for nothing."""
+
+    node: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"node{self.node}.{self.generation}"
+
+
+Holder = Operator | NodeAgent
+
+_NODE_TOKEN = re.compile(r"node(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8}):[0-9a-f]{64}")
+
+
+def fresh_token() -> str:
+    """A run's token: 256 bits of the operating system's randomness."""
+    return secrets.token_urlsafe(32)
+
+
+class Keys:
+    """Makes and knows the tokens of one run."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def of_node(self, node: int, generation: int) -> str:
+        """The token of one node's agent, such as `node1.0:5f70…`."""
+        name = str(NodeAgent(node, generation))
+        return f"{name}:{hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()}"
+
+    def holder(self, token: str) -> Holder | None:
+        """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
+        agent = NodeAgent(int(found[1]), int(found[2])) if (found := _NODE_TOKEN.fullmatch(token)) else None
+        expected = self.of_node(agent.node, agent.generation).encode() if agent else self._token
+        if not hmac.compare_digest(token.encode(errors="replace"), expected):
+            return None
+        return agent or Operator()
