@@ -87,6 +87,10 @@ class Site:
         return [event for event in read_events(self.log) if isinstance(event, kinds)]
 
 
+async def no_drill(drill: DrillRequested) -> None:
+    pytest.fail(f"nothing is broken here: {drill}")
+
+
 @contextlib.asynccontextmanager
 async def site(folder: Path) -> AsyncIterator[Site]:
     writer = EventWriter(folder / "events.jsonl")
@@ -96,6 +100,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         history=[],
         backend=Nowhere(),
         start_orders=lambda *_: pytest.fail("nothing is started here"),
+        drill=no_drill,
         incarnation="c",
     )
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))

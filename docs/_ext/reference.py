@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 import holdfast
 from holdfast import errors, events, findings
 from holdfast.control import policy
-from holdfast.job import spec
+from holdfast.job import drills, spec
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -289,6 +289,20 @@ def _template(what: ast.expr | None) -> str:
             return "…"
 
 
+def drills_table() -> str:
+    """The table of job/drills.py; docs/drills.md includes it."""
+    rows = (
+        (
+            f"`{action} {target}{'' if target is events.DrillTarget.CONTROLLER else ':N'}`",
+            drill.does,
+            "yes" if drill.lasting else "for good",
+            f"`isolation: {drill.isolation}`" if drill.isolation else "",
+        )
+        for (action, target), drill in drills.DRILLS.items()
+    )
+    return _page([_table(("drill", "what happens, and what follows", "`--for`", "needs"), rows)])
+
+
 def events_page() -> str:
     """Every event, by producer."""
     parts = [
@@ -382,4 +396,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes_page,
     "findings": findings_page,
     "events": events_page,
+    "drills": drills_table,
 }

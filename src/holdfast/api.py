@@ -29,6 +29,7 @@ from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted
 from holdfast.job.document import Loaded, examine, examine_data, read_text
+from holdfast.job.drills import check as check_drill
 from holdfast.job.profile import Profile, find_profile
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
@@ -137,19 +138,20 @@ def cancel(run: RunFolder, *, force: bool = False) -> None:
     _ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
 
 
-def drill(run: RunFolder, *, target: DrillTarget, index: int, action: DrillAction, at_step: int | None = None) -> None:
-    """Break something of a run on purpose, at once or at a step."""
+def drill(
+    run: RunFolder,
+    *,
+    target: DrillTarget,
+    index: int,
+    action: DrillAction,
+    at_step: int | None = None,
+    for_s: float | None = None,
+) -> None:
+    """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/drills.py)."""
     _refuse_finished(run)
-    job = accepted(run).job
-    known = {DrillTarget.RANK: job.world_size, DrillTarget.CONTROLLER: 1}.get(target, job.nodes.max)
-    if not 0 <= index < known:
-        raise failure(
-            "no-such-target",
-            f"{run.run} has no {target.value} {index}",
-            exit_code=ExitCode.NOT_FOUND,
-            remedy=f"It has {target.value}s 0 to {known - 1}.",
-        )
-    _ask(run, "drill", DrillRequested(at=time.time(), target=target, index=index, action=action, at_step=at_step))
+    asked = DrillRequested(at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s)
+    check_drill(asked, accepted(run), run.run)
+    _ask(run, "drill", asked)
 
 
 # Look

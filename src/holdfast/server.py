@@ -43,6 +43,7 @@ from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.job.accepted import Accepted
 from holdfast.launch.environment import Attempt, launches
 from holdfast.launch.local.backend import LocalBackend
+from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
 from holdfast.launch.local.share import shares
 
@@ -232,11 +233,12 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
     private = json.loads(folder.secrets.read_text())
     host, port = agents.getsockname()[:2]
     writer = EventWriter(folder.events)
+    isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
     backend = LocalBackend(
         folder=folder,
         accepted=accepted,
-        isolation=isolation_for(accepted.isolation, folder.run),
+        isolation=isolation,
         url=f"ws://{host}:{port}/v1/agent",
     )
     share = shares(accepted.job, os.environ)
@@ -263,6 +265,7 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
         history=EventReader(folder.events).read(),
         backend=backend,
         start_orders=start_orders,
+        drill=OutsideDrills(isolation=isolation),
         incarnation=secrets.token_hex(4),
     )
     if not begun:

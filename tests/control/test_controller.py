@@ -14,6 +14,7 @@ from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase
+from holdfast.errors import ExitCode, failure
 from holdfast.events import (
     AgentEvent,
     AgentJoined,
@@ -22,6 +23,11 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
+    DrillAction,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    FindingRaised,
     NodeGone,
     Outcome,
     RankExit,
@@ -185,6 +191,7 @@ class Desk:
         self.path = path
         self.now = 100.0
         self.backend = Nowhere()
+        self.broken: list[DrillRequested] = []
         self.agents = [Agent(node) for node in range(NODES)]
         self.controller = self._controller([])
         self.controller.feed(RunCreated(at=self.now, run="r", job={}))
@@ -198,9 +205,15 @@ class Desk:
             history=history,
             backend=self.backend,
             start_orders=_orders,
+            drill=self._break,
             incarnation="c",
             clock=lambda: self.now,
         )
+
+    async def _break(self, drill: DrillRequested) -> None:
+        self.broken.append(drill)
+        if drill.target is not DrillTarget.CONTROLLER:
+            raise failure("drill-unavailable", "no network here can be cut", exit_code=ExitCode.IMPOSSIBLE)
 
     def begin(self) -> None:
         self.controller.feed(ControllerStarted(at=self.now, pid=1, incarnation="c"))
@@ -542,3 +555,19 @@ def test_controller_that_dies_in_any_phase_loses_and_doubles_nothing(tmp_path: P
         assert len(desk.events(RanksStopped)) == attempts * NODES
 
     run(tmp_path, play)
+
+
+def test_drill_no_agent_can_do_is_told_first_and_a_refusal_is_a_finding(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl").running()
+        asked = DrillRequested(at=5.0, target=DrillTarget.NODE, index=1, action=DrillAction.PARTITION, for_s=1.0)
+        desk.controller.feed(asked)
+        await asyncio.gather(*desk.controller._tasks)
+        assert desk.broken == [asked]
+        done, refused = desk.events(DrillDone, FindingRaised)
+        assert isinstance(done, DrillDone)
+        assert (done.node, done.requested_at) == (1, 5.0)
+        assert isinstance(refused, FindingRaised)
+        assert refused.finding.code == "drill-unavailable"
+
+    asyncio.run(play())

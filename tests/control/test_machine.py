@@ -443,9 +443,15 @@ def test_drill_is_given_to_its_node_and_again_when_that_returns(target: DrillTar
     assert run.do(joined(node, attempt=0)) == []
 
 
-def test_controllers_drill_waits_for_its_step_and_is_done_once() -> None:
+@pytest.mark.parametrize(
+    ("action", "target"),
+    [(DrillAction.KILL, DrillTarget.CONTROLLER), (DrillAction.PARTITION, DrillTarget.NODE)],
+)
+def test_drill_that_no_agent_can_do_waits_for_its_step_and_is_done_once(
+    action: DrillAction, target: DrillTarget
+) -> None:
     run = Run().running()
-    drill = DrillRequested(at=5.0, target=DrillTarget.CONTROLLER, index=0, action=DrillAction.KILL, at_step=2)
+    drill = DrillRequested(at=5.0, target=target, index=0, action=action, at_step=2)
     step = StepCommitted(at=6.0, replica=0, attempt=0, step=1, started=5.0, ended=6.0)
     assert run.do(drill, step) == []
     second = StepCommitted(at=7.0, replica=0, attempt=0, step=2, started=6.0, ended=7.0)

@@ -21,6 +21,7 @@ from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, 
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
 from holdfast.job.spec import Job
+from holdfast.launch.local import netns
 from holdfast.launch.local.processes import all_pids, marked
 
 STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
@@ -58,11 +59,26 @@ class Watched:
         """Every event of a kind seen so far."""
         return [event for event in self.seen if isinstance(event, kind)]
 
-    def drill(self, target: DrillTarget, index: int, action: DrillAction, at_step: int | None = None) -> None:
-        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step)
+    def drill(
+        self,
+        target: DrillTarget,
+        index: int,
+        action: DrillAction,
+        at_step: int | None = None,
+        *,
+        for_s: float | None = None,
+    ) -> None:
+        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s)
 
     def log(self, rank: int, attempt: int = 0) -> str:
         return self.folder.rank_log(attempt, rank).read_text()
+
+
+def steps_done(watched: Watched) -> list[int]:
+    """Step numbers finished by a full set of ranks, from the ranks' own notes."""
+    folder = watched.folder.checkpoints
+    notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
+    return sorted({int(step) for _, step in notes[0] & notes[1]})
 
 
 class Runs:
@@ -128,6 +144,17 @@ def _argv(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.fixture
+def isolated(runs: Runs) -> Runs:
+    """Runs in a place with the profile `apart`, where each node has a network of its own."""
+    if reason := netns.unavailable():
+        pytest.skip(f"needs network namespaces: {reason}")
+    profiles = runs.base / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "apart.yaml").write_text("backend: local\nisolation: netns\n")
+    return runs
 
 
 @pytest.fixture

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.runs.conftest import Runs
 
 from holdfast.events import AgentJoined, ControllerStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided
 from holdfast.launch.local import netns
-
-
-@pytest.fixture
-def isolated(runs: Runs) -> Runs:
-    if reason := netns.unavailable():
-        pytest.skip(f"needs network namespaces: {reason}")
-    profiles = runs.base / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
-    (profiles / "apart.yaml").write_text("backend: local\nisolation: netns\n")
-    return runs
 
 
 def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import select
 import signal
 
 import pytest
-from tests.runs.conftest import Runs, Watched
+from tests.runs.conftest import Runs, Watched, steps_done
 
 from holdfast import api
 from holdfast.events import (
@@ -25,13 +25,6 @@ from holdfast.events import (
     RecoveryDecided,
     StepCommitted,
 )
-
-
-def steps_done(watched: Watched) -> list[int]:
-    """Step numbers finished by a full set of ranks, from the ranks' own notes."""
-    folder = watched.folder.checkpoints
-    notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
-    return sorted({int(step) for _, step in notes[0] & notes[1]})
 
 
 def kill(pid: int) -> None:

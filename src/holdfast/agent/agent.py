@@ -17,25 +17,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
 from holdfast.agent.team import Team
-from holdfast.events import AgentJoined, DrillAction, DrillDone, DrillTarget, RanksStopped
+from holdfast.events import AgentJoined, RanksStopped
 from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks
 from holdfast.events.rank import CheckpointNow
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
 log = logging.getLogger("holdfast.agent")
 
-FAREWELL_S = 1.0
-"""Longest a drill waits for its own announcement to be safe."""
-
 LEAVING_GRACE_S = 30.0
 """Grace that ranks get when the agent gives up waiting for a controller."""
-
-_SIGNALS = {DrillAction.KILL: signal.SIGKILL, DrillAction.STOP: signal.SIGSTOP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +58,10 @@ class Agent:
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
         self._starts: dict[int, asyncio.Task[None]] = {}
-        self._drills: dict[float, Break] = {}
         self._quiet = asyncio.Event()
         self._leaving = asyncio.Event()
         self._link = Link(settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey)
+        self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link))
 
     async def run(self) -> None:
         """Work until told to leave, or until there has been no controller for too long."""
@@ -141,7 +135,7 @@ class Agent:
             case StopRanks():
                 self._stop(order)
             case Break():
-                self._take_drill(order)
+                self._drills.take(order)
             case AskCheckpoint():
                 for team in self._teams.values():
                     team.ask(CheckpointNow())
@@ -161,7 +155,7 @@ class Agent:
             folder=self._settings.folder,
             port=self._port,
             say=self._link.say,
-            on_step=self._step_passed,
+            on_step=self._drills.step_passed,
             on_stopped=self._stopped,
         )
         self._teams[order.replica] = team
@@ -198,49 +192,3 @@ class Agent:
         if self._teams.get(team.replica) is team:
             del self._teams[team.replica]
         self._quiet.set()
-
-    # Drills
-
-    def _take_drill(self, order: Break) -> None:
-        if order.requested_at in self._drills:
-            return
-        self._drills[order.requested_at] = order
-        if order.at_step is None:
-            self._drill(order, step=-1)
-
-    def _step_passed(self, rank: int, step: int) -> None:
-        for order in list(self._drills.values()):
-            due = order.at_step is not None and step >= order.at_step
-            if due and (order.target is not DrillTarget.RANK or order.rank == rank):
-                self._drill(order, step)
-
-    def _drill(self, order: Break, step: int) -> None:
-        """Do it now; the order's step is cleared so that it is done once.
-
-        A rank that has no process at the moment gets it with its next step.
-        """
-        number = _SIGNALS[order.action]
-        teams = self._teams.values()
-        if order.target is DrillTarget.RANK and not any(team.signal_rank(order.rank, number) for team in teams):
-            self._drills[order.requested_at] = msgspec.structs.replace(order, at_step=0)
-            return
-        self._drills[order.requested_at] = msgspec.structs.replace(order, at_step=None)
-        target = f"rank {order.rank}" if order.target is DrillTarget.RANK else order.target.value
-        done = DrillDone(
-            at=time.time(),
-            node=self._settings.node,
-            requested_at=order.requested_at,
-            target=target,
-            action=order.action.value,
-            step=step,
-        )
-        announced = self._link.say(done)
-        if order.target is not DrillTarget.RANK:
-            self._drilling = asyncio.ensure_future(self._break_node(order.target, number, announced))
-
-    async def _break_node(self, target: DrillTarget, number: signal.Signals, announced: int) -> None:
-        await self._link.safe(announced, FAREWELL_S)
-        if target is DrillTarget.NODE:
-            for pid in descendants(os.getpid()):
-                send(pid, number)
-        os.kill(os.getpid(), number)

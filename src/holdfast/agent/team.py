@@ -31,7 +31,7 @@ from holdfast.events import (
 )
 from holdfast.events.orders import Progress, StartRanks, StepPassed
 from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
-from holdfast.launch.local.processes import descendants, end_all, marked, send, state_letter
+from holdfast.launch.local.processes import descendants, end_all, marked, state_letter
 
 log = logging.getLogger("holdfast.agent")
 
@@ -149,12 +149,7 @@ class Team:
         for channel in self._channels.values():
             channel.ask(request)
 
-    def signal_rank(self, rank: int, number: signal.Signals) -> bool:
-        """Send one rank a signal; False when it has no live process here."""
-        pid = self._pid(rank)
-        return pid is not None and send(pid, number)
-
-    def _pid(self, rank: int) -> int | None:
+    def pid_of(self, rank: int) -> int | None:
         """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""
         pulse = self._pulses.get(rank)
         if pulse is not None:

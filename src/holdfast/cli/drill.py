@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.output import Output, say, say_json
 from holdfast.cli.request import OutputOption
-from holdfast.errors import ExitCode, failure
-from holdfast.events.operator import DrillAction
+from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
-    from holdfast.events.operator import DrillTarget
+    from holdfast.events import DrillAction, DrillTarget
 
 
 def drill(
-    action: Annotated[DrillAction, typer.Argument(help="SIGKILL, or SIGSTOP: there, but without an answer.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop or partition.")],
     target: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="rank:1, node:1, agent:0 or controller; `rank 1` will do.")
     ],
     at_step: Annotated[int | None, typer.Option("--at-step", metavar="STEP", help="As soon as it is done.")] = None,
+    for_s: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", min=0.0, help="It ends by itself; else it is for good.")
+    ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Id of a run; the latest if none.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Kill or stop a part of a run, to see it recover."""
+    """Break a part of a run, to see it recover."""
     from holdfast import api
 
-    what, index = parse_target(target)
+    what, (on, index) = parse_action(action), parse_target(target)
     found = api.find_run(run)
-    api.drill(found, target=what, index=index, action=action, at_step=at_step)
+    api.drill(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s)
     if output is Output.JSON:
-        say_json({"run": found.run, "action": action, "target": what, "index": index, "at_step": at_step})
+        asked = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s}
+        say_json({"run": found.run, **asked})
     else:
         when = "at once" if at_step is None else f"after step {at_step}"
-        say(f"{found.run}: {action} {':'.join(target)} {when}")
+        span = "" if for_s is None else f", for {for_s:g} s"
+        say(f"{found.run}: {what} {':'.join(target)} {when}{span}")
+
+
+def parse_action(word: str) -> DrillAction:
+    """Read `kill`; raises HoldfastError for what no drill does."""
+    from holdfast.events import DrillAction
+
+    if word in list(DrillAction):
+        return DrillAction(word)
+    raise _unknown("bad-action", f"`{word}` is nothing that a drill does", word, DrillAction)
 
 
 def parse_target(words: list[str]) -> tuple[DrillTarget, int]:
     """Read `rank:1`, `rank 1` or `controller`; raises HoldfastError for anything else."""
-    from holdfast.events.operator import DrillTarget
+    from holdfast.events import DrillTarget
 
     name, *numbers = ":".join(words).split(":")
     if name == DrillTarget.CONTROLLER and not numbers:
         return DrillTarget.CONTROLLER, 0
-    known = name in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT)
-    if not known or len(numbers) != 1 or not (numbers[0].isascii() and numbers[0].isdecimal()):
-        what = f"`{' '.join(words)}` is nothing that can be broken"
-        remedy = "Name rank:1, node:1, agent:0 or controller."
-        raise failure("bad-target", what, exit_code=ExitCode.USAGE, remedy=remedy)
-    return DrillTarget(name), int(numbers[0])
+    numbered = len(numbers) == 1 and numbers[0].isascii() and numbers[0].isdecimal()
+    if numbered and name in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT):
+        return DrillTarget(name), int(numbers[0])
+    known = ("rank:1", "node:1", "agent:0", "controller")
+    raise _unknown("bad-target", f"`{' '.join(words)}` is nothing that can be broken", ":".join(words), known)
+
+
+def _unknown(code: str, what: str, given: str, known: Iterable[str]) -> HoldfastError:
+    import difflib
+
+    names = [str(name) for name in known]
+    near = difflib.get_close_matches(given, names, 1)
+    remedy = f"Name {', '.join(names[:-1])} or {names[-1]}."
+    return failure(
+        code, what, exit_code=ExitCode.USAGE, remedy=f"Did you mean `{near[0]}`? {remedy}" if near else remedy
+    )

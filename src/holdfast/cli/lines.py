@@ -175,7 +175,8 @@ def _checkpoint_committed(event: CheckpointCommitted) -> str:
 
 def _drill_done(event: DrillDone) -> str:
     after = f" after step {event.step}" if event.step >= 0 else ""
-    return f"drill: {event.action} {event.target} on node{event.node}{after}"
+    where = f" on node{event.node}" if event.node >= 0 else ""
+    return f"drill: {event.action} {event.target}{where}{after}"
 
 
 def _cancel_requested(event: CancelRequested) -> str:
@@ -186,7 +187,8 @@ def _cancel_requested(event: CancelRequested) -> str:
 def _drill_requested(event: DrillRequested) -> str:
     which = "" if event.target is DrillTarget.CONTROLLER else f" {event.index}"
     when = f" after step {event.at_step}" if event.at_step is not None else ""
-    return f"drill asked for: {event.action} {event.target}{which}{when}"
+    span = f" for {duration(event.for_s)}" if event.for_s is not None else ""
+    return f"drill asked for: {event.action} {event.target}{which}{when}{span}"
 
 
 def _checkpoint_requested(event: CheckpointRequested) -> str:

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -23,6 +22,7 @@ from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Recor
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
 from holdfast.control.state import ReplicaPhase, State
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentEvent,
     AgentJoined,
@@ -31,7 +31,10 @@ from holdfast.events import (
     CheckpointCommitted,
     ControllerStarted,
     DeadlinePassed,
-    DrillAction,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    FindingRaised,
     NodeGone,
     RunCreated,
     RunFinished,
@@ -95,7 +98,7 @@ class Controller:
     """Runs one job from its log, its machine and its back end.
 
     `start_orders` expands a Start for one node into what its ranks are given; it is injected because launching is not
-    control's business.
+    control's business; so is `drill`, which breaks what no agent can.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Controller:
         history: Iterable[AnyEvent],
         backend: Backend,
         start_orders: Callable[[Start, int, tuple[int, ...]], StartRanks],
+        drill: Callable[[DrillRequested], Awaitable[None]],
         incarnation: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -113,6 +117,7 @@ class Controller:
         self._writer = writer
         self._backend = backend
         self._start_orders = start_orders
+        self._drill = drill
         self._incarnation = incarnation
         self._clock = clock
         self._links: dict[int, AgentLink] = {}
@@ -283,8 +288,7 @@ class Controller:
                 order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
                 self._order(command.nodes, lambda _: order)
             case Inject(drill=drill, node=None):
-                log.warning("drill: %s the controller", drill.action)
-                os.kill(os.getpid(), signal.SIGKILL if drill.action is DrillAction.KILL else signal.SIGSTOP)
+                self._spawn(self._break(drill))
             case Inject(drill=drill, node=int(node)):
                 order = Break(
                     requested_at=drill.at,
@@ -292,6 +296,7 @@ class Controller:
                     rank=drill.index,
                     action=drill.action,
                     at_step=drill.at_step,
+                    for_s=drill.for_s,
                 )
                 self._order((node,), lambda _: order)
             case Checkpoint():
@@ -306,6 +311,19 @@ class Controller:
         for node in nodes:
             if node in self._links:
                 self._links[node].peer.send(make(node))
+
+    async def _break(self, drill: DrillRequested) -> None:
+        """Do what no agent can, said first: it may be this process that breaks."""
+        log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
+        node = -1 if drill.target is DrillTarget.CONTROLLER else drill.index
+        done = DrillDone(
+            at=self._clock(), node=node, requested_at=drill.at, target=drill.target.value, action=drill.action.value
+        )
+        self.feed(done)
+        try:
+            await self._drill(drill)
+        except HoldfastError as error:
+            self.feed(*(FindingRaised(at=self._clock(), finding=finding) for finding in error.findings))
 
     async def _finish(self) -> None:
         for link in list(self._links.values()):

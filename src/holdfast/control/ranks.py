@@ -9,8 +9,9 @@ from holdfast.control.commands import Inject
 from holdfast.control.course import halt, proceed
 from holdfast.control.nodes import fail
 from holdfast.control.policy import JUDGE_S
+from holdfast.control.requests import due_drills
 from holdfast.control.state import Deadline, ReplicaPhase, State, Transition
-from holdfast.events import DrillTarget, RankExited, RankHung, RanksStopped, StepCommitted
+from holdfast.events import RankExited, RankHung, RanksStopped, StepCommitted
 from holdfast.job.spec import Job
 
 
@@ -56,9 +57,7 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     """A replica is a step further; drills of the controller wait for that."""
     replica = state.replicas[event.replica]
     state = state.with_replica(replace(replica, step=max(replica.step, event.step)))
-    due = tuple(
-        drill for drill in state.drills if drill.target is DrillTarget.CONTROLLER and event.step >= (drill.at_step or 0)
-    )
+    due = due_drills(job, state, event.step)
     if due:
         state = replace(state, drills=tuple(drill for drill in state.drills if drill not in due))
     return state, tuple(Inject(drill=drill, node=None) for drill in due)

@@ -9,6 +9,7 @@ from holdfast.control.course import end
 from holdfast.control.state import Ending, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import CancelRequested, CheckpointRequested, DrillDone, DrillRequested, DrillTarget, Outcome
+from holdfast.job.drills import DRILLS, Doer
 from holdfast.job.spec import Job
 
 
@@ -23,10 +24,10 @@ def cancel(job: Job, state: State, event: CancelRequested) -> Transition:
 
 def drill(job: Job, state: State, event: DrillRequested) -> Transition:
     """Somebody wants a fault: its node is told at once, and again whenever it joins, until it was done."""
-    if event.target is DrillTarget.CONTROLLER and event.at_step is None:
+    node = _drilled_node(job, event)
+    if node is None and event.at_step is None:
         return state, (Inject(drill=event, node=None),)
     state = replace(state, drills=(*state.drills, event))
-    node = _drilled_node(job, event)
     return state, (Inject(drill=event, node=node),) if node is not None else ()
 
 
@@ -36,13 +37,15 @@ def drill_done(job: Job, state: State, event: DrillDone) -> Transition:
 
 
 def _drilled_node(job: Job, drill: DrillRequested) -> int | None:
-    match drill.target:
-        case DrillTarget.RANK:
-            return drill.index // job.local_world_size
-        case DrillTarget.NODE | DrillTarget.AGENT:
-            return drill.index
-        case DrillTarget.CONTROLLER:
-            return None
+    """The node whose agent carries a drill out; None where the controller does."""
+    if DRILLS[drill.action, drill.target].by is Doer.CONTROLLER:
+        return None
+    return drill.index // job.local_world_size if drill.target is DrillTarget.RANK else drill.index
+
+
+def due_drills(job: Job, state: State, step: int) -> tuple[DrillRequested, ...]:
+    """Faults of the controller's own that waited for a step."""
+    return tuple(drill for drill in state.drills if _drilled_node(job, drill) is None and step >= (drill.at_step or 0))
 
 
 def pending_drills(job: Job, state: State, node: int) -> Commands:

@@ -121,7 +121,7 @@ class State:
     deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
     drills: tuple[DrillRequested, ...] = ()
-    """Drills of the controller that wait for a step."""
+    """Drills that wait: the controller's own for a step, others for an agent's word that they were done."""
     ending: Ending | None = None
     finished: bool = False
 

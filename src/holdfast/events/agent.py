@@ -122,6 +122,7 @@ class DrillDone(Event, frozen=True, kw_only=True):
     """A fault was injected on request, just before it took effect; `requested_at` is the request's `at`."""
 
     node: int
+    """The node it befell; -1 for the controller."""
     requested_at: float
     target: str
     action: str

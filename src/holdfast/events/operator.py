@@ -17,10 +17,11 @@ class DrillTarget(StrEnum):
 
 
 class DrillAction(StrEnum):
-    """How a drill breaks it: SIGKILL or SIGSTOP."""
+    """How a drill breaks it; what each does to each target is in job/drills.py."""
 
     KILL = "kill"
     STOP = "stop"
+    PARTITION = "partition"
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
@@ -38,6 +39,8 @@ class DrillRequested(Event, frozen=True, kw_only=True):
     """Global rank, or node number; 0 for the controller."""
     action: DrillAction
     at_step: int | None = None
+    for_s: float | None = None
+    """Seconds after which it ends by itself; None is for good."""
 
 
 class CheckpointRequested(Event, frozen=True, kw_only=True):

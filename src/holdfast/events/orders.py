@@ -58,6 +58,7 @@ class Break(Order, frozen=True, kw_only=True, tag="break"):
     rank: int = -1
     action: DrillAction = DrillAction.KILL
     at_step: int | None = None
+    for_s: float | None = None
 
 
 class AskCheckpoint(Order, frozen=True, kw_only=True, tag="checkpoint"):

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.errors import ExitCode, failure
+
 if TYPE_CHECKING:
     from holdfast.launch.local.netns import Network
 
@@ -41,6 +43,10 @@ class Isolation(Protocol):
         """Remove a node's network."""
         ...
 
+    def partition(self, node: int, for_s: float | None) -> None:
+        """Cut a node off, for so many seconds or for good; raises HoldfastError where nodes share a network."""
+        ...
+
     def remove(self) -> None:
         """Remove everything that was made."""
         ...
@@ -59,6 +65,15 @@ class SharedNetwork:
 
     def remove_node(self, node: int) -> None:
         """Nothing was made."""
+
+    def partition(self, node: int, for_s: float | None) -> None:
+        """What is shared cannot be cut."""
+        raise failure(
+            "drill-unavailable",
+            f"{_name(node)} has no network of its own that could be cut",
+            exit_code=ExitCode.IMPOSSIBLE,
+            remedy="Start the run with a profile that has `isolation: netns`.",
+        )
 
     def remove(self) -> None:
         """Nothing was made."""
@@ -90,6 +105,10 @@ class NamespacedNetwork:
         network = self._network()
         if _name(node) in network.nodes:
             network.drop(_name(node))
+
+    def partition(self, node: int, for_s: float | None) -> None:
+        """Nothing arrives at the node and nothing leaves it."""
+        self._network().partition(_name(node), for_s)
 
     def remove(self) -> None:
         """Remove the network, and whatever still runs in it."""

@@ -10,8 +10,9 @@ import ctypes
 import os
 import select
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,6 +135,25 @@ def send(pid: int, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def pause(pids: Sequence[int], for_s: float | None = None) -> None:
+    """Stop processes with SIGSTOP, this one among them or not; they go on after so many seconds, or never."""
+    if for_s is not None:
+        later(for_s, "sh", "-c", 'kill -CONT "$@"', "sh", *map(str, pids))
+    for pid in pids:
+        send(pid, signal.SIGSTOP)
+
+
+def later(delay_s: float, *argv: str) -> None:
+    """Run a command after so many seconds, from a process that outlives this one."""
+    subprocess.Popen(
+        ["sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def end_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:

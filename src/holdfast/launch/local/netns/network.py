@@ -23,6 +23,7 @@ from pathlib import Path
 from holdfast.errors import ExitCode, failure
 from holdfast.launch.local.netns import command, namespace, subnet
 from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
+from holdfast.launch.local.processes import later
 
 CONTROLLER = "controller"
 """The name under which nodes find the network's owner."""
@@ -195,9 +196,16 @@ class Network:
         """
         namespace.kill(lambda: self.processes(name))
 
-    def partition(self, name: str) -> None:
-        """Cut the node off: nothing arrives, nothing leaves, connections stay open and addresses stay its own."""
+    def partition(self, name: str, for_s: float | None = None) -> None:
+        """Cut the node off: nothing arrives, nothing leaves, connections stay open and addresses stay its own.
+
+        It heals after so many seconds, also when this process is gone by then; else with `heal`.
+        """
         self._set(name, "down")
+        if for_s is None:
+            return
+        for port in self._ports(self._member(name)):
+            later(for_s, *namespace.entering(self._hub), command.find("ip") or "ip", *_link_set(port, "up"))
 
     def heal(self, name: str) -> None:
         """End a partition."""
@@ -209,7 +217,7 @@ class Network:
 
     def _set(self, name: str, state: str) -> None:
         ports = self._ports(self._member(name))
-        command.ip(*(f"link set dev {port} {state}" for port in ports), inside=namespace.entering(self._hub))
+        command.ip(*(" ".join(_link_set(port, state)) for port in ports), inside=namespace.entering(self._hub))
 
     def _make_hub(self) -> None:
         namespace.pin(self._hub, "hub")
@@ -405,6 +413,10 @@ def _propagation() -> str:
         if " shared:" in line and "/holdfast-net-" not in line:
             return "slave"
     return "unchanged"
+
+
+def _link_set(port: str, state: str) -> tuple[str, ...]:
+    return ("link", "set", "dev", port, state)
 
 
 def _bucket(mbit: int) -> str:

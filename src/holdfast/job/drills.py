@@ -1,0 +1,105 @@
+"""Owns what of a run can be broken on purpose: one row for each action and target, and the check of what is asked.
+
+Who carries a row out, and how, is not told here: agents in agent/drills.py, the controller's side in
+launch/local/drills.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import DrillAction, DrillRequested, DrillTarget
+from holdfast.job.accepted import Accepted
+
+
+class Doer(StrEnum):
+    """Who carries a drill out."""
+
+    AGENT = "agent"
+    """The agent of the target's node, also once it has come back from being away."""
+    CONTROLLER = "controller"
+    """The controller, or the place it runs in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill:
+    """What one action does to one target."""
+
+    does: str
+    """What happens, and what should follow, in a line for the reference."""
+    by: Doer = Doer.AGENT
+    lasting: bool = False
+    """Whether it can end by itself (`--for`); else it is for good."""
+    isolation: str = ""
+    """How the nodes must be kept apart for it; any way when empty."""
+
+
+_KILL, _STOP, _PARTITION = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION
+_RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+
+DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
+    (_KILL, _RANK): Drill(does="SIGKILL to its process: all ranks restart from the last checkpoint."),
+    (_KILL, _NODE): Drill(does="SIGKILL to all of it at once, agent included: it is replaced."),
+    (_KILL, _AGENT): Drill(does="SIGKILL to the agent; its ranks die with it, and the node is replaced."),
+    (_KILL, _CONTROLLER): Drill(does="SIGKILL: it comes back and no rank restarts.", by=Doer.CONTROLLER),
+    (_STOP, _RANK): Drill(does="SIGSTOP to its process: a hang, which `recovery.step_deadline_s` finds.", lasting=True),
+    (_STOP, _NODE): Drill(does="SIGSTOP to all of it: out of reach, with its connections open.", lasting=True),
+    (_STOP, _AGENT): Drill(does="SIGSTOP to the agent alone: its ranks go on without it.", lasting=True),
+    (_STOP, _CONTROLLER): Drill(
+        does="SIGSTOP: it is replaced after fifteen silent seconds and no rank restarts.",
+        by=Doer.CONTROLLER,
+        lasting=True,
+    ),
+    (_PARTITION, _NODE): Drill(
+        does="Nothing leaves the node's network and nothing arrives; no connection is closed.",
+        by=Doer.CONTROLLER,
+        lasting=True,
+        isolation="netns",
+    ),
+}
+
+
+def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
+    """Raise when a run has no such target, or when what is asked cannot be done to it."""
+    drill = DRILLS.get((asked.action, asked.target))
+    if drill is None:
+        raise _unusable(
+            f"nothing is known that a {asked.action} of a {asked.target} would be",
+            f"`{asked.action}` takes {_either(target for action, target in DRILLS if action is asked.action)}; "
+            f"a {asked.target} takes {_either(action for action, target in DRILLS if target is asked.target)}.",
+        )
+    if asked.for_s is not None and not drill.lasting:
+        lasting = sorted({action for (action, _), row in DRILLS.items() if row.lasting})
+        raise _unusable(
+            f"a {asked.action} is for good, so it cannot last {asked.for_s:g} s",
+            f"`--for` goes with {_either(lasting)}.",
+        )
+    if drill.isolation not in ("", accepted.isolation):
+        raise failure(
+            "drill-unavailable",
+            f"{asked.action} {asked.target} needs nodes that are kept apart by `{drill.isolation}`",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=f"profile {accepted.profile}",
+            evidence=(f"the nodes of {run} are kept apart by `{accepted.isolation}`",),
+            remedy=f"Start the run with a profile that has `isolation: {drill.isolation}`.",
+        )
+    job = accepted.job
+    known = {_RANK: job.world_size, _CONTROLLER: 1}.get(asked.target, job.nodes.max)
+    if not 0 <= asked.index < known:
+        raise failure(
+            "no-such-target",
+            f"{run} has no {asked.target} {asked.index}",
+            exit_code=ExitCode.NOT_FOUND,
+            remedy=f"It has {asked.target}s 0 to {known - 1}.",
+        )
+
+
+def _unusable(what: str, remedy: str) -> HoldfastError:
+    return failure("bad-drill", what, exit_code=ExitCode.USAGE, remedy=remedy)
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(f"`{name}`" for name in dict.fromkeys(names))

@@ -1,0 +1,72 @@
+"""What can be broken on purpose: every row has somebody who does it; the rest is refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.agent import drills as of_agents
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events import DrillAction, DrillRequested, DrillTarget
+from holdfast.findings import Finding
+from holdfast.job.accepted import Accepted
+from holdfast.job.drills import DRILLS, Doer, check
+from holdfast.job.spec import Job, Nodes
+from holdfast.launch.local import drills as outside
+
+TWO_NODES = Accepted(
+    job=Job(command=("train",), nodes=Nodes(min=2, max=2), ranks_per_node=3), base="/", created_at=1.0, fabric="tcp"
+)
+
+
+def asked(action: DrillAction, target: DrillTarget, index: int = 0, *, for_s: float | None = None) -> DrillRequested:
+    return DrillRequested(at=1.0, action=action, target=target, index=index, for_s=for_s)
+
+
+def refusal(drill: DrillRequested, code: ExitCode) -> Finding:
+    with pytest.raises(HoldfastError) as raised:
+        check(drill, TWO_NODES, "run-1")
+    assert raised.value.exit_code is code
+    return raised.value.findings[0]
+
+
+def test_every_row_is_carried_out_by_who_it_says() -> None:
+    assert {pair for pair, row in DRILLS.items() if row.by is Doer.AGENT} == of_agents.ROWS
+    assert {pair for pair, row in DRILLS.items() if row.by is Doer.CONTROLLER} == outside.ROWS
+
+
+def test_every_row_is_accepted_where_nodes_are_kept_apart_as_it_needs() -> None:
+    for (action, target), row in DRILLS.items():
+        place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process"})
+        check(asked(action, target, for_s=2.0 if row.lasting else None), place, "run-1")
+
+
+def test_pair_without_a_row_is_refused_with_what_there_is() -> None:
+    finding = refusal(asked(DrillAction.PARTITION, DrillTarget.RANK), ExitCode.USAGE)
+    assert finding.code == "bad-drill"
+    assert "`partition` takes `node`" in finding.remedy
+    assert "a rank takes `kill` or `stop`" in finding.remedy
+
+
+def test_kill_for_a_while_is_refused() -> None:
+    finding = refusal(asked(DrillAction.KILL, DrillTarget.NODE, for_s=3.0), ExitCode.USAGE)
+    assert "cannot last 3 s" in finding.what
+    assert "`--for` goes with `partition` or `stop`" in finding.remedy
+
+
+def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() -> None:
+    finding = refusal(asked(DrillAction.PARTITION, DrillTarget.NODE), ExitCode.IMPOSSIBLE)
+    assert finding.code == "drill-unavailable"
+    assert finding.evidence == ("the nodes of run-1 are kept apart by `process`",)
+    assert "isolation: netns" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("target", "index", "last"),
+    [(DrillTarget.RANK, 6, 5), (DrillTarget.NODE, 2, 1), (DrillTarget.AGENT, 2, 1), (DrillTarget.NODE, -1, 1)],
+)
+def test_target_that_a_run_does_not_have_is_refused_with_those_it_has(
+    target: DrillTarget, index: int, last: int
+) -> None:
+    finding = refusal(asked(DrillAction.KILL, target, index), ExitCode.NOT_FOUND)
+    assert finding.code == "no-such-target"
+    assert finding.remedy == f"It has {target}s 0 to {last}."
