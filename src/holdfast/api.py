@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -187,12 +188,15 @@ def events(run: RunFolder) -> list[AnyEvent]:
 
 def status(run: RunFolder) -> RunStatus:
     """How a run is doing, or how it went."""
-    return fold(events(run), RunStatus(run=run.run))
+    reader = EventReader(run.events)
+    return replace(fold(reader.read(), RunStatus(run=run.run)), damaged_lines=reader.damaged_lines)
 
 
 def summary(run: RunFolder) -> Summary:
     """How a run went, or how far it is: where its time went, and what failed."""
-    return summarise(events(run), run=run.run, logs=str(run.path / "logs"), now=time.time())
+    reader = EventReader(run.events)
+    known, logs = list(reader.read()), str(run.path / "logs")
+    return summarise(known, run=run.run, logs=logs, now=time.time(), damaged_lines=reader.damaged_lines)
 
 
 def runs() -> list[RunFolder]:

@@ -34,9 +34,10 @@ import holdfast
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller, NotItsOwn
 from holdfast.control.machine import Machine
+from holdfast.control.takeover import take_over
 from holdfast.errors import ExitCode
 from holdfast.events import AgentJoined, CancelRequested, CheckpointRequested, DrillRequested, RunCreated, RunFinished
-from holdfast.events.log import EventReader, EventWriter, last_event
+from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
 from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
 from holdfast.folder import RunFolder
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
@@ -242,6 +243,22 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
         url=f"ws://{host}:{port}/v1/agent",
     )
     share = shares(accepted.job, os.environ)
+    machine = Machine(accepted.job)
+    created = RunCreated(
+        at=accepted.created_at,
+        run=folder.run,
+        job=accepted.job.model_dump(mode="json", exclude_defaults=True),
+        version=holdfast.__version__,
+    )
+    history, news = EventReader(folder.events).read(), () if begun else (created,)
+    if not is_whole(folder.events):
+        taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))
+        history, news = taken.events, taken.news(time.time())
+        log.error("%s", taken.finding)
+        if taken.broken:
+            await backend.cancel()
+            writer.append(news, sync=True)
+            return
 
     def start_orders(start: Start, node: int, members: tuple[int, ...]) -> StartRanks:
         attempt = Attempt(
@@ -260,18 +277,15 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
         )
 
     controller = Controller(
-        machine=Machine(accepted.job),
+        machine=machine,
         writer=writer,
-        history=EventReader(folder.events).read(),
+        history=history,
         backend=backend,
         start_orders=start_orders,
         drill=OutsideDrills(isolation=isolation),
         incarnation=secrets.token_hex(4),
     )
-    if not begun:
-        job = accepted.job.model_dump(mode="json", exclude_defaults=True)
-        created = RunCreated(at=accepted.created_at, run=folder.run, job=job, version=holdfast.__version__)
-        controller.feed(created)
+    controller.feed(*news)
     config = uvicorn_config(Port(controller, Keys(folder.token.read_text().strip())))
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))

@@ -13,6 +13,8 @@ from holdfast import api
 from holdfast.cli import VERBS
 from holdfast.cli.failures import wants_json
 from holdfast.errors import ExitCode
+from holdfast.events import RunCreated
+from holdfast.events.log import sealed
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 
@@ -206,14 +208,14 @@ def make_run(name: str, *lines: bytes) -> RunFolder:
     run = RunFolder.create(name)
     job = api.load_job(None, command=["true"])
     run.job.write_text(Accepted(job=job, base="/", created_at=1.0, fabric="tcp").model_dump_json(exclude_defaults=True))
-    run.events.write_bytes(b"".join(line + b"\n" for line in lines))
+    run.events.write_bytes(b"".join(lines))
     return run
 
 
 def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
-    newer = make_run("newer", b'{"type":"run-created","at":1,"run":"newer","format":99,"job":{},"nodes":1}')
-    damaged = make_run("damaged", b"\xff{", b'{"type":"rank-exited"')
-    whole = make_run("whole", b'{"type":"run-created","at":1,"run":"whole","job":{}}')
+    newer = make_run("newer", sealed(RunCreated(at=1, run="newer", format=99, job={})))
+    damaged = make_run("damaged", b"\xff{\n", b'{"type":"rank-exited"\n')
+    whole = make_run("whole", sealed(RunCreated(at=1, run="whole", job={})))
     told = {one["run"]: one["phase"] for one in cli("ps", "-o", "json").data}
     assert told == {newer.run: "unreadable", damaged.run: "unreadable", whole.run: "pending"}
     assert cli("ps").out.count("unreadable") == 2

@@ -25,8 +25,8 @@ def lost(node: int, at: float) -> Failure:
     return Failure(kind=FailureKind.NODE_LOST, at=at, node=node, attempt=0, error="its agent ended")
 
 
-def blamed(**learnt: object) -> Failure | None:
-    return first_failure(ReplicaState(replica=0, attempt=0, started_at=1.0, step=9, **learnt))  # type: ignore[arg-type]
+def blamed(**learnt: object) -> Failure:
+    return first_failure(ReplicaState(replica=0, attempt=0, started_at=1.0, step=9, **learnt), at=99.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,9 @@ def test_end_of_a_rank_fails_its_attempt_unless_good_or_asked_for(end: RankExite
     assert is_failure(end) is fails
 
 
-def test_nothing_failed_blames_nobody() -> None:
-    assert blamed(exits=(exited(0, 1.0, code=0),)) is None
+def test_end_of_which_nothing_is_known_is_unexplained() -> None:
+    failure = blamed(exits=(exited(0, 1.0, code=0),))
+    assert (failure.kind, failure.at, failure.rank) == (FailureKind.UNEXPLAINED, 99.0, None)
 
 
 def test_earliest_end_is_blamed_whatever_arrived_first() -> None:

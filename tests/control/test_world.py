@@ -51,15 +51,13 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
 )
-from holdfast.events.log import decode
+from holdfast.events.log import decode, sealed
 from holdfast.job.spec import Job, Nodes, Recovery
 
 WINDOW_S = 1000.0
 MAX_RESTARTS = 4
 PATIENCE = 1000
 """Deliveries and deadlines within which a world without further faults must come to rest."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass
@@ -247,7 +245,7 @@ class World:
         self.links.clear()
         self.backend.clear()
         self.finishing = False
-        self.log = [event for event in (decode(_encode(event)) for event in self.log) if event is not None]
+        self.log = [event for event in (decode(sealed(event)) for event in self.log) if event is not None]
         replayed = self.machine.replay(self.log)
         assert replayed == self.state
         self.state = replayed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.events import AgentLeft, AnyEvent, NodeGone, RunCreated, RunFinished
-from holdfast.events.log import BLOCK_BYTES, EventReader, EventWriter, UnsupportedFormat, last_event, read_events
+from holdfast.events.log import (
+    BLOCK_BYTES,
+    EventReader,
+    EventWriter,
+    UnsupportedFormat,
+    is_whole,
+    last_event,
+    read_events,
+)
 from holdfast.events.run import Outcome
 
 CREATED = RunCreated(at=1.0, run="test-abc", job={"command": ["true"]})
@@ -63,14 +72,58 @@ def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     assert list(reader.read()) == []
 
 
-def test_unknown_events_fields_and_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+def line(body: bytes) -> bytes:
+    """A line as a later version might write it: sealed as ours are."""
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def test_unknown_events_and_fields_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    later = b'{"type":"from-the-future","at":1.5,"x":1}\n'
-    more = b'{"type":"node-gone","at":2.0,"node":1,"generation":0,"reason":"its agent is gone","colour":"red"}\n'
-    path.write_bytes(written(path, CREATED) + later + b"\xff\x00{]\n" + more)
+    later = line(b'{"type":"from-the-future","at":1.5,"x":1')
+    more = line(b'{"type":"node-gone","at":2.0,"node":1,"generation":0,"reason":"its agent is gone","colour":"red"')
+    path.write_bytes(written(path, CREATED) + later + more)
     reader = EventReader(path)
     assert list(reader.read()) == [CREATED, GONE]
-    assert reader.damaged_lines == 2
+    assert (reader.unknown_lines, reader.damage) == (1, [])
+    assert is_whole(path)
+
+
+@given(bit=st.integers(min_value=0))
+def test_flipped_bit_is_passed_over_counted_and_never_believed(
+    tmp_path_factory: pytest.TempPathFactory, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    content = bytearray(written(path, CREATED, GONE, LEFT, FINISHED))
+    bit %= 8 * (len(content) - 1)  # the last newline is what a line that is being written lacks
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    reader = EventReader(path)
+    read = list(reader.read())
+    assert all(event in (CREATED, GONE, LEFT, FINISHED) for event in read)
+    assert 1 <= reader.damaged_lines <= 2
+    assert 2 <= len(read) <= 3  # a lost newline takes the lines on both of its sides
+    assert not is_whole(path)
+
+
+def test_zeroed_block_is_one_place_of_damage_with_its_neighbours_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    content = bytearray(written(path, CREATED, *[GONE] * 100, FINISHED))
+    content[1000:5096] = bytes(4096)
+    path.write_bytes(content)
+    reader = EventReader(path)
+    read = list(reader.read())
+    (damage,) = reader.damage
+    assert (read[0], read[-1]) == (CREATED, FINISHED)
+    assert damage.offset <= 1000 < 5096 <= damage.offset + damage.size_bytes
+
+
+def test_line_without_a_seal_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(written(path, CREATED) + b'{"type":"run-finished","at":4.0,"outcome":"succeeded","exit_code":0}\n')
+    reader = EventReader(path)
+    assert list(reader.read()) == [CREATED]
+    assert [(damage.first_line, damage.last_line) for damage in reader.damage] == [(2, 2)]
+    assert last_event(path) is None
 
 
 def test_log_of_a_later_format_is_refused_by_name(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def is_failure(exited: RankExited) -> bool:
     return not exited.stopped and (exited.how is not RankExit.CODE or exited.code != 0)
 
 
-def first_failure(replica: ReplicaState) -> Failure | None:
-    """The failure that began an attempt's end; None when nothing in it failed.
+def first_failure(replica: ReplicaState, at: float) -> Failure:
+    """The failure that began the end, at `at`, of an attempt that did not succeed.
 
     Lost nodes and exits are ordered by their own clocks, with those that only speak of a vanished peer last. A hang is
     the cause only where no node was lost and no rank ended before it was reported: a death leaves the others waiting,
@@ -52,7 +52,7 @@ def first_failure(replica: ReplicaState) -> Failure | None:
         return min(known, key=lambda failure: (failure.secondary, failure.at))
     if replica.hangs:
         return _from_hang(replica, min(replica.hangs, key=_suspicion))
-    return None
+    return Failure(kind=FailureKind.UNEXPLAINED, at=at, node=0, attempt=replica.attempt, step=replica.step)
 
 
 def _suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:

@@ -61,8 +61,7 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     if state.ending or _all_well(job, state, replica):
         state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
         return _done(state, at)
-    failure = first_failure(replica)
-    assert failure is not None, f"an attempt ended, and nobody knows why: {replica}"
+    failure = first_failure(replica, at)
     verdict = judge(failure, replica.failures, job.recovery)
     record = _record(replica, verdict, failure, at)
     after = replace(

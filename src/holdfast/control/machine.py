@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from holdfast.control import course, nodes, ranks, requests
 from holdfast.control.state import Deadline, NodeState, ReplicaState, State, Transition
@@ -29,6 +29,7 @@ from holdfast.events import (
     RankHung,
     RanksStopped,
     RunCreated,
+    RunEvent,
     RunFinished,
     StepCommitted,
 )
@@ -57,6 +58,16 @@ class Machine:
         for event in events:
             state, _ = self.step(state, event)
         return state
+
+    @staticmethod
+    def takes(kind: type[AnyEvent]) -> bool:
+        """Whether events of a kind move the state."""
+        return kind is RunCreated or kind in _TABLE
+
+    @staticmethod
+    def decides(kind: type[AnyEvent]) -> bool:
+        """Whether events of a kind are the machine's own, written down as it decides them."""
+        return kind in get_args(RunEvent) and not Machine.takes(kind)
 
     def _first(self) -> State:
         """The state in which every run begins: no node is there, and none was asked for."""

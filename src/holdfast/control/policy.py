@@ -49,6 +49,8 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "rank-out-of-memory"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
+    UNEXPLAINED = "attempt-unexplained"
+    """It ended without any word of why: a log that lost a line can tell no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,8 @@ def _exit_code(failure: Failure) -> int:
             return ExitCode.HUNG
         case FailureKind.NODE_LOST:
             return ExitCode.NODES_LOST
+        case FailureKind.UNEXPLAINED:
+            return ExitCode.STORAGE
 
 
 _FAULTS: dict[FailureKind, Fault] = {
@@ -200,6 +204,7 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.OUT_OF_MEMORY: Fault.USER,
     FailureKind.HUNG: Fault.USER,
     FailureKind.NODE_LOST: Fault.CLUSTER,
+    FailureKind.UNEXPLAINED: Fault.CLUSTER,
 }
 
 
@@ -234,6 +239,8 @@ def describe(failure: Failure) -> str:
             return f"{who} passed no step within its deadline"
         case FailureKind.NODE_LOST:
             return f"{who} was lost"
+        case FailureKind.UNEXPLAINED:
+            return f"attempt {failure.attempt} ended, and the log does not say why"
 
 
 def signal_name(number: int) -> str:

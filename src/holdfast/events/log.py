@@ -1,13 +1,16 @@
 """Owns the event log on disk: one JSON object a line, appended, never changed.
 
 A line is complete when it ends in a newline. A writer that died in the middle of a line leaves a torn tail; the next
-writer cuts it off (its sender will send it again), and readers wait for the newline.
+writer cuts it off (its sender will send it again), and readers wait for the newline. Every line carries the CRC-32 of
+itself, so that one which the disk has changed is passed over and counted, never believed.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -22,12 +25,49 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)
 
 
+_CRC = b',"crc":"'
+"""Comes last in every line, with eight hexadecimal digits: the CRC-32 of all that is before it."""
+
+
+class DamagedLine(Exception):
+    """A line is not what was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """Lines of a log, one after the other, that are not what was written; numbers count from 1."""
+
+    first_line: int
+    last_line: int
+    offset: int
+    """Of its first byte in the file."""
+    size_bytes: int
+
+    @property
+    def lines(self) -> int:
+        """How many; a lost newline makes one of two, so at least so many events are lost."""
+        return self.last_line - self.first_line + 1
+
+
+def sealed(event: AnyEvent) -> bytes:
+    """An event as its line."""
+    body = _encoder.encode(event)[:-1]
+    return b'%s%s%08x"}\n' % (body, _CRC, zlib.crc32(body))
+
+
 def decode(line: bytes) -> AnyEvent | None:
-    """Read one line; None for a kind of event this version does not know, or a line that is damaged."""
+    """Read one line; None for a kind of event this version does not know. Raises `DamagedLine`."""
+    if not _as_written(line):
+        raise DamagedLine
     try:
         return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None
+
+
+def _as_written(line: bytes) -> bool:
+    body, mark, given = line.rpartition(_CRC)
+    return bool(mark) and given.rstrip() == b'%08x"}' % zlib.crc32(body)
 
 
 class EventWriter:
@@ -43,7 +83,7 @@ class EventWriter:
         os.lseek(self._fd, 0, os.SEEK_END)
 
     def append(self, events: Iterable[AnyEvent], *, sync: bool = False) -> None:
-        data = memoryview(b"".join(_encoder.encode(event) + b"\n" for event in events))
+        data = memoryview(b"".join(map(sealed, events)))
         end = os.lseek(self._fd, 0, os.SEEK_CUR)
         try:
             while data:
@@ -80,10 +120,22 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self.damaged_lines = 0
-        """Lines skipped because they are damaged or of a kind this version does not know."""
+        self._line = 0
+        self.damage: list[Damage] = []
+        """What was passed over so far, neighbours drawn together."""
+        self.unknown_lines = 0
+        """Events passed over because this version does not know their kind."""
+
+    @property
+    def damaged_lines(self) -> int:
+        return sum(damage.lines for damage in self.damage)
 
     def read(self) -> Iterator[AnyEvent]:
+        """The events that have come, damaged lines passed over."""
+        return (entry for entry in self.entries() if not isinstance(entry, Damage))
+
+    def entries(self) -> Iterator[AnyEvent | Damage]:
+        """The events that have come, and each damaged line where it stands."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -93,15 +145,36 @@ class EventReader:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                first = self._offset == 0
+                first, offset = self._offset == 0, self._offset
                 self._offset += len(line)
-                event = decode(line)
+                self._line += 1
+                try:
+                    event = decode(line)
+                except DamagedLine:
+                    yield self._damaged(offset, len(line))
+                    continue
                 if event is None:
-                    self.damaged_lines += 1
+                    self.unknown_lines += 1
                     continue
                 if first and isinstance(event, RunCreated) and event.format > FORMAT:
                     raise UnsupportedFormat(event.format)
                 yield event
+
+    def _damaged(self, offset: int, size_bytes: int) -> Damage:
+        one = Damage(first_line=self._line, last_line=self._line, offset=offset, size_bytes=size_bytes)
+        last = self.damage[-1] if self.damage else None
+        if last is not None and last.last_line == one.first_line - 1:
+            size_bytes += last.size_bytes
+            self.damage[-1] = replace(last, last_line=one.last_line, size_bytes=size_bytes)
+        else:
+            self.damage.append(one)
+        return one
+
+
+def is_whole(path: Path) -> bool:
+    """Whether every complete line of a log is what was written; reads no event."""
+    with path.open("rb") as file:
+        return all(_as_written(line) for line in file if line.endswith(b"\n"))
 
 
 class UnsupportedFormat(Exception):
@@ -113,7 +186,7 @@ class UnsupportedFormat(Exception):
 
 
 def last_event(path: Path) -> AnyEvent | None:
-    """The last complete event of a log, read from its end; None when there is none that this version knows."""
+    """The last complete event of a log, read from its end; None when it is damaged, or of no kind that is known."""
     try:
         end = _whole_lines_bytes(path)
         with path.open("rb") as file:
@@ -125,7 +198,10 @@ def last_event(path: Path) -> AnyEvent | None:
                 block = file.read(end - start)
     except FileNotFoundError:
         return None
-    return decode(block[:-1].rpartition(b"\n")[2])
+    try:
+        return decode(block[:-1].rpartition(b"\n")[2])
+    except DamagedLine:
+        return None
 
 
 def read_events(path: Path) -> list[AnyEvent]:

@@ -161,6 +161,8 @@ class RunStatus:
     """How the run will end, once that is decided."""
     reason: str = ""
     exit_code: int | None = None
+    damaged_lines: int = 0
+    """Lines of the log that are not what was written; what stood in them is missing here."""
 
     @property
     def phase(self) -> Phase:

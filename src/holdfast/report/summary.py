@@ -69,9 +69,11 @@ class Summary:
     recoveries: tuple[Recovery, ...]
     restarts: int
     logs: str
+    damaged_lines: int = 0
+    """Lines of the log that are not what was written; what stood in them is missing here."""
 
 
-def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float) -> Summary:
+def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, damaged_lines: int = 0) -> Summary:
     """Fold a whole log; `logs` is where the ranks' output is, `now` (Unix seconds) ends the account of a live run."""
     created: RunCreated | None = None
     decided: StopDecided | None = None
@@ -110,6 +112,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float) ->
         recoveries=tuple(recoveries),
         restarts=restarts,
         logs=logs,
+        damaged_lines=damaged_lines,
     )
 
 
@@ -137,6 +140,8 @@ def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
 def tell(summary: Summary) -> str:
     """The summary as text, for people."""
     blocks = [_result(summary), _time(summary.account), *_failures(summary), f"logs  {summary.logs}"]
+    if summary.damaged_lines:
+        blocks.insert(1, f"  incomplete: {count(summary.damaged_lines, 'line')} of the event log cannot be read")
     return "\n\n".join(blocks)
 
 

@@ -1,0 +1,146 @@
+"""Owns the question whether a run can go on from a log that is damaged; pure.
+
+The machine decides the same again when it is fed the same, and what it decided stands in the log beside what it was
+fed. A replay that passes the damaged lines over and comes to every decision that the log holds has shown that nothing
+which led to one of them was lost; what was lost besides is made good as the run goes on (its steps by later steps, a
+rank's end by its node's word that nothing is left). Any other replay would go on from a state that never was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.control.commands import Record
+from holdfast.control.machine import Machine
+from holdfast.control.state import State
+from holdfast.errors import ExitCode
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    ControllerStarted,
+    FindingRaised,
+    NodeRequested,
+    Outcome,
+    RunCreated,
+    RunFinished,
+    StopDecided,
+)
+from holdfast.events.log import Damage
+from holdfast.findings import Fault, Finding, Severity
+
+_SHOWN = 3
+"""Damaged places that a finding names."""
+
+_LOAD_BEARING = ("replica", "attempt", "world_size", "master_port", "node", "generation", "outcome")
+"""What must be equal in two decisions that are the same; their words may be another version's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takeover:
+    """What is left of a damaged log, and what is to be said of it."""
+
+    events: tuple[AnyEvent, ...]
+    finding: Finding
+    """A warning where the run can go on, else the error that ends it."""
+
+    @property
+    def broken(self) -> bool:
+        return self.finding.severity is Severity.ERROR
+
+    def news(self, at: float) -> tuple[AnyEvent, ...]:
+        """What a controller writes down before anything else: the finding where it is new; all, when it is the end."""
+        if self.broken:
+            outcome, code, why = Outcome.FAILED, ExitCode.STORAGE, self.finding.what
+            return (
+                StopDecided(at=at, outcome=outcome, reason=why, exit_code=code, finding=self.finding),
+                RunFinished(at=at, outcome=outcome, exit_code=code, reason=why),
+            )
+        known = any(isinstance(event, FindingRaised) and event.finding == self.finding for event in self.events)
+        return () if known else (FindingRaised(at=at, finding=self.finding),)
+
+
+def take_over(machine: Machine, entries: Iterable[AnyEvent | Damage], created: RunCreated, log: str) -> Takeover:
+    """Replay a damaged log; `created` stands in for its first line where that is damaged, `log` is its path."""
+    events: list[AnyEvent] = []
+    damage: list[Damage] = []
+    state, expected = State(), deque[AnyEvent]()
+    disagreement = ""
+    for line in entries:
+        entry = line
+        if isinstance(entry, Damage):
+            damage.append(entry)
+            expected.clear()
+            if events:
+                continue
+            entry = created
+        events.append(entry)
+        if disagreement:
+            continue
+        if ahead := _ahead(state, entry):
+            disagreement = f"what is left does not lead to {ahead}, of which the log speaks"
+            continue
+        if machine.decides(type(entry)):
+            if not expected or _bearing(entry) != _bearing(expected.popleft()):
+                disagreement = f"what is left does not lead to {_words(entry)}, which the log holds"
+            continue
+        if expected and machine.takes(type(entry)) and not isinstance(entry, ControllerStarted):
+            disagreement = f"what is left leads to {_words(expected[0])}, which the log does not hold"
+            continue
+        if isinstance(entry, ControllerStarted):
+            expected.clear()  # its predecessor died between an event and what it decided
+        try:
+            state, commands = machine.step(state, entry)
+        except (AssertionError, LookupError) as error:
+            disagreement = f"what is left leads to {_words(entry)}, which is impossible there: {error!r}"
+            continue
+        expected.extend(command.event for command in commands if isinstance(command, Record))
+    return Takeover(events=tuple(events), finding=_finding(damage, disagreement, log))
+
+
+def _finding(damage: list[Damage], disagreement: str, log: str) -> Finding:
+    places = tuple(
+        f"line {one.first_line}, {one.size_bytes:,} bytes at offset {one.offset:,}" for one in damage[:_SHOWN]
+    )
+    if disagreement:
+        return Finding(
+            code="event-log-broken",
+            what="the event log is damaged where it matters, so the run cannot go on from it",
+            where=log,
+            evidence=(*places, disagreement),
+            remedy="Run the job again, with `checkpoint.path` set to this run's checkpoints: they are not touched.",
+            fault=Fault.CLUSTER,
+        )
+    return Finding(
+        code="event-log-damaged",
+        severity=Severity.WARNING,
+        what=f"{len(damage)} damaged lines of the event log are passed over; every decision stands without them",
+        where=log,
+        evidence=places,
+        remedy="Look at that disk. Steps and findings that stood there are missing from status and summary.",
+        fault=Fault.CLUSTER,
+    )
+
+
+def _ahead(state: State, event: AnyEvent) -> str:
+    """What an event speaks of that has not begun yet, as far as the state knows; a decision is what begins it."""
+    if isinstance(event, AttemptStarted | NodeRequested):
+        return ""
+    index: int = getattr(event, "node", -1)
+    node = state.nodes[index] if 0 <= index < len(state.nodes) else None
+    generation, attempt = getattr(event, "generation", 0), getattr(event, "attempt", -1)
+    if node is not None and generation > node.generation:
+        return f"node{node.node}.{generation}"
+    replica = getattr(event, "replica", node.replica if node is not None else 0)
+    known = state.replicas[replica].attempt if replica < len(state.replicas) else -1
+    return f"attempt {attempt}" if attempt > known else ""
+
+
+def _bearing(event: AnyEvent) -> tuple[object, ...]:
+    return (type(event), *(getattr(event, name, None) for name in _LOAD_BEARING))
+
+
+def _words(event: AnyEvent) -> str:
+    told = {name: getattr(event, name) for name in _LOAD_BEARING if hasattr(event, name)}
+    return f"{event.__struct_config__.tag} ({', '.join(f'{name} {value}' for name, value in told.items())})"
