@@ -92,7 +92,7 @@ async def no_drill(drill: DrillRequested) -> None:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path) -> AsyncIterator[Site]:
+async def site(folder: Path, code: Path | None = None) -> AsyncIterator[Site]:
     writer = EventWriter(folder / "events.jsonl")
     controller = Controller(
         machine=Machine(Job(command=("train",), nodes=Nodes(min=3, max=3))),
@@ -105,7 +105,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
     )
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = server.uvicorn_config(server.Port(controller, KEYS))
+    settings = server.uvicorn_config(server.Port(controller, KEYS, code))
     uvicorn_server = uvicorn.Server(settings)
     serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[listener]))
     try:
@@ -116,9 +116,9 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         writer.close()
 
 
-def play(folder: Path, scene: Callable[[Site], Awaitable[None]]) -> None:
+def play(folder: Path, scene: Callable[[Site], Awaitable[None]], code: Path | None = None) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), site(folder) as here:
+        async with asyncio.timeout(30), site(folder, code) as here:
             await scene(here)
 
     asyncio.run(whole())
@@ -150,6 +150,27 @@ async def acknowledged(agent: ClientConnection, seq: int) -> None:
         order = order_decoder.decode(await agent.recv())
         if isinstance(order, Acknowledge) and order.seq >= seq:
             return
+
+
+def test_code_is_given_to_nodes_under_its_digest_alone(tmp_path: Path) -> None:
+    archive = tmp_path / f"{'5f' * 32}.tar"
+    archive.write_bytes(b"code" * 100_000)
+    (tmp_path / f"{'aa' * 32}.tar").write_bytes(b"another run's")
+
+    async def scene(here: Site) -> None:
+        async with here.client(KEYS.of_node(1, 0)) as node, here.client() as operator, here.client(None) as nobody:
+            path = f"/v1/code/{archive.stem}"
+            answer = await node.get(path)
+            assert (answer.status_code, answer.content) == (200, archive.read_bytes())
+            assert (await nobody.get(path)).status_code == 401
+            assert (await operator.get(path)).status_code == 401
+            for other in (f"/v1/code/{'aa' * 32}", f"/v1/code/../{archive.name}", "/v1/code/", "/v1/code"):
+                assert (await node.get(other)).status_code == 401
+                assert (await operator.get(other)).status_code == 404
+            archive.unlink()
+            assert (await node.get(path)).status_code == 410
+
+    play(tmp_path, scene, archive)
 
 
 WRONG_TOKENS = [None, "mistaken", TOKEN[:-1], TOKEN + "x", "ünknown"]

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,13 +29,14 @@ from holdfast.fabric.catalog import NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
-from holdfast.job.accepted import Accepted
+from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
-from holdfast.job.profile import Profile, find_profile
+from holdfast.job.profile import Delivery, Profile, find_profile
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
+from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
 from holdfast.report.advance import fold
 from holdfast.report.status import RunStatus
@@ -86,13 +88,15 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     from holdfast.launch.local.possible import possible
 
     place, loaded = _profile(profile, base), _loaded(job)
+    code = _survey(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
     here = possible(loaded.job, isolation=place.isolation, base=base, environ=os.environ, storage=place.storage)
-    return (*loaded.findings, *map(loaded.placed, here))
+    return (*loaded.findings, *map(loaded.placed, (*here, *code)))
 
 
 def render(job: Job | Loaded, profile: str, *, base: Path) -> str:
     """Exactly what would be sent to the place, or given to each rank; nothing is started."""
-    return render_local(_accepted(_loaded(job).job, profile, base))
+    with tempfile.TemporaryDirectory() as aside:
+        return render_local(_accepted(_loaded(job).job, profile, base, Path(aside)))
 
 
 # Run
@@ -110,9 +114,9 @@ def start(
         raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
     if tell and findings:
         tell(findings)
-    accepted = _accepted(_loaded(job).job, profile, base)
-    folder = _make_folder(accepted.job.name)
+    folder = _make_folder(_loaded(job).job.name)
     try:
+        accepted = _accepted(_loaded(job).job, profile, base, folder.code)
         _fill(folder, accepted)
         _keep(folder, accepted)
     except BaseException:
@@ -297,13 +301,32 @@ def _profile(name: str, base: Path) -> Profile:
     return find_profile(name, start=base, environ=os.environ, fabrics=NAMES)
 
 
-def _accepted(job: Job, name: str, base: Path) -> Accepted:
+def _survey(job: Job, base: Path) -> Survey:
+    """The job's code, without the runs and checkpoints that may lie in the same folder."""
+    from holdfast.launch.code.survey import survey
+
+    checkpoints = (base / job.checkpoint.path,) if job.checkpoint.path is not None else ()
+    return survey(job, base, apart=(runs_root(), *checkpoints))
+
+
+def _ship(job: Job, base: Path, into: Path) -> Shipped:
+    """Put the job's code into an archive as it is now: later edits change nothing for this run."""
+    from holdfast.launch.code.archive import pack
+
+    found = _survey(job, base)
+    packed = pack(found, into)
+    return Shipped(digest=packed.digest, bytes=packed.bytes, files=found.files, cwd=found.cwd)
+
+
+def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
+    """The job, and the place it is accepted for; its code goes into the folder `archives` where it is shipped."""
     profile = _profile(name, base)
     fabric = resolve(job.fabric.name, profile.fabric)
     return Accepted(
         job=job,
         base=str(base.absolute()),
         created_at=time.time(),
+        code=_ship(job, base, archives) if profile.code is Delivery.SHIPPED else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         isolation=profile.isolation,

@@ -8,6 +8,7 @@ RUNS/<run id>/
     lock                    held as long as the run has a keeper or a controller
     token, secrets.json     0600; secrets.json goes when the run ends
     controller.log          the controller's own words
+    code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
     nodes/node1.0/          one node slot and generation: agent.log, stacks, the node's own token (0600)
     logs/attempt-0/rank-3.log
     checkpoints/            where the job names no other place
@@ -85,6 +86,10 @@ class RunFolder:
     @property
     def secrets(self) -> Path:
         return self.path / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
 
     @property
     def checkpoints(self) -> Path:

@@ -25,7 +25,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -36,13 +36,21 @@ from holdfast.control.controller import Controller, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.takeover import take_over
 from holdfast.errors import ExitCode
-from holdfast.events import AgentJoined, CancelRequested, CheckpointRequested, DrillRequested, RunCreated, RunFinished
+from holdfast.events import (
+    AgentJoined,
+    CancelRequested,
+    CheckpointRequested,
+    CodeShipped,
+    DrillRequested,
+    RunCreated,
+    RunFinished,
+)
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
 from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
 from holdfast.folder import RunFolder
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.job.accepted import Accepted
-from holdfast.job.backend import Backend
+from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
@@ -91,19 +99,20 @@ _NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Key
 
 _AGENT_PATH = "/v1/agent"
 
-_FOR_NODES = {_AGENT_PATH}
-"""What is asked with a node's token; everything else takes the operator's."""
-
 
 class Port:
-    """The controller's one port: agents' WebSocket and the operator's commands, each behind its own token."""
+    """The controller's one port: for agents their WebSocket and the code, for the operator commands; each by token."""
 
-    def __init__(self, controller: Controller, keys: Keys) -> None:
+    def __init__(self, controller: Controller, keys: Keys, code: Path | None = None) -> None:
         self._controller = controller
         self._keys = keys
+        code_path = f"/v1/code/{code.stem}" if code else ""
+        self._for_nodes = {_AGENT_PATH, code_path}
+        """What is asked with a node's token; everything else takes the operator's."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(_AGENT_PATH, self._agent),
+                *([Route(code_path, _serving(code))] if code else []),
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
@@ -116,7 +125,7 @@ class Port:
         holder = self._holder(connection)
         # Not `connection.url`: the sender's Host header is a part of that.
         path: str = scope["path"]
-        if isinstance(holder, NodeAgent if path in _FOR_NODES else Operator):
+        if isinstance(holder, NodeAgent if path in self._for_nodes else Operator):
             scope["holder"] = holder
             await self._routes(scope, receive, send)
             return
@@ -190,6 +199,17 @@ class Port:
                 self._controller.agent_left(link)
 
 
+def _serving(archive: Path) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that gives out the run's code."""
+
+    async def endpoint(_: Request) -> Response:
+        if not archive.is_file():
+            return JSONResponse({"error": "the archive is gone"}, status_code=410)
+        return FileResponse(archive, media_type="application/x-tar")
+
+    return endpoint
+
+
 def _give_way(error: BaseException) -> NoReturn:
     """What could not be taken in (a full disk, say) must not go unseen: another controller starts from the log."""
     log.critical("the controller failed and will be restarted from its log", exc_info=error)
@@ -216,6 +236,14 @@ def uvicorn_config(port: Port) -> uvicorn.Config:
     )
 
 
+def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
+    """What the log says of the code right after the run's creation; nothing where ranks run in place."""
+    code = accepted.code
+    if code is None:
+        return ()
+    return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files),)
+
+
 async def _beat(keeper: int) -> None:
     """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
     os.set_blocking(keeper, False)
@@ -225,18 +253,8 @@ async def _beat(keeper: int) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def serve(
-    folder: RunFolder,
-    agents: socket.socket,
-    clients: socket.socket,
-    keeper: int,
-    *,
-    place: Callable[..., Backend] = LocalBackend,
-) -> None:
-    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
-
-    `place` makes the back end.
-    """
+async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket, keeper: int) -> None:
+    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat."""
     if isinstance(last_event(folder.events), RunFinished):
         folder.secrets.unlink(missing_ok=True)
         return
@@ -247,7 +265,12 @@ async def serve(
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    backend = place(folder=folder, accepted=accepted, isolation=isolation, url=f"ws://{host}:{port}/v1/agent")
+    backend = LocalBackend(
+        folder=folder,
+        accepted=accepted,
+        isolation=isolation,
+        url=f"ws://{host}:{port}/v1/agent",
+    )
     share = shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = RunCreated(
@@ -256,7 +279,7 @@ async def serve(
         job=accepted.job.model_dump(mode="json", exclude_defaults=True),
         version=holdfast.__version__,
     )
-    history, news = EventReader(folder.events).read(), () if begun else (created,)
+    history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
     if not is_whole(folder.events):
         taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))
         history, news = taken.events, taken.news(time.time())
@@ -280,6 +303,7 @@ async def serve(
             attempt=start.attempt,
             ranks=launches(accepted, folder, attempt, node, private["secrets"], share[node]),
             step_deadline_s=accepted.job.recovery.step_deadline_s,
+            code=accepted.code.digest if accepted.code else "",
         )
 
     controller = Controller(
@@ -292,7 +316,8 @@ async def serve(
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
-    config = uvicorn_config(Port(controller, Keys(folder.token.read_text().strip())))
+    archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
+    config = uvicorn_config(Port(controller, Keys(folder.token.read_text().strip()), archive))
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:

@@ -95,6 +95,7 @@ async def office(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> Asyn
             "--token-file": str(folder / "token"),
             "--folder": str(folder),
             "--sockets": sockets,
+            "--code": str(folder / "code"),
             "--address": "127.0.0.1",
             "--controller-grace-s": str(grace_s),
         }

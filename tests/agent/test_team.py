@@ -18,6 +18,7 @@ from holdfast.agent import team as team_module
 from holdfast.agent.port import HeldPort
 from holdfast.agent.stacks import Stacks
 from holdfast.agent.team import Team
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AgentEvent,
     CheckpointCommitted,
@@ -55,10 +56,13 @@ class Bench:
     def __init__(self, folder: Path, sockets: Path) -> None:
         self.folder = folder
         self.sockets = sockets
+        self.cwd = ""
         self.port = HeldPort("127.0.0.1")
         self.said: list[AgentEvent | Progress] = []
         self.steps: list[tuple[int, int]] = []
         self.stopped: list[Team] = []
+        self.codes: asyncio.Queue[Path | HoldfastError] = asyncio.Queue()
+        """What comes of asking for code."""
         self._news = asyncio.Event()
 
     def say(self, message: AgentEvent | Progress) -> int:
@@ -66,15 +70,22 @@ class Bench:
         self._news.set()
         return len(self.said)
 
-    def team(self, *commands: list[str], deadline_s: float | None = None, attempt: int = 0) -> Team:
+    async def code(self, digest: str) -> Path:
+        found = await self.codes.get()
+        if isinstance(found, HoldfastError):
+            raise found
+        return found / digest
+
+    def team(self, *commands: list[str], deadline_s: float | None = None, attempt: int = 0, code: str = "") -> Team:
         launches = tuple(self.launch(rank, command, attempt) for rank, command in enumerate(commands))
-        order = StartRanks(replica=0, attempt=attempt, ranks=launches, step_deadline_s=deadline_s)
+        order = StartRanks(replica=0, attempt=attempt, ranks=launches, step_deadline_s=deadline_s, code=code)
         return Team(
             order,
             node=3,
             sockets=self.sockets,
             folder=self.folder,
             port=self.port,
+            code=self.code,
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,
@@ -83,7 +94,7 @@ class Bench:
     def launch(self, rank: int, command: list[str], attempt: int) -> RankLaunch:
         env = {"RANK": str(rank), "HOLDFAST_REPLICA": "0", "HOLDFAST_ATTEMPT": str(attempt)}
         return RankLaunch(
-            rank=rank, argv=tuple(command), env=env, cwd=str(self.folder), log=str(self.log(rank, attempt))
+            rank=rank, argv=tuple(command), env=env, cwd=self.cwd or str(self.folder), log=str(self.log(rank, attempt))
         )
 
     def log(self, rank: int, attempt: int = 0) -> Path:
@@ -170,6 +181,46 @@ def test_programs_that_cannot_be_started_are_told_once_each_before_the_end(tmp_p
         first = bench.all(RankExited)[0]
         assert (first.how, first.code) == (RankExit.NOT_STARTED, 127)
         assert "No such file" in first.error
+
+    play(tmp_path, sockets, scene)
+
+
+def test_shipped_code_is_where_the_ranks_run(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        (tmp_path / "digest" / "sub").mkdir(parents=True)
+        bench.cwd = "sub"
+        bench.codes.put_nowait(tmp_path)
+        await bench.team(shell("pwd"), code="digest").start()
+        await bench.until(RanksStopped)
+        assert bench.log(0).read_text() == f"{tmp_path}/digest/sub\n"
+
+    play(tmp_path, sockets, scene)
+
+
+def test_code_that_cannot_be_had_is_told_for_each_rank_and_nothing_starts(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.codes.put_nowait(failure("no-code", "no code here", exit_code=ExitCode.UNAVAILABLE, evidence=("why",)))
+        await bench.team(shell("touch started"), shell("touch started"), code="digest").start()
+        await bench.until(RanksStopped)
+        assert [type(message) for message in bench.said] == [FindingRaised, RankExited, RankExited, RanksStopped]
+        assert bench.all(FindingRaised)[0].finding.code == "no-code"
+        exited = bench.all(RankExited)[0]
+        assert (exited.how, exited.error, exited.evidence) == (RankExit.NO_CODE, "no code here", "why")
+        assert not (tmp_path / "started").exists()
+
+    play(tmp_path, sockets, scene)
+
+
+def test_team_that_is_stopped_while_it_waits_for_code_starts_nothing(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("touch started"), code="digest")
+        start = asyncio.ensure_future(team.start())
+        await asyncio.sleep(0)
+        team.stop(10.0)
+        await bench.until(RanksStopped)
+        await start
+        assert [type(message) for message in bench.said] == [RanksStopped]
+        assert not (tmp_path / "started").exists()
 
     play(tmp_path, sockets, scene)
 

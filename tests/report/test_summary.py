@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
+    CodeShipped,
     Outcome,
     RecoveryDecided,
     RunCreated,
@@ -45,6 +46,13 @@ RECOVERED: list[AnyEvent] = [
     StopDecided(at=23, outcome=Outcome.SUCCEEDED, reason="every rank finished", exit_code=0),
     RunFinished(at=24, outcome=Outcome.SUCCEEDED, exit_code=0),
 ]
+
+
+def test_shipped_code_is_named_by_the_start_of_its_digest() -> None:
+    shipped = CodeShipped(at=0, digest="5f70" * 16, bytes=1, files=1)
+    summary = summarise([RECOVERED[0], shipped, *RECOVERED[1:]], run="demo-abc234", logs="/logs", now=24)
+    assert "\ncode  5f705f705f70, shipped\nlogs  /logs" in tell(summary)
+    assert "code  " not in tell(summarise(RECOVERED, run="demo-abc234", logs="/logs", now=24))
 
 
 def test_recovery_tells_what_failed_and_what_it_cost() -> None:

@@ -21,6 +21,9 @@ def main() -> None:
     parser.add_argument(
         "--sockets", required=True, type=Path, help="private folder with a short path, for ranks' sockets"
     )
+    parser.add_argument(
+        "--code", required=True, type=Path, help="folder of shipped code, shared by the run's nodes on this machine"
+    )
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
     options = parser.parse_args()
@@ -33,6 +36,7 @@ def main() -> None:
         token=options.token_file.read_text().strip(),
         folder=options.folder,
         sockets=options.sockets,
+        code=options.code,
         address=options.address,
         controller_grace_s=options.controller_grace_s,
     )

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.agent.code import CodeFolder
 from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
@@ -42,6 +43,7 @@ class Settings:
     token: str
     folder: Path
     sockets: Path
+    code: Path
     address: str
     controller_grace_s: float
 
@@ -54,6 +56,7 @@ class Agent:
         self._incarnation = secrets.token_hex(4)
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
         self._port = HeldPort(settings.address)
+        self._code = CodeFolder(settings.controller, settings.token, settings.code)
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
@@ -154,6 +157,7 @@ class Agent:
             sockets=self._settings.sockets,
             folder=self._settings.folder,
             port=self._port,
+            code=self._code.get,
             say=self._link.say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,

@@ -49,8 +49,8 @@ class RankProcess:
     def running(self) -> bool:
         return self._process is not None and self.ended is None
 
-    def start(self, on_end: Callable[[RankProcess], None]) -> None:
-        """Start it; `on_end` is called when it has ended, and also when it could not be started."""
+    def start(self, on_end: Callable[[RankProcess], None], code: Path = Path()) -> None:
+        """Start it, in the folder of its code; `on_end` is called when it has ended or could not be started."""
         launch = self.launch
         log = Path(launch.log)
         self._witness = before()
@@ -64,18 +64,23 @@ class RankProcess:
                     stdout=output,
                     stderr=output,
                     env=environ,
-                    cwd=launch.cwd,
+                    cwd=code / launch.cwd,
                     start_new_session=True,
                     preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no other threads
                 )
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            self.ended = Ended(at=time.time(), how=RankExit.NOT_STARTED, code=code, error=f"{launch.argv[0]}: {error}")
-            asyncio.get_running_loop().call_soon(on_end, self)
+            number = 127 if isinstance(error, FileNotFoundError) else 126
+            ended = Ended(at=time.time(), how=RankExit.NOT_STARTED, code=number, error=f"{launch.argv[0]}: {error}")
+            self.give_up(ended, on_end)
             return
         self.pid = self._process.pid
         descriptor = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_end)
+
+    def give_up(self, ended: Ended, on_end: Callable[[RankProcess], None]) -> None:
+        """Have it ended without a process."""
+        self.ended = ended
+        asyncio.get_running_loop().call_soon(on_end, self)
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole process group; nothing happens when it has ended."""

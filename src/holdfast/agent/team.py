@@ -11,18 +11,20 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.agent.channel import RankChannel
 from holdfast.agent.port import HeldPort
-from holdfast.agent.rank import RankProcess
+from holdfast.agent.rank import Ended, RankProcess
 from holdfast.agent.stacks import take
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentEvent,
     CheckpointCommitted,
     FindingRaised,
+    RankExit,
     RankExited,
     RankHung,
     RanksStarted,
@@ -74,6 +76,7 @@ class Team:
         sockets: Path,
         folder: Path,
         port: HeldPort,
+        code: Callable[[str], Coroutine[None, None, Path]],
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -84,6 +87,8 @@ class Team:
         self._node = node
         self._folder = folder
         self._port = port
+        self._code = code
+        self._fetch: asyncio.Task[Path] | None = None
         self._say = say
         self._on_step = on_step
         self._on_stopped = on_stopped
@@ -109,7 +114,8 @@ class Team:
         return tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes if process.running)
 
     async def start(self) -> None:
-        """Open the ranks' sockets, then start them all."""
+        """Get the code and open the ranks' sockets, then start them all."""
+        code, problem = await self._ready_code()
         try:
             await asyncio.gather(*(channel.open() for channel in self._channels.values()))
         except OSError as error:
@@ -118,9 +124,14 @@ class Team:
         if self._abandoned:
             self._clear_away()
             return
-        for process in self.processes:
-            process.start(self._ended)
         self._started = True
+        for process in self.processes:
+            if problem is None:
+                process.start(self._ended, code)
+            else:
+                process.give_up(problem, self._ended)
+        if problem is not None:
+            return
         started = tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes)
         self._say(
             RanksStarted(at=time.time(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
@@ -128,10 +139,30 @@ class Team:
         if self._order.step_deadline_s is not None:
             self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
 
+    async def _ready_code(self) -> tuple[Path, Ended | None]:
+        """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
+        if not self._order.code:
+            return Path(), None
+        self._fetch = asyncio.ensure_future(self._code(self._order.code))
+        await asyncio.wait([self._fetch])
+        if self._fetch.cancelled():
+            return Path(), None
+        error = self._fetch.exception()
+        if error is None:
+            return self._fetch.result(), None
+        if not isinstance(error, HoldfastError):
+            raise error
+        finding = error.findings[0]
+        self._say(FindingRaised(at=time.time(), finding=finding))
+        evidence = "; ".join(finding.evidence)
+        return Path(), Ended(at=time.time(), how=RankExit.NO_CODE, code=1, error=finding.what, evidence=evidence)
+
     def stop(self, grace_s: float) -> None:
         """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
         if not self._started:
             self._abandoned = True
+            if self._fetch is not None:
+                self._fetch.cancel()
             return
         kill_at = asyncio.get_running_loop().time() + grace_s
         if self._killer is not None:

@@ -14,6 +14,7 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
+    CodeShipped,
     ControllerStarted,
     DeadlinePassed,
     DrillDone,
@@ -33,7 +34,7 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.report.advance import exit_in_words
-from holdfast.report.words import clean, count, duration, listed
+from holdfast.report.words import clean, count, duration, listed, short
 
 STEP_LINE_EVERY_S = 1.0
 """Least time, by the events' own clock, between two lines of the same kind that come with every step."""
@@ -88,6 +89,10 @@ def _is_notable(event: AnyEvent) -> bool:
 
 def _created(event: RunCreated) -> str:
     return f"run {event.run} created"
+
+
+def _code_shipped(event: CodeShipped) -> str:
+    return f"code {short(event.digest)} shipped: {count(event.files, 'file')}, {event.bytes:,} bytes"
 
 
 def _controller_started(event: ControllerStarted) -> str:
@@ -201,6 +206,7 @@ def _of(replica: int) -> str:
 
 _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     RunCreated: _created,
+    CodeShipped: _code_shipped,
     ControllerStarted: _controller_started,
     AttemptStarted: _attempt_started,
     StepCommitted: _step_committed,

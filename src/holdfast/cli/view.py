@@ -18,7 +18,7 @@ from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
 from holdfast.report.advance import advance
 from holdfast.report.status import NodePhase, NodeStatus, Phase, RankPhase, RankStatus, ReplicaStatus, RunStatus
-from holdfast.report.words import clean, count, duration, listed
+from holdfast.report.words import clean, count, duration, listed, short
 
 MOST_ROWS = 16
 """Rows of the table of nodes; with more ranks than this, each node gets one row for all of its ranks."""
@@ -81,7 +81,8 @@ def _headline(status: RunStatus, now: float) -> Text:
     end = now if status.finished_at is None else status.finished_at
     age = duration(end - status.created_at) if status.created_at is not None else ""
     restarts = count(status.restarts, "restart") if status.restarts else ""
-    facts = [fact for fact in (age, restarts) if fact]
+    code = f"code {short(status.code)}" if status.code else ""
+    facts = [fact for fact in (age, restarts, code) if fact]
     phase = (status.phase.value, _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
 

@@ -30,6 +30,7 @@ _KINDS: dict[RankExit, FailureKind] = {
     RankExit.SIGNAL: FailureKind.KILLED,
     RankExit.OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
     RankExit.NOT_STARTED: FailureKind.NOT_STARTED,
+    RankExit.NO_CODE: FailureKind.NO_CODE,
 }
 
 

@@ -44,6 +44,7 @@ class FailureKind(StrEnum):
     """What ended an attempt; the value is the finding's code."""
 
     NOT_STARTED = "program-not-started"
+    NO_CODE = "code-not-delivered"
     CRASHED = "rank-crashed"
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
@@ -191,6 +192,8 @@ def _exit_code(failure: Failure) -> int:
             return 128 + failure.code
         case FailureKind.HUNG:
             return ExitCode.HUNG
+        case FailureKind.NO_CODE:
+            return ExitCode.UNAVAILABLE
         case FailureKind.NODE_LOST:
             return ExitCode.NODES_LOST
         case FailureKind.UNEXPLAINED:
@@ -199,6 +202,7 @@ def _exit_code(failure: Failure) -> int:
 
 _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.NOT_STARTED: Fault.USER,
+    FailureKind.NO_CODE: Fault.CLUSTER,
     FailureKind.CRASHED: Fault.USER,
     FailureKind.KILLED: Fault.CLUSTER,
     FailureKind.OUT_OF_MEMORY: Fault.USER,
@@ -227,6 +231,8 @@ def describe(failure: Failure) -> str:
     match failure.kind:
         case FailureKind.NOT_STARTED:
             return f"{who} could not be started"
+        case FailureKind.NO_CODE:
+            return f"{who} did not get its code"
         case FailureKind.CRASHED if failure.code == ExitCode.STOPPED_EARLY:
             return f"{who} was told to stop by somebody else, and left after a checkpoint"
         case FailureKind.CRASHED:

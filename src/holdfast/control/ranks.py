@@ -20,15 +20,13 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
-    if is_failure(event):
-        state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
-        return halt(job, state, event.replica, event.at)
-    if not event.stopped:
-        return state.with_replica(replace(replica, well=replica.well | 1 << event.rank)), ()
+    state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
     if replica.phase is ReplicaPhase.STOPPING:
         return state, ()
-    reason = "its agent, long without a controller, stopped its ranks"
-    return fail(job, state, (state.nodes[event.node],), event.at, reason)
+    if event.stopped:
+        reason = "its agent, long without a controller, stopped its ranks"
+        return fail(job, state, (state.nodes[event.node],), event.at, reason)
+    return halt(job, state, event.replica, event.at) if is_failure(event) else (state, ())
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
@@ -36,10 +34,9 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
         return state, ()
-    hung = replica.hung | 1 << event.rank
-    replica = replace(replica, phase=ReplicaPhase.JUDGING, hung=hung, hangs=(*replica.hangs, event))
+    replica = replace(replica, phase=ReplicaPhase.JUDGING, hangs=(*replica.hangs, event))
     state = state.with_replica(replica)
-    if hung.bit_count() >= replica.slots.bit_count() * job.local_world_size:
+    if len({hung.rank for hung in replica.hangs}) >= len(state.nodes_of(event.replica)) * job.local_world_size:
         return halt(job, state, event.replica, event.at)
     if Deadline.JUDGE.of(event.replica) not in state.deadlines:
         state = state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S)

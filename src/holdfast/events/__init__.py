@@ -22,6 +22,7 @@ from holdfast.events.run import (
     FORMAT,
     AgentLeft,
     AttemptStarted,
+    CodeShipped,
     ControllerStarted,
     DeadlinePassed,
     FindingRaised,
@@ -41,6 +42,7 @@ AgentEvent = (
 OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested
 RunEvent = (
     RunCreated
+    | CodeShipped
     | ControllerStarted
     | AttemptStarted
     | StepCommitted
@@ -56,8 +58,8 @@ AnyEvent = AgentEvent | OperatorEvent | RunEvent
 
 __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
-    "CheckpointCommitted", "CheckpointRequested", "ControllerStarted", "DeadlinePassed", "DrillAction", "DrillDone",
-    "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone", "NodeRequested", "OperatorEvent",
-    "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksStarted", "RanksStopped", "RecoveryDecided",
-    "RunCreated", "RunEvent", "RunFinished", "StepCommitted", "StopDecided",
+    "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "DeadlinePassed", "DrillAction",
+    "DrillDone", "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone", "NodeRequested",
+    "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksStarted", "RanksStopped",
+    "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "StepCommitted", "StopDecided",
 ]  # fmt: skip

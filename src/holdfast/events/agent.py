@@ -20,6 +20,8 @@ class RankExit(StrEnum):
     """The kernel or its cgroup ended it for memory, and says so."""
     NOT_STARTED = "not-started"
     """The program could not be started at all."""
+    NO_CODE = "no-code"
+    """The code that it runs did not reach the node."""
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,6 +25,7 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: str
+    """Absolute, or relative to the folder of the shipped code."""
     log: str
     """File that takes the rank's output."""
     ranks: int = 1
@@ -39,6 +40,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     attempt: int
     ranks: tuple[RankLaunch, ...]
     step_deadline_s: float | None = None
+    code: str = ""
+    """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):

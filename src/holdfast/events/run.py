@@ -30,6 +30,14 @@ class RunCreated(Event, frozen=True, kw_only=True, omit_defaults=False):
     """holdfast's own version."""
 
 
+class CodeShipped(Event, frozen=True, kw_only=True):
+    """The code that ranks run was put into an archive; `digest` is its SHA-256, `bytes` its size."""
+
+    digest: str
+    bytes: int
+    files: int
+
+
 class ControllerStarted(Event, frozen=True, kw_only=True):
     """A controller process took over the run (again)."""
 

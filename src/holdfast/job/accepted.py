@@ -5,6 +5,17 @@ from __future__ import annotations
 from holdfast.job.spec import Job, Model
 
 
+class Shipped(Model):
+    """The code that a run was started with, as an archive in its folder."""
+
+    digest: str
+    """SHA-256 of the archive, in hexadecimal."""
+    bytes: int
+    files: int
+    cwd: str
+    """Where ranks run, relative to the folder it is unpacked in."""
+
+
 class Accepted(Model):
     """Written once into a run's folder; everything a controller needs to (re)build the run, but for secrets."""
 
@@ -13,6 +24,8 @@ class Accepted(Model):
     """Absolute folder that the job's relative paths start from."""
     created_at: float
     """Unix seconds at which the run was asked for."""
+    code: Shipped | None = None
+    """None where ranks run in the working directory itself."""
     fabric: str
     """The fabric's name, `auto` resolved."""
     fabric_env: dict[str, str] = {}

@@ -33,6 +33,15 @@ class Isolation(StrEnum):
     """Each node also has a network namespace of its own, with its own address and name."""
 
 
+class Delivery(StrEnum):
+    """How ranks come by the code."""
+
+    IN_PLACE = "in-place"
+    """They run in the working directory itself."""
+    SHIPPED = "shipped"
+    """They run in a copy that is made when the run is started and sent to each node."""
+
+
 class Template(StrEnum):
     """How much a rendered manifest assumes of the place it goes to."""
 
@@ -47,6 +56,8 @@ class Profile(Model):
     """What starts the nodes; only `local` is built yet."""
     isolation: Isolation = Isolation.PROCESS
     """Local back end: `process`, or `netns` for a network namespace per node."""
+    code: Delivery = Delivery.IN_PLACE
+    """Local back end: `in-place`, or `shipped` to run a copy of the code that later edits leave alone."""
     context: Filled | None = None
     """Cluster back ends: the kubeconfig context; none means the current one."""
     namespace: Filled | None = None

@@ -183,9 +183,11 @@ class Code(Model):
     """What is shipped to nodes that do not share the working directory."""
 
     root: Filled = "."
-    """Folder whose contents are shipped, relative to `workdir`."""
+    """Folder whose contents are shipped, relative to `workdir`: `.`, or a folder above it such as `..`."""
     ignore: tuple[Filled, ...] = (".git", ".venv", "__pycache__", ".holdfast/runs")
-    """Glob patterns left out, beside those of `.holdfastignore`."""
+    """Patterns left out, as in a .gitignore; those of `.holdfastignore` in `root` are added after them."""
+    max_bytes: Bytes = 512 * 1024**2
+    """Most bytes of files that are shipped, in bytes or such as `2GiB`; more than that is refused."""
 
 
 class Resources(Model):
@@ -258,7 +260,7 @@ class Job(Model):
     workdir: Filled = "."
     """Folder the command runs in, relative to the job file."""
     code: Code = Code()
-    """The code to ship; the local back end runs in `workdir` itself."""
+    """The code to ship, where the profile ships it; else the local back end runs in `workdir` itself."""
     env: dict[EnvName, Word] = {}
     """Environment variables of every rank."""
     secrets: dict[EnvName, SecretRef] = {}

@@ -48,7 +48,7 @@ def launches(
     job = accepted.job
     group_rank = attempt.nodes.index(node)
     first = group_rank * job.local_world_size
-    cwd = str(Path(accepted.base, job.workdir))
+    cwd = accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir))
     common = _common(accepted, folder, attempt, group_rank, share) | secrets
     defaults = _defaults(job, share)
     replicas = attempt.replica_count

@@ -16,6 +16,7 @@ from holdfast.events import (
     AttemptStarted,
     CancelRequested,
     CheckpointCommitted,
+    CodeShipped,
     ControllerStarted,
     FindingRaised,
     NodeGone,
@@ -71,6 +72,8 @@ def exit_in_words(event: RankExited) -> str:
             return f"ended by signal {event.code}"
         case RankExit.OUT_OF_MEMORY:
             return "ended for lack of memory"
+        case RankExit.NO_CODE:
+            return "did not get its code"
         case RankExit.NOT_STARTED:
             return "could not be started"
 
@@ -81,6 +84,10 @@ def exit_in_words(event: RankExited) -> str:
 def _created(status: RunStatus, event: RunCreated) -> RunStatus:
     job = str(event.job.get("name") or event.run.rpartition("-")[0])
     return replace(status, run=event.run, job=job, created_at=event.at)
+
+
+def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:
+    return replace(status, code=event.digest)
 
 
 def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatus:
@@ -261,6 +268,7 @@ def _with_replica(status: RunStatus, replica: ReplicaStatus) -> RunStatus:
 
 _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     RunCreated: _created,
+    CodeShipped: _code_shipped,
     ControllerStarted: _controller_started,
     CancelRequested: _cancel_requested,
     StopDecided: _stop_decided,

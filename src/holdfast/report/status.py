@@ -148,6 +148,8 @@ class RunStatus:
     run: str = ""
     job: str = ""
     created_at: float | None = None
+    code: str = ""
+    """Digest of the code that was shipped; empty where ranks run in the working directory."""
     finished_at: float | None = None
     controller_pid: int | None = None
     nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])

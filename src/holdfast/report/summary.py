@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
+    CodeShipped,
     Outcome,
     RecoveryDecided,
     RunCreated,
@@ -20,7 +21,7 @@ from holdfast.events import (
 )
 from holdfast.findings import Finding
 from holdfast.report.accounting import Account, Ledger, Part, post
-from holdfast.report.words import clean, count, duration, share
+from holdfast.report.words import clean, count, duration, share, short
 
 BAR_WIDTH = 24
 """Characters of a bar that stands for all the time."""
@@ -71,11 +72,14 @@ class Summary:
     logs: str
     damaged_lines: int = 0
     """Lines of the log that are not what was written; what stood in them is missing here."""
+    code: str = ""
+    """Digest of the code that was shipped; empty where ranks ran in the working directory."""
 
 
 def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, damaged_lines: int = 0) -> Summary:
     """Fold a whole log; `logs` is where the ranks' output is, `now` (Unix seconds) ends the account of a live run."""
     created: RunCreated | None = None
+    code = ""
     decided: StopDecided | None = None
     finished: RunFinished | None = None
     ledger = Ledger()
@@ -87,6 +91,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         match event:
             case RunCreated():
                 created = event
+            case CodeShipped():
+                code = event.digest
             case StopDecided():
                 decided = event
             case RunFinished():
@@ -113,6 +119,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         restarts=restarts,
         logs=logs,
         damaged_lines=damaged_lines,
+        code=code,
     )
 
 
@@ -139,7 +146,7 @@ def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
 
 def tell(summary: Summary) -> str:
     """The summary as text, for people."""
-    blocks = [_result(summary), _time(summary.account), *_failures(summary), f"logs  {summary.logs}"]
+    blocks = [_result(summary), _time(summary.account), *_failures(summary), _places(summary)]
     if summary.damaged_lines:
         blocks.insert(1, f"  incomplete: {count(summary.damaged_lines, 'line')} of the event log cannot be read")
     return "\n\n".join(blocks)
@@ -154,6 +161,11 @@ def _result(summary: Summary) -> str:
     because = f": {clean(summary.reason)}" if summary.reason else ""
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
     return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}"
+
+
+def _places(summary: Summary) -> str:
+    code = [f"code  {short(summary.code)}, shipped"] if summary.code else []
+    return "\n".join([*code, f"logs  {summary.logs}"])
 
 
 def _time(account: Account) -> str:

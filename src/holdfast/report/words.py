@@ -44,6 +44,11 @@ def listed(numbers: list[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
+def short(digest: str) -> str:
+    """The first twelve characters of a digest, enough to know it by."""
+    return digest[:12]
+
+
 def clean(text: str, longest: int = LONGEST_LINE) -> str:
     """One line of foreign text that cannot move a terminal's cursor or change its colours, cut at `longest`."""
     plain = _COLOURS.sub("", text)

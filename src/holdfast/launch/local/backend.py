@@ -105,6 +105,7 @@ class LocalBackend:
             "--token-file": str(self._token_file(place, node_folder)),
             "--folder": str(node_folder),
             "--sockets": str(sockets),
+            "--code": str(self._folder.code),
             "--address": node.address,
             "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
         }
@@ -270,19 +271,28 @@ def render(accepted: Accepted) -> str:
     nodes = tuple(range(job.nodes.max))
     attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=nodes, master_addr="HEAD_ADDRESS", master_port=0)
     hidden = dict.fromkeys(job.secrets, "SECRET")
-    lines: list[str] = []
+    lines = list(_shipped(accepted))
     for node, share in enumerate(shares(job, os.environ)):
         place = NodePlace(node=node, generation=0)
         at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
         for launch in launches(accepted, folder, attempt, node, hidden, share):
-            lines.extend(_section(place, launch, at_run_time))
+            code = Path("CODE") if accepted.code else Path()
+            lines.extend(_section(place, launch, code, at_run_time))
     return "\n".join(lines)
 
 
-def _section(place: NodePlace, launch: RankLaunch, at_run_time: dict[str, str]) -> Iterator[str]:
+def _shipped(accepted: Accepted) -> Iterator[str]:
+    if code := accepted.code:
+        files = f"{code.files:,} file{'s' * (code.files != 1)}"
+        yield f"# code: {files} in an archive of {code.bytes:,} bytes, unpacked as CODE on every node"
+        yield f"# sha256: {code.digest}"
+        yield ""
+
+
+def _section(place: NodePlace, launch: RankLaunch, code: Path, at_run_time: dict[str, str]) -> Iterator[str]:
     last = launch.rank + launch.ranks - 1
     yield f"# node{place.node}, " + (f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}")
-    yield f"cd {shlex.quote(launch.cwd)}"
+    yield f"cd {shlex.quote(str(code / launch.cwd))}"
     defaults = {name: os.environ.get(name, value) for name, value in launch.defaults.items()}
     ports = dict.fromkeys(launch.env.keys() & {"MASTER_PORT", "PET_MASTER_PORT"}, "HEAD_PORT")
     for name, value in sorted((defaults | launch.env | ports | at_run_time).items()):

@@ -1,0 +1,67 @@
+"""Owns a node's unpacked code: asks for what is missing (fetch.py does it) and says where it lies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Fault, Finding
+from holdfast.launch.local.processes import die_with_parent
+
+
+class CodeFolder:
+    """Folders of unpacked code by digest, filled from the controller at `controller` (the agent's WebSocket URL)."""
+
+    def __init__(self, controller: str, token: str, folder: Path) -> None:
+        self._controller = controller
+        self._token = token
+        self._folder = folder
+
+    async def get(self, digest: str) -> Path:
+        """The unpacked code, pulled first where it is not there; raises HoldfastError when it cannot be had."""
+        path = self._folder / digest
+        if not path.is_dir():
+            await self._fetch(digest)
+        return path
+
+    async def _fetch(self, digest: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "holdfast.agent.fetch",
+            _archive_url(self._controller, digest),
+            str(self._folder),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            said, _ = await process.communicate(self._token.encode())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if process.returncode != 0:
+            raise HoldfastError((_finding(said, process.returncode),), ExitCode.UNAVAILABLE)
+
+
+def _archive_url(controller: str, digest: str) -> str:
+    """Where a controller serves an archive: on its one port."""
+    parts = urlsplit(controller)
+    return urlunsplit((parts.scheme.replace("ws", "http"), parts.netloc, f"/v1/code/{digest}", "", ""))
+
+
+def _finding(said: bytes, status: int | None) -> Finding:
+    """What the process said went wrong; one that was killed has said nothing."""
+    try:
+        return msgspec.json.decode(said, type=Finding)
+    except msgspec.MsgspecError:
+        what = f"the process that pulls the code ended with status {status}"
+        remedy = "Look at the agent's log, above."
+        error = failure("code-not-delivered", what, exit_code=ExitCode.UNAVAILABLE, remedy=remedy, fault=Fault.CLUSTER)
+        return error.findings[0]

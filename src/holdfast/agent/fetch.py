@@ -1,0 +1,141 @@
+"""`python -m holdfast.agent.fetch URL FOLDER < TOKEN`: pulls one archive of code and unpacks it; started by agents.
+
+A process of its own, so that an agent neither waits for disks nor carries an HTTP client. The folder may be shared by
+several nodes of one machine: one of them pulls, the others wait for it. What goes wrong for good is said as a Finding
+on stdout, with exit code 1; a controller that is out of reach is asked again until it answers or the agent ends this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path, PurePosixPath
+
+import httpx
+import msgspec
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Fault
+from holdfast.launch.code.archive import Damaged, archive_path, unpack
+
+log = logging.getLogger("holdfast.agent")
+
+TRIES = 3
+"""How often an archive that arrives damaged is pulled."""
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between requests to a controller that is out of reach; the last is repeated."""
+TIMEOUT_S = 30.0
+"""Longest that a controller which answers may be silent."""
+
+
+def main() -> int:
+    """Pull and unpack what the command line names; 1 when it cannot be had."""
+    parser = argparse.ArgumentParser(prog="holdfast.agent.fetch")
+    parser.add_argument("url", help="where the controller serves the archive; its digest is the last part")
+    parser.add_argument("folder", type=Path, help="folder that takes the unpacked code, under its digest")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        fetch(options.url, sys.stdin.read().strip(), options.folder)
+    except HoldfastError as error:
+        sys.stdout.buffer.write(msgspec.json.encode(error.findings[0]))
+        return 1
+    return 0
+
+
+def fetch(url: str, token: str, folder: Path) -> Path:
+    """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had."""
+    digest = PurePosixPath(url).name
+    into = folder / digest
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _alone(folder / f"{digest}.lock"):
+            if not into.is_dir():
+                _pull_and_unpack(url, token, digest, into)
+    except OSError as error:
+        raise _failure("the code cannot be unpacked", folder, str(error), "Make room, or permit it.") from error
+    return into
+
+
+def _pull_and_unpack(url: str, token: str, digest: str, into: Path) -> None:
+    damage = ""
+    part = archive_path(into.parent, f"{digest}.part")
+    for _ in range(TRIES):
+        try:
+            _pull(url, token, digest, part)
+            unpack(part, into)
+            return
+        except Damaged as error:
+            damage = str(error)
+        finally:
+            part.unlink(missing_ok=True)
+    what = f"the code arrived damaged {TRIES} times"
+    raise _failure(what, into.parent, damage, "Look at the disk and the memory of both machines.")
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Generator[None]:
+    """Hold the only right to make a folder; waits for who has it. It ends with its process, however that ends."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _pull(url: str, token: str, digest: str, part: Path) -> None:
+    """Write the archive to `part`, however long the controller is away; raises Damaged when it has another digest."""
+    for wait_s in itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1])):
+        try:
+            found = _download(url, token, part)
+        except httpx.TransportError as error:
+            log.warning("the controller is out of reach: %s", error)
+            time.sleep(wait_s)
+            continue
+        if found != digest:
+            raise Damaged(f"its digest is {found}")
+        return
+
+
+def _download(url: str, token: str, part: Path) -> str:
+    """Write what the controller serves to `part`; its digest."""
+    hashed = hashlib.sha256()
+    headers = {"Authorization": f"Bearer {token}"}
+    with (
+        httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False) as client,
+        client.stream("GET", url) as answer,
+        open(part, "wb", opener=_private) as file,
+    ):
+        if not answer.is_success:
+            what = f"the controller answered {answer.status_code} when it was asked for the code"
+            raise _failure(what, part.parent, url, "Look at its log: controller.log in the run's folder.")
+        for block in answer.iter_raw():
+            hashed.update(block)
+            file.write(block)
+    return hashed.hexdigest()
+
+
+def _failure(what: str, where: Path, evidence: str, remedy: str) -> HoldfastError:
+    return failure(
+        "code-not-delivered",
+        what,
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(where),
+        evidence=(evidence,),
+        remedy=remedy,
+        fault=Fault.CLUSTER,
+    )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

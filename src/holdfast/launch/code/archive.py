@@ -1,0 +1,223 @@
+"""Owns the one file that code travels in: a plain tar whose bytes depend on names and contents alone.
+
+Owner, times and the order on disk are not in it, and of the permissions only whether a file can be executed; so the
+same code has the same digest everywhere, and `sha256sum` tells it. It is unpacked only into folders of its own, and
+nothing in it can reach out of them. Refuses to own how it travels (server.py, agent/fetch.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Severity
+from holdfast.launch.code.survey import IGNORE_FILE, Entry, Kind, Survey, shown
+
+TRIES = 5
+"""How often a file is read that others are writing."""
+BLOCK_BYTES = 1 << 20
+DIGEST_LENGTH = 64
+_TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+_MODES = {Kind.FOLDER: 0o755, Kind.LINK: 0o777}
+_TYPES = {Kind.FOLDER: tarfile.DIRTYPE, Kind.FILE: tarfile.REGTYPE, Kind.LINK: tarfile.SYMTYPE}
+
+
+class Damaged(Exception):
+    """An archive is not what it should be; its text says in what way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """An archive that was made."""
+
+    path: Path
+    digest: str
+    """SHA-256 of the file, in hexadecimal."""
+    bytes: int
+
+
+def archive_path(folder: Path, digest: str) -> Path:
+    """Where an archive lies in a folder of archives."""
+    return folder / f"{digest}.tar"
+
+
+def pack(survey: Survey, into: Path) -> Packed:
+    """Make the archive of what was surveyed, in the private folder `into`; raises HoldfastError when it cannot be."""
+    errors = tuple(finding for finding in survey.findings if finding.severity is Severity.ERROR)
+    if errors:
+        raise HoldfastError(errors, ExitCode.IMPOSSIBLE)
+    fresh = into / "packing"
+    try:
+        into.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(fresh, "w+b", opener=_private) as file:
+            for entry in survey.entries:
+                _add(file, survey.root, entry)
+            file.write(_TAR_END)
+            size = file.tell()
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path = archive_path(into, digest)
+        fresh.rename(path)
+    except OSError as error:
+        raise failure(
+            "unwritable-folder",
+            f"the archive of the code cannot be written in {into}",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=str(into),
+            evidence=(str(error),),
+            remedy="Make room there, or set HOLDFAST_HOME to another folder.",
+        ) from error
+    return Packed(path=path, digest=digest, bytes=size)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Make the folder `into` of an archive: whole, or not at all. Raises Damaged, or OSError (a full disk).
+
+    Another process may do the same at the same time; the first to be ready is kept.
+    """
+    fresh = into.with_name(f"{into.name}.{secrets.token_hex(4)}.new")
+    fresh.mkdir(mode=0o700)
+    try:
+        try:
+            with tarfile.open(archive, "r:", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as members:
+                _extract(members, fresh)
+        except tarfile.TarError as error:
+            raise Damaged(str(error)) from error
+        try:
+            fresh.rename(into)
+        except OSError:
+            if not into.is_dir():
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+# Into it
+
+
+def _add(file: BinaryIO, root: Path, entry: Entry) -> None:
+    """Append an entry; one that has gone since it was seen is left out."""
+    if entry.kind is not Kind.FILE:
+        file.write(_header(entry, _MODES[entry.kind], 0))
+        return
+    begun = file.tell()
+    for _ in range(TRIES):
+        try:
+            source = open(root / entry.path, "rb", opener=_not_waiting)  # noqa: SIM115 - closed just below
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(root, entry, error) from error
+        with source:
+            if _copied(source, file, entry):
+                return
+        file.seek(begun)
+        file.truncate()
+    raise failure(
+        "code-changing",
+        f"{shown(entry.path)} is being written while it is shipped",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=shown(str(root / entry.path)),
+        evidence=(f"it changed each of the {TRIES} times it was read",),
+        remedy=f"Wait until it is written, or name it in {IGNORE_FILE}.",
+    )
+
+
+def _copied(source: BinaryIO, file: BinaryIO, entry: Entry) -> bool:
+    """Append a file as it is; False when it was not the same from the first byte to the last."""
+    before = os.fstat(source.fileno())
+    if not stat.S_ISREG(before.st_mode):
+        return False
+    file.write(_header(entry, 0o755 if before.st_mode & stat.S_IXUSR else 0o644, before.st_size))
+    left = before.st_size
+    while left and (block := source.read(min(left, BLOCK_BYTES))):
+        file.write(block)
+        left -= len(block)
+    file.write(bytes(-before.st_size % tarfile.BLOCKSIZE))
+    after = os.fstat(source.fileno())
+    return not left and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+
+
+def _header(entry: Entry, mode: int, size: int) -> bytes:
+    member = tarfile.TarInfo(entry.path)
+    member.type, member.mode, member.size, member.linkname = _TYPES[entry.kind], mode, size, entry.target
+    return member.tobuf(tarfile.GNU_FORMAT, sys.getfilesystemencoding(), "surrogateescape")
+
+
+def _unreadable(root: Path, entry: Entry, error: OSError) -> HoldfastError:
+    return failure(
+        "code-unreadable",
+        f"{shown(entry.path)} cannot be read",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=shown(str(root / entry.path)),
+        evidence=(str(error.strerror),),
+        remedy=f"Permit it, or name it in {IGNORE_FILE}.",
+    )
+
+
+# Out of it
+
+
+def _extract(members: tarfile.TarFile, root: Path) -> None:
+    """Write every member below `root`. A member's parent must be a folder that was a member before it, and so no link.
+
+    Where links lead is looked at when all of them are there: each by itself may stay within and together lead out.
+    """
+    folders = {""}
+    links: list[Path] = []
+    for member in members:
+        parent, _, name = member.name.rpartition("/")
+        if parent not in folders or name in ("", ".", "..") or "\0" in name:
+            raise Damaged(f"{shown(member.name)!r} has no place in the folder")
+        path = root / member.name
+        try:
+            if member.isdir():
+                path.mkdir(mode=0o755)
+                folders.add(member.name)
+            elif member.issym():
+                path.symlink_to(member.linkname)
+                links.append(path)
+            elif member.isreg():
+                _write(members, member, path)
+            else:
+                raise Damaged(f"{shown(member.name)!r} is neither file, folder nor link")
+        except FileExistsError as error:
+            raise Damaged(f"{shown(member.name)!r} is there twice") from error
+    inside = root.resolve()
+    for link in links:
+        if not Path(os.path.realpath(link)).is_relative_to(inside):
+            raise Damaged(f"the link {shown(str(link.relative_to(root)))!r} points out of the folder")
+
+
+def _write(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    source = members.extractfile(member)
+    assert source is not None, "a regular file has content"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if member.mode & stat.S_IXUSR else 0o644)
+    with source, open(descriptor, "wb") as file:
+        shutil.copyfileobj(source, file, BLOCK_BYTES)
+    if path.stat().st_size != member.size:
+        raise Damaged(f"{shown(member.name)!r} is cut off")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _not_waiting(path: str, flags: int) -> int:
+    """Open without waiting for a writer, should a fifo have come into a file's place, and follow no link there."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
