@@ -50,6 +50,7 @@ from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_de
 from holdfast.folder import RunFolder
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.job.accepted import Accepted
+from holdfast.job.backend import Backend
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, launches
 from holdfast.launch.local.backend import LocalBackend
@@ -253,8 +254,18 @@ async def _beat(keeper: int) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket, keeper: int) -> None:
-    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat."""
+async def serve(
+    folder: RunFolder,
+    agents: socket.socket,
+    clients: socket.socket,
+    keeper: int,
+    *,
+    place: Callable[..., Backend] = LocalBackend,
+) -> None:
+    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
+
+    `place` makes the back end.
+    """
     if isinstance(last_event(folder.events), RunFinished):
         folder.secrets.unlink(missing_ok=True)
         return
@@ -265,12 +276,7 @@ async def serve(folder: RunFolder, agents: socket.socket, clients: socket.socket
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    backend = LocalBackend(
-        folder=folder,
-        accepted=accepted,
-        isolation=isolation,
-        url=f"ws://{host}:{port}/v1/agent",
-    )
+    backend = place(folder=folder, accepted=accepted, isolation=isolation, url=f"ws://{host}:{port}/v1/agent")
     share = shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = RunCreated(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import first_failure, is_failure
+from holdfast.control.blame import first_failure
 from holdfast.control.commands import Commands, Finish, Record, Start, Stop
 from holdfast.control.policy import STOP_GRACE_S, Action, Failure, Verdict, judge
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
@@ -43,22 +43,21 @@ def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
 def proceed(job: Job, state: State, index: int, at: float) -> Transition:
     """Go on as far as the nodes allow: judge what is quiet, start what is gathered, finish what is done."""
     replica = state.replicas[index]
-    nodes = state.nodes_of(index)
-    if any(node.busy for node in nodes):
+    if state.busy & replica.slots:
         return state, ()
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING | ReplicaPhase.STOPPING:
             state = state.with_deadline(Deadline.STOP.of(index), None).with_deadline(Deadline.JUDGE.of(index), None)
             return _quiet(job, state, replica, at)
-        case ReplicaPhase.GATHERING if all(node.ready for node in nodes):
-            return _launch(job, state, replica, nodes, at)
+        case ReplicaPhase.GATHERING if state.ready & replica.slots == replica.slots:
+            return _launch(job, state, replica, state.nodes_of(index), at)
         case _:
             return state, ()
 
 
 def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
     """No rank of this attempt is left: it has succeeded, or is judged."""
-    if state.ending or _all_well(job, state, replica):
+    if state.ending or _all_well(job, replica):
         state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
         return _done(state, at)
     failure = first_failure(replica, at)
@@ -68,7 +67,9 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         replica,
         phase=ReplicaPhase.GATHERING,
         failures=(*replica.failures, failure),
+        well=0,
         exits=(),
+        hung=0,
         hangs=(),
         losses=(),
     )
@@ -81,11 +82,10 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     return state, (record, *commands)
 
 
-def _all_well(job: Job, state: State, replica: ReplicaState) -> bool:
+def _all_well(job: Job, replica: ReplicaState) -> bool:
     """Whether every process of the attempt ended by itself with code 0; what befell its node later is no matter."""
     per_node = 1 if job.launch is Launch.PER_NODE else job.local_world_size
-    well = {exited.rank for exited in replica.exits if not exited.stopped and not is_failure(exited)}
-    return len(well) == len(state.nodes_of(replica.replica)) * per_node
+    return replica.well.bit_count() == replica.slots.bit_count() * per_node
 
 
 def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float) -> Transition:

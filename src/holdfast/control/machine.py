@@ -73,7 +73,9 @@ class Machine:
         """The state in which every run begins: no node is there, and none was asked for."""
         per_replica = self.job.nodes.max // self.replicas
         slots = tuple(NodeState(node=index, replica=index // per_replica) for index in range(self.job.nodes.max))
-        return State(nodes=slots, replicas=tuple(ReplicaState(replica=index) for index in range(self.replicas)))
+        whole = (1 << per_replica) - 1
+        replicas = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(self.replicas))
+        return State(nodes=slots, replicas=tuple(replicas))
 
 
 def _deadline_passed(job: Job, state: State, event: DeadlinePassed) -> Transition:

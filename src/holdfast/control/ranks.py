@@ -20,13 +20,15 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
-    state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
+    if is_failure(event):
+        state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
+        return halt(job, state, event.replica, event.at)
+    if not event.stopped:
+        return state.with_replica(replace(replica, well=replica.well | 1 << event.rank)), ()
     if replica.phase is ReplicaPhase.STOPPING:
         return state, ()
-    if event.stopped:
-        reason = "its agent, long without a controller, stopped its ranks"
-        return fail(job, state, (state.nodes[event.node],), event.at, reason)
-    return halt(job, state, event.replica, event.at) if is_failure(event) else (state, ())
+    reason = "its agent, long without a controller, stopped its ranks"
+    return fail(job, state, (state.nodes[event.node],), event.at, reason)
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
@@ -34,9 +36,10 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
         return state, ()
-    replica = replace(replica, phase=ReplicaPhase.JUDGING, hangs=(*replica.hangs, event))
+    hung = replica.hung | 1 << event.rank
+    replica = replace(replica, phase=ReplicaPhase.JUDGING, hung=hung, hangs=(*replica.hangs, event))
     state = state.with_replica(replica)
-    if len({hung.rank for hung in replica.hangs}) >= len(state.nodes_of(event.replica)) * job.local_world_size:
+    if hung.bit_count() >= replica.slots.bit_count() * job.local_world_size:
         return halt(job, state, event.replica, event.at)
     if Deadline.JUDGE.of(event.replica) not in state.deadlines:
         state = state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S)

@@ -85,6 +85,8 @@ class ReplicaState:
     """One failure domain: the ranks that must restart together."""
 
     replica: int
+    slots: int = 0
+    """Its node slots, a bit each, as in `State.busy`."""
     phase: ReplicaPhase = ReplicaPhase.GATHERING
     attempt: int = -1
     """The attempt in hand, from 0; -1 before the first."""
@@ -93,8 +95,12 @@ class ReplicaState:
     master_port: int = 0
     step: int = 0
     """Highest step ever committed."""
+    well: int = 0
+    """Ranks of this attempt that ended by themselves with code 0, a bit each."""
     exits: tuple[RankExited, ...] = ()
-    """Ends of this attempt's ranks, in the order they were learnt."""
+    """How ranks of this attempt failed, in the order it was learnt."""
+    hung: int = 0
+    """Ranks of this attempt that were reported hung, a bit each."""
     hangs: tuple[RankHung, ...] = ()
     losses: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
@@ -117,6 +123,10 @@ class State:
     """All that a controller knows of its run; the fold of its log."""
 
     nodes: tuple[NodeState, ...] = ()
+    busy: int = 0
+    """Nodes that are `busy`, a bit each: asked at every word of every node, where looking at all would be square."""
+    ready: int = 0
+    """Nodes that are `ready`, a bit each."""
     replicas: tuple[ReplicaState, ...] = ()
     deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
@@ -131,7 +141,12 @@ class State:
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
-        return replace(self, nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]))
+        return replace(
+            self,
+            nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]),
+            busy=_with_bit(self.busy, node.node, node.busy),
+            ready=_with_bit(self.ready, node.node, node.ready),
+        )
 
     def with_replica(self, replica: ReplicaState) -> State:
         index = replica.replica
@@ -139,13 +154,21 @@ class State:
 
     def with_deadline(self, key: str, at: float | None) -> State:
         """Set a deadline, or take it away with None."""
-        deadlines = {name: time for name, time in self.deadlines.items() if name != key}
-        if at is not None:
+        if self.deadlines.get(key) == at:
+            return self
+        deadlines = dict(self.deadlines)
+        if at is None:
+            del deadlines[key]
+        else:
             deadlines[key] = at
         return replace(self, deadlines=deadlines)
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
         return tuple(node for node in self.nodes if node.replica == replica)
+
+
+def _with_bit(bits: int, index: int, on: bool) -> int:
+    return bits | 1 << index if on else bits & ~(1 << index)
 
 
 Transition = tuple[State, Commands]

@@ -1,0 +1,242 @@
+"""A run of simulated nodes: the real controller in a process of its own, and a few processes full of agents.
+
+The controller is started on sockets that were made for it, as a keeper does, with a back end that has its nodes made
+by the fleet (fleet.py). Used by scale.py and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bench.fleet import Gone, Lose, Make, Ordered, Request, Step, encode, told
+from holdfast import server
+from holdfast.events import AnyEvent
+from holdfast.events.log import EventReader
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job, Nodes
+
+ROOT = Path(__file__).parents[1]
+END_S = 30.0
+
+
+class FleetBackend:
+    """Has nodes made by whoever is at the other end of a stream socket: lines of `Make` out, lines of `Gone` in."""
+
+    def __init__(self, *, fleet: socket.socket) -> None:
+        self._fleet = fleet
+
+    def render(self, job: Job) -> str:
+        return ""
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        words = encode(Make(places=tuple((place.node, place.generation) for place in places))) + b"\n"
+        await asyncio.get_running_loop().sock_sendall(self._fleet, words)
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        reader, _ = await asyncio.open_connection(sock=self._fleet.dup())
+        while line := await reader.readline():
+            gone = told.decode(line)
+            assert isinstance(gone, Gone)
+            place = NodePlace(node=gone.node, generation=gone.generation)
+            yield NodeObservation(place=place, reason="its machine lost its power")
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        return None
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        await self.submit((place,))
+
+    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+
+    async def cancel(self) -> None: ...
+
+
+def _control() -> None:
+    """The controller's process: what `holdfast.server` does, with nodes from the fleet."""
+    folder, agents, clients, keeper, fleet = sys.argv[1], *map(int, sys.argv[2:])
+    backend = FleetBackend(fleet=socket.socket(fileno=fleet))
+    backend._fleet.setblocking(False)
+    asyncio.run(
+        server.serve(
+            RunFolder(Path(folder)),
+            socket.socket(fileno=agents),
+            socket.socket(fileno=clients),
+            keeper,
+            place=lambda **_: backend,
+        )
+    )
+
+
+class Timeout(Exception):
+    """Something did not happen within its time."""
+
+
+@dataclass
+class FleetRun:
+    """A started run; use it as a context manager."""
+
+    path: Path
+    nodes: int
+    ranks_per_node: int = 8
+    processes: int = 2
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    """What the job sets for every rank."""
+    events: list[AnyEvent] = field(default_factory=list[AnyEvent])
+    told: list[Gone | Ordered] = field(default_factory=list[Gone | Ordered])
+
+    def __enter__(self) -> FleetRun:
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = RunFolder(self.path)
+        job = Job(
+            name="fleet",
+            command=("python", "train.py", "--config", "configs/large.yaml"),
+            nodes=Nodes(min=self.nodes, max=self.nodes),
+            ranks_per_node=self.ranks_per_node,
+            env=self.env,
+        )
+        accepted = Accepted(job=job, base=str(self.path), created_at=time.time(), fabric="tcp")
+        self.folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
+        self.folder.token.write_text(secrets.token_urlsafe(32))
+        self.folder.secrets.write_text('{"environ": {}, "secrets": {}}')
+        self._agents = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._clients = socket.socket(socket.AF_UNIX)
+        self._clients.bind(str(self.folder.control_socket))
+        self._clients.listen(16)
+        self._here, self._there = socket.socketpair()
+        self._heard = threading.Condition()
+        url = "ws://{}:{}/v1/agent".format(*self._agents.getsockname()[:2])
+        argv = [sys.executable, "-m", "bench.fleet", url, str(self.folder.token)]
+        pipe = subprocess.PIPE
+        self._fleets = [
+            subprocess.Popen(argv, stdin=pipe, stdout=pipe, cwd=ROOT) for _ in range(min(self.processes, self.nodes))
+        ]
+        for fleet in self._fleets:
+            threading.Thread(target=self._listen, args=(fleet,), daemon=True).start()
+        threading.Thread(target=self._make, daemon=True).start()
+        self._reader = EventReader(self.folder.events)
+        self._beat, self._keeper = os.pipe()
+        self.began = time.monotonic()
+        self.controller = self._start_controller()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (*self._fleets, self.controller):
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        for end in (self._here, self._there, self._agents, self._clients):
+            end.close()
+        os.close(self._beat)
+        os.close(self._keeper)
+
+    def _start_controller(self) -> subprocess.Popen[bytes]:
+        handed_down = (self._agents.fileno(), self._clients.fileno(), self._keeper, self._there.fileno())
+        with self.folder.controller_log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "bench.fleetrun", str(self.path), *map(str, handed_down)],
+                pass_fds=handed_down,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+            )
+
+    def replace_controller(self) -> None:
+        """Kill the controller and start another one, as a keeper does."""
+        self.controller.kill()
+        self.controller.wait()
+        self.controller = self._start_controller()
+
+    # What the back end asks for, and what agents tell
+
+    def _make(self) -> None:
+        with self._here.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+            for line in lines:
+                made = msgspec.json.decode(line, type=Make)
+                for index, _ in enumerate(self._fleets):
+                    self._ask(index, Make(tuple(place for place in made.places if self._home(place[0]) == index)))
+
+    def _listen(self, fleet: subprocess.Popen[bytes]) -> None:
+        assert fleet.stdout is not None
+        for line in fleet.stdout:
+            words = told.decode(line)
+            if isinstance(words, Gone):
+                self._here.sendall(line)
+            with self._heard:
+                self.told.append(words)
+                self._heard.notify_all()
+
+    def _home(self, node: int) -> int:
+        return node % len(self._fleets)
+
+    def _ask(self, index: int, request: Request) -> None:
+        stdin = self._fleets[index].stdin
+        assert stdin is not None
+        stdin.write(encode(request) + b"\n")
+        stdin.flush()
+
+    # What a test or a bench does
+
+    def lose(self, node: int) -> float:
+        """Take a node away; when it was gone (monotonic seconds)."""
+        before = sum(isinstance(words, Gone) for words in self.told)
+        self._ask(self._home(node), Lose(node))
+        with self._heard:
+            self._heard.wait_for(lambda: sum(isinstance(words, Gone) for words in self.told) > before, END_S)
+            gone = [words for words in self.told if isinstance(words, Gone)]
+        return gone[before].at
+
+    def step(self, step: int, took_s: float) -> None:
+        """Have every rank pass a step."""
+        for index, _ in enumerate(self._fleets):
+            self._ask(index, Step(step, took_s))
+
+    def orders(self, order: str, attempt: int, within_s: float) -> list[float]:
+        """When each living agent had its order of an attempt (`stop`, `start`; monotonic seconds)."""
+
+        def those() -> list[Ordered]:
+            ordered = [words for words in self.told if isinstance(words, Ordered)]
+            return [words for words in ordered if (words.order, words.attempt) == (order, attempt)]
+
+        with self._heard:
+            if not self._heard.wait_for(lambda: len(those()) == len(self._fleets), within_s):
+                raise Timeout(f"not every agent was told to {order} attempt {attempt} within {within_s:g} s")
+            return sorted(at for words in those() for at in words.at)
+
+    def until(self, holds: Callable[[list[AnyEvent]], bool], within_s: float) -> None:
+        """Read the log on until something holds of all events so far."""
+        deadline = time.monotonic() + within_s
+        while True:
+            self.events.extend(self._reader.read())
+            if holds(self.events):
+                return
+            if self.controller.poll() is not None or time.monotonic() > deadline:
+                words = self.folder.controller_log.read_text(errors="replace")[-3000:]
+                raise Timeout(f"within {within_s:g} s; the controller's last words: {words}")
+            time.sleep(0.02)
+
+    def resident_bytes(self, field: str = "VmRSS") -> int:
+        """The controller's memory; `VmHWM` is its highest."""
+        lines = Path(f"/proc/{self.controller.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    _control()
