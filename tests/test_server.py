@@ -8,13 +8,12 @@ import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -35,7 +34,9 @@ from holdfast.events import (
 from holdfast.events.log import EventWriter, read_events
 from holdfast.events.orders import Acknowledge, order_decoder
 from holdfast.findings import Finding
+from holdfast.guard.door import Hall
 from holdfast.guard.keys import Keys
+from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job, Nodes
 
@@ -74,14 +75,16 @@ class Site:
 
     url: str
     log: Path
+    hall: Hall
+    controller: Controller
 
     def client(self, token: str | None = TOKEN) -> httpx.AsyncClient:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx.AsyncClient(base_url=f"http://{self.url}", headers=headers, timeout=10, trust_env=False)
 
-    def agent(self, node: int = 0, *, token: str | None = None) -> connect:
+    def agent(self, node: int = 0, *, token: str | None = None, sock: socket.socket | None = None) -> connect:
         headers = {"Authorization": f"Bearer {KEYS.of_node(node, 0) if token is None else token}"}
-        return connect(f"ws://{self.url}/v1/agent", additional_headers=headers, proxy=None)
+        return connect(f"ws://{self.url}/v1/agent", additional_headers=headers, proxy=None, sock=sock)
 
     def events(self, *kinds: type[AnyEvent]) -> list[AnyEvent]:
         return [event for event in read_events(self.log) if isinstance(event, kinds)]
@@ -92,7 +95,7 @@ async def no_drill(drill: DrillRequested) -> None:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path, code: Path | None = None) -> AsyncIterator[Site]:
+async def site(folder: Path, code: Path | None = None, limits: Limits = LIMITS) -> AsyncIterator[Site]:
     writer = EventWriter(folder / "events.jsonl")
     controller = Controller(
         machine=Machine(Job(command=("train",), nodes=Nodes(min=3, max=3))),
@@ -105,20 +108,27 @@ async def site(folder: Path, code: Path | None = None) -> AsyncIterator[Site]:
     )
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = server.uvicorn_config(server.Port(controller, KEYS, code))
-    uvicorn_server = uvicorn.Server(settings)
-    serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[listener]))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    listening = server.listening(server.Port(controller, KEYS, code, limits), nodes=3, limits=limits)
+    serving = asyncio.ensure_future(listening.serve(sockets=[listener]))
     try:
-        yield Site(url="{}:{}".format(*listener.getsockname()), log=folder / "events.jsonl")
+        yield Site(
+            url="{}:{}".format(*listener.getsockname()),
+            log=folder / "events.jsonl",
+            hall=listening.hall,
+            controller=controller,
+        )
     finally:
-        uvicorn_server.should_exit = True
+        listening.should_exit = True
         await serving
         writer.close()
 
 
-def play(folder: Path, scene: Callable[[Site], Awaitable[None]], code: Path | None = None) -> None:
+def play(
+    folder: Path, scene: Callable[[Site], Awaitable[None]], limits: Limits = LIMITS, code: Path | None = None
+) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), site(folder, code) as here:
+        async with asyncio.timeout(60), site(folder, code, limits) as here:
             await scene(here)
 
     asyncio.run(whole())
@@ -170,7 +180,7 @@ def test_code_is_given_to_nodes_under_its_digest_alone(tmp_path: Path) -> None:
             archive.unlink()
             assert (await node.get(path)).status_code == 410
 
-    play(tmp_path, scene, archive)
+    play(tmp_path, scene, code=archive)
 
 
 WRONG_TOKENS = [None, "mistaken", TOKEN[:-1], TOKEN + "x", "ünknown"]
@@ -247,7 +257,7 @@ def test_requests_with_the_token_reach_the_log_as_our_own_of_now(tmp_path: Path)
 def test_body_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         async with here.client() as client:
-            answer = await client.post("/v1/cancel", content=b" " * (server.BODY_LIMIT_BYTES + 1))
+            answer = await client.post("/v1/cancel", content=b" " * (LIMITS.body_bytes + 1))
         assert answer.status_code == 413
 
     play(tmp_path, scene)
@@ -351,11 +361,7 @@ def test_token_of_a_node_asks_for_nothing_and_the_operators_is_no_agent(tmp_path
     play(tmp_path, scene)
 
 
-def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "JOIN_S", 0.2)
-
+def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         async with contextlib.AsyncExitStack() as crowd:
             silent = [await crowd.enter_async_context(here.agent()) for _ in range(20)]
@@ -365,8 +371,95 @@ def test_agents_that_say_nothing_are_cut_off_and_keep_nobody_waiting(
             await acknowledged(good, 1)
             for one in silent:
                 await _gone(one)
+            await good.send(found(2, 2))
+            await acknowledged(good, 2)
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, replace(LIMITS, arrival_s=1.0))
+
+
+STALLED = [
+    b"",
+    b"POST /v1/cancel HTTP/1.1\r\nHost: x\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",  # refused, then silent
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HT",
+    f"POST /v1/cancel HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n".encode(),
+]
+
+
+@pytest.mark.parametrize("beginning", STALLED)
+def test_connection_that_does_not_go_on_is_cut_off(tmp_path: Path, beginning: bytes) -> None:
+    async def scene(here: Site) -> None:
+        host, port = here.url.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(beginning)
+        with contextlib.suppress(ConnectionResetError):
+            while await reader.read(1000):
+                pass
+        writer.close()
+        assert len(here.hall) == 0
+        assert here.events(CancelRequested) == []
+
+    play(tmp_path, scene, replace(LIMITS, arrival_s=0.5))
+
+
+def test_crowd_of_strangers_makes_way_for_whoever_comes_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(here: Site) -> None:
+        host, port = here.url.split(":")
+        crowd = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
+        async with here.agent() as good:
+            await good.send(joined(0))
+            await good.send(found(0, 1))
+            await acknowledged(good, 1)
+            assert len(here.hall) <= 5 + 3
+            # One that has come to stay is no longer in anybody's way.
+            crowd += [await asyncio.open_connection(host, int(port)) for _ in range(50)]
+            await good.send(found(0, 2))
+            await acknowledged(good, 2)
+        for _, writer in crowd:
+            writer.close()
+
+    play(tmp_path, scene, replace(LIMITS, arrivals=5))
+    assert "8 connections have yet to show a token" in caplog.text
+
+
+def test_node_that_says_too_much_is_slowed_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(here: Site) -> None:
+        async with here.agent() as loud, here.agent(1) as good:
+            await loud.send(joined(0))
+            await good.send(joined(1))
+            for seq in range(1, 101):
+                await loud.send(found(0, seq))
+            await good.send(found(1, 1))
+            await acknowledged(good, 1)
+            await acknowledged(loud, 100)
+        assert len(here.events(FindingRaised)) == 101
+
+    play(tmp_path, scene, replace(LIMITS, node_bytes_per_s=1e6, node_burst_bytes=1e5))
+    assert "node0.0 says more than" in caplog.text
+    assert "node1.0 says more than" not in caplog.text
+
+
+def test_agent_that_does_not_read_is_cut_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(here: Site) -> None:
+        host, port = here.url.split(":")
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect((host, int(port)))
+        async with here.agent(sock=narrow) as deaf, here.agent(1) as good:
+            await deaf.send(joined(0))
+            await good.send(joined(1))
+            deaf.transport.pause_reading()
+            seq = 0
+            while not here.events(AgentLeft):
+                # What the deaf one does not read piles up in the kernel first, then here.
+                here.controller.feed(*(CheckpointRequested(at=1.0) for _ in range(40)))
+                await good.send(found(1, seq := seq + 1))
+                await acknowledged(good, seq)
+            deaf.transport.abort()
+        assert next(event for event in here.events(AgentLeft) if isinstance(event, AgentLeft)).node == 0
+
+    play(tmp_path, scene, replace(LIMITS, orders=50))
+    assert "has not read its last 50 orders" in caplog.text
 
 
 def test_agent_of_a_node_that_does_not_exist_is_told_to_leave(tmp_path: Path) -> None:
@@ -386,7 +479,7 @@ def test_message_beyond_the_limit_cuts_its_sender_off_alone(tmp_path: Path) -> N
             await good.send(joined(0))
             await bad.send(joined(1))
             with contextlib.suppress(ConnectionClosed):
-                await bad.send(b" " * (server.MESSAGE_LIMIT_BYTES + 1))
+                await bad.send(b" " * (LIMITS.message_bytes + 1))
             await _gone(bad)
             await good.send(found(0, 1))
             await acknowledged(good, 1)

@@ -6,11 +6,13 @@ Owns how they look; what they say is a docstring, a help text or a table in src/
 from __future__ import annotations
 
 import ast
+import dataclasses
 import enum
 import inspect
 import json
 import re
 import signal
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,7 @@ from pydantic_core import PydanticUndefined
 import holdfast
 from holdfast import errors, events, findings
 from holdfast.control import policy
+from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job import drills, spec
 
 if TYPE_CHECKING:
@@ -372,6 +375,29 @@ def _attribute_docstrings(struct: type) -> dict[str, str]:
     return found
 
 
+def limits_page() -> str:
+    """The table of guard/limits.py."""
+    meanings = _attribute_docstrings(Limits)
+    rows = [
+        (f"`{field.name}`", _amount(field.name, getattr(LIMITS, field.name)), meanings[field.name])
+        for field in dataclasses.fields(Limits)
+    ]
+    words = sys.modules[Limits.__module__].__doc__ or ""
+    return _page(["# Limits of the port", words.partition("\n\n")[2], _table(("limit", "value", "meaning"), rows)])
+
+
+_UNITS = {"_bytes": "B", "_bytes_per_s": "B/s", "_s": "s"}
+
+
+def _amount(name: str, value: float) -> str:
+    """A number with the unit that its name ends in."""
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
+    for factor, prefix in ((2**20, "Mi"), (2**10, "Ki")):
+        if unit.startswith("B") and value >= factor:
+            return f"{value / factor:g} {prefix}{unit}"
+    return f"{value:g} {unit}".strip()
+
+
 # -- how a page looks ---------------------------------------------------------------------------------------------
 
 
@@ -396,5 +422,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes_page,
     "findings": findings_page,
     "events": events_page,
+    "limits": limits_page,
     "drills": drills_table,
 }

@@ -45,10 +45,14 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
 )
+from holdfast.events.bounds import Decoder
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
 from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
 from holdfast.folder import RunFolder
+from holdfast.guard.door import Arrival, Server
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
+from holdfast.guard.limits import LIMITS, Bucket, Limits
+from holdfast.guard.sparing import Sparing
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.launch.code.archive import archive_path
@@ -60,26 +64,31 @@ from holdfast.launch.local.share import shares
 
 log = logging.getLogger("holdfast.controller")
 
-BODY_LIMIT_BYTES = 64 * 1024
-MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 BEAT_S = 1.0
 """Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/local/keeper.py)."""
-JOIN_S = 10.0
-"""Seconds a new connection gets to say who it is."""
 
 
 class _Peer:
     """One agent's WebSocket; orders go out in the order in which they were given."""
 
-    def __init__(self, websocket: WebSocket) -> None:
+    def __init__(self, websocket: WebSocket, arrival: Arrival, backlog: int) -> None:
         self._websocket = websocket
-        self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._arrival = arrival
+        self._orders: asyncio.Queue[bytes | None] = asyncio.Queue(backlog)
 
     def send(self, order: Order) -> None:
-        self._orders.put_nowait(encode(order))
+        self._put(encode(order))
 
     def close(self, reason: str) -> None:
-        self._orders.put_nowait(None)
+        self._put(None)
+
+    def _put(self, order: bytes | None) -> None:
+        """An agent that does not read is cut off: it is told all it has missed when it joins again."""
+        try:
+            self._orders.put_nowait(order)
+        except asyncio.QueueFull:
+            log.warning("an agent has not read its last %s orders; it is cut off", self._orders.maxsize)
+            self._arrival.cut()
 
     async def pump(self) -> None:
         """Send what is queued until the connection is closed from either side."""
@@ -104,16 +113,18 @@ _AGENT_PATH = "/v1/agent"
 class Port:
     """The controller's one port: for agents their WebSocket and the code, for the operator commands; each by token."""
 
-    def __init__(self, controller: Controller, keys: Keys, code: Path | None = None) -> None:
+    def __init__(self, controller: Controller, keys: Keys, code: Path | None = None, limits: Limits = LIMITS) -> None:
         self._controller = controller
         self._keys = keys
+        self._limits = limits
+        self._buckets: dict[NodeAgent, Bucket] = {}
         code_path = f"/v1/code/{code.stem}" if code else ""
         self._for_nodes = {_AGENT_PATH, code_path}
         """What is asked with a node's token; everything else takes the operator's."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(_AGENT_PATH, self._agent),
-                *([Route(code_path, _serving(code))] if code else []),
+                *([Route(code_path, self._serving(code))] if code else []),
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
@@ -146,15 +157,16 @@ class Port:
         self, kind: type[CancelRequested | DrillRequested | CheckpointRequested]
     ) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint that takes one kind of request in as an event of ours, of now."""
+        decoder: Decoder[CancelRequested | DrillRequested | CheckpointRequested] = Decoder(kind)
 
         async def endpoint(request: Request) -> Response:
             body = b""
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > BODY_LIMIT_BYTES:
+                if len(body) > self._limits.body_bytes:
                     return JSONResponse({"error": "too large"}, status_code=413)
             try:
-                asked = msgspec.json.decode(body, type=kind)
+                asked = decoder.decode(body)
                 self._controller.feed(msgspec.structs.replace(asked, at=time.time(), source="", seq=0))
             except _NOT_UNDERSTOOD as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
@@ -166,31 +178,37 @@ class Port:
 
     async def _agent(self, websocket: WebSocket) -> None:
         await websocket.accept()
+        holder: NodeAgent = websocket.scope["holder"]
+        arrival: Arrival = websocket.state.arrival
         try:
-            first = agent_message_decoder.decode(await asyncio.wait_for(websocket.receive_bytes(), JOIN_S))
-        except (TimeoutError, WebSocketDisconnect, *_NOT_UNDERSTOOD):
+            first = agent_message_decoder.decode(await websocket.receive_bytes())
+        except WebSocketDisconnect:
+            return
+        except _NOT_UNDERSTOOD:
             first = None
         if not isinstance(first, AgentJoined) or first.protocol != PROTOCOL:
-            log.warning("refused an agent that does not speak version %s of the protocol: %s", PROTOCOL, first)
+            log.warning("refused an agent that does not speak version %s of the protocol: %.200r", PROTOCOL, first)
             await _close(websocket)
             return
-        if NodeAgent(first.node, first.generation) != websocket.scope["holder"]:
-            log.warning("refused %s, which said it was node%s", websocket.scope["holder"], first.node)
+        if NodeAgent(first.node, first.generation) != holder:
+            log.warning("refused %s, which said it was node%s", holder, first.node)
             await _close(websocket)
             return
-        peer = _Peer(websocket)
+        peer = _Peer(websocket, arrival, self._limits.orders)
         pump = asyncio.ensure_future(peer.pump())
         link = None
         try:
             link = self._controller.agent_joined(peer, first)
+            if link is not None:
+                arrival.settle()
             while True:
-                text = await websocket.receive_bytes()
+                text = await self._hear(websocket, holder)
                 if link is not None:
                     self._controller.agent_said(link, [agent_message_decoder.decode(text)])
         except WebSocketDisconnect:
             pass
         except _NOT_UNDERSTOOD as error:
-            log.error("node%s's agent said something that is not of this protocol: %s", first.node, error)
+            log.error("%s's agent said something that is not of this protocol: %.500s", holder, error)
             await _close(websocket)
         except _NOT_TAKEN_IN as error:
             _give_way(error)
@@ -199,16 +217,28 @@ class Port:
             if link is not None:
                 self._controller.agent_left(link)
 
+    async def _hear(self, websocket: WebSocket, holder: NodeAgent) -> bytes:
+        """The agent's next word, as soon as its node may say one; what is not read waits at the sender's."""
+        bucket = self._buckets.setdefault(holder, Bucket(self._limits))
+        text = await websocket.receive_bytes()
+        if (wait_s := bucket.take(len(text), time.monotonic())) > 0:
+            log.warning(
+                "%s says more than %.0f bytes a second; it is read more slowly", holder, self._limits.node_bytes_per_s
+            )
+            await asyncio.sleep(wait_s)
+        return text
 
-def _serving(archive: Path) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that gives out the run's code."""
+    def _serving(self, archive: Path) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that gives out the run's code."""
 
-    async def endpoint(_: Request) -> Response:
-        if not archive.is_file():
-            return JSONResponse({"error": "the archive is gone"}, status_code=410)
-        return FileResponse(archive, media_type="application/x-tar")
+        async def endpoint(request: Request) -> Response:
+            if not archive.is_file():
+                return JSONResponse({"error": "the archive is gone"}, status_code=410)
+            arrival: Arrival = request.state.arrival
+            arrival.settle(self._limits.download_s)
+            return FileResponse(archive, media_type="application/x-tar")
 
-    return endpoint
+        return endpoint
 
 
 def _give_way(error: BaseException) -> NoReturn:
@@ -223,18 +253,20 @@ async def _close(websocket: WebSocket) -> None:
         await websocket.close(code=1002)
 
 
-def uvicorn_config(port: Port) -> uvicorn.Config:
-    """How the port is served: quiet about itself, with limits, at once over when the run is."""
-    return uvicorn.Config(
+def listening(port: Port, *, nodes: int, limits: Limits = LIMITS) -> Server:
+    """The port as it is served: quiet about itself, with limits, at once over when the run is."""
+    config = uvicorn.Config(
         port,
         lifespan="off",
         log_config=None,
         access_log=False,
-        ws_max_size=MESSAGE_LIMIT_BYTES,
+        h11_max_incomplete_event_size=limits.header_bytes,
+        ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+    return Server(config, limits=limits, nodes=nodes, tls=None)
 
 
 def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
@@ -272,11 +304,11 @@ async def serve(
     beat = asyncio.ensure_future(_beat(keeper))
     accepted = Accepted.model_validate_json(folder.job.read_text())
     private = json.loads(folder.secrets.read_text())
-    host, port = agents.getsockname()[:2]
+    host, number = agents.getsockname()[:2]
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    backend = place(folder=folder, accepted=accepted, isolation=isolation, url=f"ws://{host}:{port}/v1/agent")
+    backend = place(folder=folder, accepted=accepted, isolation=isolation, url=f"ws://{host}:{number}/v1/agent")
     share = shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = RunCreated(
@@ -323,8 +355,8 @@ async def serve(
     )
     controller.feed(*news)
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
-    config = uvicorn_config(Port(controller, Keys(folder.token.read_text().strip()), archive))
-    server = uvicorn.Server(config)
+    port = Port(controller, Keys(folder.token.read_text().strip()), archive)
+    server = listening(port, nodes=accepted.job.nodes.max)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:
         await controller.run()
@@ -339,6 +371,8 @@ def main() -> None:
     """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing(LIMITS.log_lines_a_minute))
     folder, *handed_down = sys.argv[1:]
     agents, clients, keeper = map(int, handed_down)
     asyncio.run(serve(RunFolder(Path(folder)), socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))

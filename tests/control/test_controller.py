@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.control import controller
 from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller, NotItsOwn
 from holdfast.control.machine import Machine
@@ -400,6 +401,7 @@ def test_agent_that_joins_a_run_at_its_end_is_told_to_leave(tmp_path: Path) -> N
         RanksStopped(at=1.0, node=0, replica=7, attempt=0, port=1),
         Progress(node=1, replica=0, attempt=0, steps=()),
         AgentJoined(at=1, node=0, generation=0, incarnation="y", hostname="h", address="a", port=1, pid=1),
+        RankExited(at=1.0, node=0, replica=0, attempt=0, rank=NODES, how=RankExit.CODE),
     ],
 )
 def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word: AgentEvent) -> None:
@@ -410,6 +412,25 @@ def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word
         with pytest.raises(NotItsOwn):
             first.speak(desk.controller)
         assert read_events(desk.path) == before
+
+    run(tmp_path, scene)
+
+
+def test_node_far_ahead_of_the_others_is_not_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "AHEAD_STEPS", 5)
+
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        for step in range(1, 9):
+            first.passes(step)
+        with pytest.raises(NotItsOwn, match="5 steps ahead"):
+            first.speak(desk.controller)
+        first.leave(desk.controller)
+        second.passes(*range(1, 9))
+        second.speak(desk.controller)
+        first.join(desk.controller)
+        first.speak(desk.controller)
+        assert desk.steps() == [(0, step) for step in range(1, 9)]
 
     run(tmp_path, scene)
 

@@ -76,3 +76,8 @@ def test_proof_takes_in_the_other_nodes_word_where_it_is_there() -> None:
     book.take(word(6, 1, ended=0.5), 9.0)
     book.proven = 1
     assert [step.ended for step in book.settle(9.0)] == [2.5]
+
+
+def test_word_that_repeats_or_goes_back_commits_each_step_once() -> None:
+    book = StepLedger(0, 2, (4,))
+    assert numbers(book.take(word(4, 1, 1, 3, 2, 3, 4), 9.0)) == [1, 3, 4]

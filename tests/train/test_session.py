@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Hello, Step, StopNow
 from holdfast.train import Environment, Session
 
@@ -73,6 +74,15 @@ def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):
     assert (first.step, first.metrics) == (1, {"loss": 2.5, "tokens": 64.0, "grad_norm": 1.0, "total_steps": 2.0})
     assert (second.step, second.metrics) == (2, {"loss": 2.5, "tokens": 64.0, "total_steps": 2.0})
     assert first.started < first.ended == second.started < second.ended
+
+
+def test_metrics_beyond_what_a_step_may_have_are_left_out(agent):
+    loop = session(rank_socket=agent.path)
+    for _ in loop.steps(1):
+        loop.commit(loss=1.0, **{f"m{number}": number for number in range(500)})
+    metrics = agent.accept().await_(Step).metrics
+    assert len(metrics) == METRICS
+    assert (metrics["loss"], metrics["total_steps"], metrics["m0"]) == (1.0, 1.0, 0.0)
 
 
 def test_checkpoints_come_every_steps_and_after_the_last_and_are_reported(agent, tmp_path: Path):

@@ -40,6 +40,9 @@ log = logging.getLogger("holdfast.agent")
 PROGRESS_S = 0.5
 """Progress is said at once when nothing was said for this long, else gathered until then."""
 
+STEPS_TOGETHER = 128
+"""Steps in one word at most: with every metric they may have they stay below the port's limit (guard/limits.py)."""
+
 FIRST_STEP_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
 
@@ -253,8 +256,10 @@ class Team:
         if not self._passed:
             return
         self._said_at = time.monotonic()
-        steps, self._passed = tuple(self._passed), []
-        self._say(Progress(node=self._node, replica=self.replica, attempt=self.attempt, steps=steps))
+        passed, self._passed = self._passed, []
+        for first in range(0, len(passed), STEPS_TOGETHER):
+            steps = tuple(passed[first : first + STEPS_TOGETHER])
+            self._say(Progress(node=self._node, replica=self.replica, attempt=self.attempt, steps=steps))
 
     # How ranks end
 

@@ -60,12 +60,15 @@ log = logging.getLogger("holdfast.controller")
 CLOCK_TOLERANCE_S = 0.25
 """Clocks nearer than this are taken as one: the difference may be the message's travel."""
 
+AHEAD_STEPS = 100_000
+"""Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
+
 LEAVE_S = 3.0
 """Seconds that dismissed agents get to leave by themselves before the back end removes them."""
 
 
 class NotItsOwn(ValueError):
-    """An agent spoke of what is not its own."""
+    """An agent spoke of what is not its own, or cannot be."""
 
 
 class AgentPeer(Protocol):
@@ -234,6 +237,7 @@ class Controller:
             message.source == joined.source
             and getattr(message, "node", joined.node) == joined.node
             and getattr(message, "replica", replica) == replica
+            and getattr(message, "rank", 0) < self._machine.job.world_size
         )
         if not own or isinstance(message, AgentJoined):
             raise NotItsOwn(f"node{joined.node} said {message}")
@@ -242,6 +246,8 @@ class Controller:
         ledger = self._ledger(progress.replica)
         if progress.attempt != ledger.attempt or not progress.steps:
             return []
+        if ledger.ahead(progress.node) >= AHEAD_STEPS:
+            raise NotItsOwn(f"node{progress.node} is {AHEAD_STEPS} steps ahead of others")
         link.unsettled.append((progress.seq, progress))
         return list(ledger.take(_on_our_clock(progress, link.clock_ahead_s), self._clock()))
 

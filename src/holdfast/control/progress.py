@@ -30,11 +30,18 @@ class StepLedger:
         """Add a node's word; the steps that are now whole. Words heard twice change nothing."""
         queue = self._passed.setdefault(progress.node, deque())
         newest = queue[-1].step if queue else self.committed
-        queue.extend(step for step in progress.steps if step.step > newest)
+        for step in progress.steps:
+            if step.step > newest:
+                queue.append(step)
+                newest = step.step
         steps: list[StepCommitted] = []
         while whole := self._next_whole():
             steps.append(self._commit(whole, at))
         return steps
+
+    def ahead(self, node: int) -> int:
+        """Steps that a node has passed, and others have not."""
+        return len(self._passed.get(node, ()))
 
     def settle(self, at: float) -> list[StepCommitted]:
         """Commit the head's words up to the proven step; for when other nodes' words of it may have died with them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.events import AgentEvent
+from holdfast.events.bounds import Decoder
 from holdfast.events.operator import DrillAction, DrillTarget
 
 PROTOCOL = 1
@@ -105,5 +106,5 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 AgentMessage = AgentEvent | Progress
 
 order_decoder = msgspec.json.Decoder(AnyOrder)
-agent_message_decoder = msgspec.json.Decoder(AgentMessage)
+agent_message_decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
 encode = msgspec.json.Encoder().encode

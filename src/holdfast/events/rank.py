@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.events.bounds import Decoder
 from holdfast.findings import Finding
 
 PROTOCOL = 1
@@ -71,5 +72,5 @@ RankToAgent = Hello | Step | Checkpointed | Found
 AgentToRank = CheckpointNow | StopNow
 
 encode = msgspec.json.Encoder().encode
-from_rank = msgspec.json.Decoder(RankToAgent)
+from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)
 from_agent = msgspec.json.Decoder(AgentToRank)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
 from holdfast.train.channel import Channel, say
 from holdfast.train.checkpoint import Checkpoints, Stateful, Training
@@ -104,12 +105,10 @@ class Session:
         Leaving is SystemExit(75), `ExitCode.STOPPED_EARLY`: steps are left to do, so it is no success.
 
         `loss` and other metrics are reported as this rank gives them (rank 0's are the run's); `tokens` are those of
-        all ranks in this step. A tensor on a GPU is waited for.
+        all ranks in this step. A tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         self.step += 1
-        given = {"loss": loss, "tokens": tokens, **metrics}
-        if self._total is not None:
-            given["total_steps"] = self._total
+        given = {"loss": loss, "tokens": tokens, "total_steps": self._total, **metrics}
         self._report({name: _number(value) for name, value in given.items() if value is not None})
         scheduled = self._scheduled()
         action = self._agreement.exchange(self._wish(), scheduled=scheduled)
@@ -120,8 +119,8 @@ class Session:
 
     def _report(self, metrics: dict[str, float]) -> None:
         now = time.time()
-        # JSON has no NaN or infinity; a metric that is one is left out.
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
+        finite = {name: value for name, value in list(metrics.items())[:METRICS] if math.isfinite(value)}
         self._channel.send(
             Step(step=self.step, started=self._boundary, ended=now, checkpoint_s=self._waited_s, metrics=finite)
         )

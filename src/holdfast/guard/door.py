@@ -1,0 +1,148 @@
+"""Owns every connection's way in: counted and timed from its first moment, encrypted where it leaves the machine.
+
+uvicorn knows a connection only when TLS is done, and waits for ever for the headers of a request; a stranger must not
+be able to hold a controller's descriptors that way. Refuses to own who may come in (keys.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from holdfast.guard.limits import Limits
+
+log = logging.getLogger("holdfast.controller")
+
+
+class Arrival:
+    """One connection, until it has settled: done what it came for, or come to stay."""
+
+    def __init__(self, transport: asyncio.Transport, hall: Hall, within_s: float) -> None:
+        self._transport = transport
+        self._hall = hall
+        self._timer = asyncio.get_running_loop().call_later(within_s, self.cut)
+
+    @property
+    def over(self) -> bool:
+        return self._transport.is_closing()
+
+    def settle(self, longest_s: float = 0.0) -> None:
+        """The connection has come to stay: for so many seconds, or with none given for as long as it likes."""
+        self._timer.cancel()
+        self._hall.forget(self)
+        if longest_s:
+            self._timer = asyncio.get_running_loop().call_later(longest_s, self.cut)
+
+    def cut(self) -> None:
+        """End the connection at once, whatever it is about."""
+        self.settle()
+        self._transport.abort()
+
+
+class Hall:
+    """Where connections are until they settle: room for a stated number, the oldest making way for the newest."""
+
+    def __init__(self, room: int, within_s: float) -> None:
+        self._room = room
+        self._within_s = within_s
+        self._arrivals: dict[Arrival, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def enter(self, transport: asyncio.Transport) -> Arrival:
+        if len(self._arrivals) >= self._room:
+            self._make_room()
+        arrival = Arrival(transport, self, self._within_s)
+        self._arrivals[arrival] = None
+        return arrival
+
+    def forget(self, arrival: Arrival) -> None:
+        self._arrivals.pop(arrival, None)
+
+    def _make_room(self) -> None:
+        """Let those go that have gone by themselves; when nobody has, the one that has been longest about it."""
+        for arrival in [arrival for arrival in self._arrivals if arrival.over]:
+            arrival.settle()
+        if len(self._arrivals) >= self._room:
+            log.warning("%s connections have yet to show a token; the oldest are cut off", self._room)
+            next(iter(self._arrivals)).cut()
+
+
+class Server(uvicorn.Server):
+    """uvicorn behind a door; the application finds its connection's `Arrival` in `scope["state"]["arrival"]`."""
+
+    def __init__(self, config: uvicorn.Config, *, limits: Limits, nodes: int, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self.hall = Hall(limits.arrivals + nodes, limits.arrival_s)
+        self._limits = limits
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets that were handed down; TLS on those that other machines can reach."""
+        loop = asyncio.get_running_loop()
+        self.servers: list[asyncio.base_events.Server] = []
+        for listener in sockets or []:
+            tls = None if listener.family is socket.AF_UNIX else self._tls
+            server = await loop.create_server(lambda tls=tls: _Door(self.hall, self._speak, tls), sock=listener)
+            self.servers.append(server)
+        self.started = True
+
+    def _speak(self, arrival: Arrival) -> asyncio.Protocol:
+        state: dict[str, Any] = {"arrival": arrival}
+        return H11Protocol(self.config, self.server_state, state)
+
+
+class _Door(asyncio.Protocol):
+    """A connection before it speaks HTTP; it hands over what came meanwhile."""
+
+    def __init__(self, hall: Hall, speak: Callable[[Arrival], asyncio.Protocol], tls: ssl.SSLContext | None) -> None:
+        self._hall = hall
+        self._speak = speak
+        self._tls = tls
+        self._early = bytearray()
+        self._lost = False
+        self._securing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast("asyncio.Transport", transport)
+        arrival = self._hall.enter(raw)
+        if self._tls is None:
+            self._hand_over(arrival, raw)
+        else:
+            raw.pause_reading()  # until TLS is there to read
+            self._securing = asyncio.ensure_future(self._secure(arrival, raw, self._tls))
+
+    def data_received(self, data: bytes) -> None:
+        """What a client sends along with the end of its handshake comes before the handshake's own awaiter is told."""
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+
+    async def _secure(self, arrival: Arrival, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        peer = raw.get_extra_info("peername")
+        try:
+            # Its own time-outs are longer than an arrival's.
+            secured = await asyncio.get_running_loop().start_tls(raw, self, tls, server_side=True)
+        except OSError as error:  # among them ssl.SSLError
+            log.warning("no TLS with %s: %s", peer[0] if peer else "somebody", error)
+            secured = None
+        if secured is None or self._lost:
+            arrival.cut()
+        else:
+            self._hand_over(arrival, secured)
+
+    def _hand_over(self, arrival: Arrival, transport: asyncio.Transport) -> None:
+        protocol = self._speak(arrival)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._early:
+            protocol.data_received(bytes(self._early))
