@@ -22,8 +22,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import AnyEvent, CancelRequested, DrillAction, DrillRequested, DrillTarget, Event, RunFinished
+from holdfast.events import (
+    AnyEvent,
+    CancelRequested,
+    ControllerStarted,
+    DrillAction,
+    DrillRequested,
+    DrillTarget,
+    Event,
+    RunFinished,
+)
 from holdfast.events.log import EventReader, last_event, read_events
 from holdfast.fabric.catalog import NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
@@ -151,10 +161,13 @@ def drill(
     action: DrillAction,
     at_step: int | None = None,
     for_s: float | None = None,
+    amount: float | None = None,
 ) -> None:
     """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/drills.py)."""
     _refuse_finished(run)
-    asked = DrillRequested(at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s)
+    asked = DrillRequested(
+        at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
+    )
     check_drill(asked, accepted(run), run.run)
     _ask(run, "drill", asked)
 
@@ -200,7 +213,8 @@ def summary(run: RunFolder) -> Summary:
     """How a run went, or how far it is: where its time went, and what failed."""
     reader = EventReader(run.events)
     known, logs = list(reader.read()), str(run.path / "logs")
-    return summarise(known, run=run.run, logs=logs, now=time.time(), damaged_lines=reader.damaged_lines)
+    clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
+    return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=reader.damaged_lines)
 
 
 def runs() -> list[RunFolder]:

@@ -31,6 +31,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 import holdfast
+from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller, NotItsOwn
 from holdfast.control.machine import Machine
@@ -166,8 +167,7 @@ class Port:
                 if len(body) > self._limits.body_bytes:
                     return JSONResponse({"error": "too large"}, status_code=413)
             try:
-                asked = decoder.decode(body)
-                self._controller.feed(msgspec.structs.replace(asked, at=time.time(), source="", seq=0))
+                self._controller.ask(decoder.decode(body))
             except _NOT_UNDERSTOOD as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
             except _NOT_TAKEN_IN as error:
@@ -320,7 +320,7 @@ async def serve(
     history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
     if not is_whole(folder.events):
         taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))
-        history, news = taken.events, taken.news(time.time())
+        history, news = taken.events, taken.news(Clock(not_before=max(event.at for event in taken.events))())
         log.error("%s", taken.finding)
         if taken.broken:
             await backend.cancel()

@@ -18,6 +18,7 @@ from holdfast.agent import team as team_module
 from holdfast.agent.port import HeldPort
 from holdfast.agent.stacks import Stacks
 from holdfast.agent.team import Team
+from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AgentEvent,
@@ -58,6 +59,7 @@ class Bench:
         self.sockets = sockets
         self.cwd = ""
         self.port = HeldPort("127.0.0.1")
+        self.clock = Clock()
         self.said: list[AgentEvent | Progress] = []
         self.steps: list[tuple[int, int]] = []
         self.stopped: list[Team] = []
@@ -85,6 +87,7 @@ class Bench:
             sockets=self.sockets,
             folder=self.folder,
             port=self.port,
+            clock=self.clock,
             code=self.code,
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),

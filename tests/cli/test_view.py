@@ -106,7 +106,7 @@ def test_headline_tells_progress_speed_and_what_is_left() -> None:
 
 
 def test_view_shows_last_events_and_findings() -> None:
-    view = View(lambda: 60.0)
+    view = View(lambda _: 60.0)
     decided = RecoveryDecided(at=30, replica=0, attempt=0, action="restart in place", failed_at=30, finding=LOST)
     for event in [*log(2, 1), decided]:
         view.take(event)
@@ -119,7 +119,7 @@ def test_view_shows_last_events_and_findings() -> None:
 
 
 def test_nothing_known_yet_can_be_shown() -> None:
-    assert "pending" in shown(View(lambda: 0.0))
+    assert "pending" in shown(View(lambda _: 0.0))
 
 
 def test_finding_tells_what_where_evidence_remedy_and_fault() -> None:

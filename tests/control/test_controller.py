@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from holdfast.clock import Clock
 from holdfast.control import controller
 from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller, NotItsOwn
@@ -208,7 +210,7 @@ class Desk:
             start_orders=_orders,
             drill=self._break,
             incarnation="c",
-            clock=lambda: self.now,
+            clock=partial(Clock, wall=lambda: self.now, monotonic=lambda: self.now),
         )
 
     async def _break(self, drill: DrillRequested) -> None:

@@ -18,8 +18,15 @@ TWO_NODES = Accepted(
 )
 
 
-def asked(action: DrillAction, target: DrillTarget, index: int = 0, *, for_s: float | None = None) -> DrillRequested:
-    return DrillRequested(at=1.0, action=action, target=target, index=index, for_s=for_s)
+def asked(
+    action: DrillAction,
+    target: DrillTarget,
+    index: int = 0,
+    *,
+    for_s: float | None = None,
+    amount: float | None = None,
+) -> DrillRequested:
+    return DrillRequested(at=1.0, action=action, target=target, index=index, for_s=for_s, amount=amount)
 
 
 def refusal(drill: DrillRequested, code: ExitCode) -> Finding:
@@ -37,7 +44,15 @@ def test_every_row_is_carried_out_by_who_it_says() -> None:
 def test_every_row_is_accepted_where_nodes_are_kept_apart_as_it_needs() -> None:
     for (action, target), row in DRILLS.items():
         place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process"})
-        check(asked(action, target, for_s=2.0 if row.lasting else None), place, "run-1")
+        much, span = 9.0 if row.unit else None, 2.0 if row.lasting else None
+        check(asked(action, target, amount=much, for_s=span), place, "run-1")
+
+
+@pytest.mark.parametrize(("action", "amount"), [(DrillAction.SKEW, None), (DrillAction.KILL, 3.0)])
+def test_amount_is_given_where_a_drill_takes_one_and_nowhere_else(action: DrillAction, amount: float | None) -> None:
+    finding = refusal(asked(action, DrillTarget.AGENT, amount=amount), ExitCode.USAGE)
+    assert finding.code == "bad-drill"
+    assert "--by" in finding.remedy
 
 
 def test_pair_without_a_row_is_refused_with_what_there_is() -> None:

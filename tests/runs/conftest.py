@@ -67,8 +67,9 @@ class Watched:
         at_step: int | None = None,
         *,
         for_s: float | None = None,
+        amount: float | None = None,
     ) -> None:
-        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s)
+        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount)
 
     def log(self, rank: int, attempt: int = 0) -> str:
         return self.folder.rank_log(attempt, rank).read_text()

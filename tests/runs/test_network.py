@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.runs.conftest import Runs
 
-from holdfast.events import AttemptStarted, DrillAction, DrillDone, DrillTarget, NodeRequested, Outcome, StepCommitted
+from holdfast import api
+from holdfast.events import (
+    AttemptStarted,
+    ControllerStarted,
+    DrillAction,
+    DrillDone,
+    DrillTarget,
+    FindingRaised,
+    NodeRequested,
+    Outcome,
+    RecoveryDecided,
+    StepCommitted,
+)
 
 
 def test_node_cut_off_for_a_second_costs_nothing(isolated: Runs) -> None:
@@ -26,3 +39,34 @@ def test_agent_stopped_for_a_second_costs_nothing(runs: Runs) -> None:
     assert len(watched.all(DrillDone)) == 1
     assert len(watched.all(AttemptStarted)) == 1
     assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 61))
+
+
+HOURS_S = 5 * 3600.0
+
+
+@pytest.mark.parametrize("by_s", [HOURS_S, -HOURS_S])
+def test_clocks_that_jump_by_hours_move_no_deadline_and_are_told(runs: Runs, by_s: float) -> None:
+    watched = runs.steps(100_000, 0.02, overrides=("recovery.step_deadline_s=60",))
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.SKEW, at_step=5, amount=by_s)
+    watched.drill(DrillTarget.AGENT, 1, DrillAction.SKEW, at_step=7, amount=by_s)
+    jumps = [watched.until(FindingRaised, lambda event: event.finding.code == "clock-jumped") for _ in range(2)]
+    # The controller's successor sees the true wall clock, and goes on with the run's.
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL)
+    watched.until(ControllerStarted)
+    watched.drill(DrillTarget.RANK, 0, DrillAction.KILL)
+    watched.until(StepCommitted, lambda event: event.attempt == 1)
+    api.cancel(watched.folder, force=True)
+    watched.end()
+    assert {event.finding.where for event in jumps} == {"the controller", "node1"}
+    words = f"jumped {HOURS_S:,.1f} s {'ahead' if by_s > 0 else 'back'}"
+    assert all(words in event.finding.what for event in jumps)
+    assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["rank-killed"]
+    assert len(watched.all(NodeRequested)) == 2
+    steps = {event.step for event in watched.all(StepCommitted)}
+    assert steps == set(range(1, max(steps) + 1))
+    times = [event.at for event in watched.seen]
+    assert max(times) - min(times) < HOURS_S / 2
+    told = [event.at for event in watched.seen if isinstance(event, StepCommitted | ControllerStarted)]
+    assert told == sorted(told)
+    account = api.summary(watched.folder).account
+    assert 0 < account.total_s < HOURS_S / 2

@@ -69,7 +69,9 @@ def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):
     for step in loop.steps(2):
         loop.commit(loss=torch.tensor(2.5, requires_grad=True), tokens=64, grad_norm=float("nan") if step == 2 else 1.0)
     line = agent.accept()
-    assert line.next() == Hello(rank=5, pid=os.getpid())
+    hello = line.next()
+    assert isinstance(hello, Hello)
+    assert (hello.rank, hello.pid, hello.clock is not None) == (5, os.getpid(), True)
     first, second = line.await_(Step), line.await_(Step)
     assert (first.step, first.metrics) == (1, {"loss": 2.5, "tokens": 64.0, "grad_norm": 1.0, "total_steps": 2.0})
     assert (second.step, second.metrics) == (2, {"loss": 2.5, "tokens": 64.0, "total_steps": 2.0})

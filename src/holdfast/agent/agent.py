@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
 from holdfast.agent.team import Team
-from holdfast.events import AgentJoined, RanksStopped
+from holdfast.clock import LOOK_S, Clock, clock_jumped
+from holdfast.events import AgentJoined, FindingRaised, RanksStopped
 from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks
 from holdfast.events.rank import CheckpointNow
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
@@ -55,6 +55,7 @@ class Agent:
         self._settings = settings
         self._incarnation = secrets.token_hex(4)
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
+        self._clock = Clock()
         self._port = HeldPort(settings.address)
         self._code = CodeFolder(settings.controller, settings.token, settings.code)
         self._teams: dict[int, Team] = {}
@@ -64,7 +65,7 @@ class Agent:
         self._quiet = asyncio.Event()
         self._leaving = asyncio.Event()
         self._link = Link(settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey)
-        self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link))
+        self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
 
     async def run(self) -> None:
         """Work until told to leave, or until there has been no controller for too long."""
@@ -73,9 +74,10 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._leaving.set)
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
-        patience = asyncio.ensure_future(self._patience())
+        watches = [asyncio.ensure_future(self._patience()), asyncio.ensure_future(self._watch_clock())]
         await self._leaving.wait()
-        patience.cancel()
+        for watch in watches:
+            watch.cancel()
         for team in list(self._teams.values()):
             team.stop(0.0)
         link.cancel()
@@ -112,10 +114,18 @@ class Agent:
                 self._leaving.set()
                 return
 
+    async def _watch_clock(self) -> None:
+        """Say when the wall clock is set; nothing here goes by it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if jump_s := self._clock.jumped_s():
+                found = clock_jumped(f"node{self._settings.node}", jump_s)
+                self._link.say(FindingRaised(at=self._clock(), finding=found))
+
     def _greet(self) -> AgentJoined:
         teams = list(self._teams.values())
         return AgentJoined(
-            at=time.time(),
+            at=self._clock(),
             source=self._source,
             node=self._settings.node,
             generation=self._settings.generation,
@@ -125,6 +135,7 @@ class Agent:
             port=self._port.number,
             pid=os.getpid(),
             attempt=max(self._attempts.values(), default=-1),
+            clock=self._clock.anchor,
             protocol=PROTOCOL,
             running=tuple(state for team in teams for state in team.running),
         )
@@ -157,6 +168,7 @@ class Agent:
             sockets=self._settings.sockets,
             folder=self._settings.folder,
             port=self._port,
+            clock=self._clock,
             code=self._code.get,
             say=self._link.say,
             on_step=self._drills.step_passed,
@@ -184,7 +196,7 @@ class Agent:
             self._port.renew()
             self._link.say(
                 RanksStopped(
-                    at=time.time(),
+                    at=self._clock(),
                     node=self._settings.node,
                     replica=order.replica,
                     attempt=order.attempt,

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import msgspec
 
 from holdfast.agent.link import Link
 from holdfast.agent.team import Team
+from holdfast.clock import Clock, skew
 from holdfast.events import DrillAction, DrillDone, DrillTarget
 from holdfast.events.orders import Break
 from holdfast.launch.local.processes import descendants, pause, send
@@ -36,6 +36,7 @@ class Reach:
     teams: Callable[[], Iterable[Team]]
     """The ranks there are at the moment."""
     link: Link
+    clock: Clock
 
     def rank(self, rank: int) -> int | None:
         """The process of a rank that is here and lives."""
@@ -80,7 +81,7 @@ class Drills:
             act(self._reach, order)
         announced = self._reach.link.say(
             DrillDone(
-                at=time.time(),
+                at=self._reach.clock(),
                 node=self._reach.node,
                 requested_at=order.requested_at,
                 target=f"rank {order.rank}" if on_rank else order.target.value,
@@ -125,6 +126,10 @@ def _stop_agent(_reach: Reach, order: Break) -> None:
     pause([os.getpid()], order.for_s)
 
 
+def _skew_agent(_reach: Reach, order: Break) -> None:
+    skew(order.amount or 0.0)
+
+
 _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] = {
     (DrillAction.KILL, DrillTarget.RANK): _kill_rank,
     (DrillAction.STOP, DrillTarget.RANK): _stop_rank,
@@ -132,6 +137,7 @@ _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] 
     (DrillAction.STOP, DrillTarget.NODE): _stop_node,
     (DrillAction.KILL, DrillTarget.AGENT): _kill_agent,
     (DrillAction.STOP, DrillTarget.AGENT): _stop_agent,
+    (DrillAction.SKEW, DrillTarget.AGENT): _skew_agent,
 }
 
 ROWS = frozenset(_ACTS)

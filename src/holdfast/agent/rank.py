@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.agent.lasterror import last_error
 from holdfast.agent.memory import MemoryWitness, before, out_of_memory
+from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
 from holdfast.launch.local.processes import die_with_parent
@@ -34,8 +34,9 @@ class Ended:
 class RankProcess:
     """A rank's process; its output goes straight into its log file, and it dies when the agent dies."""
 
-    def __init__(self, launch: RankLaunch, socket: Path) -> None:
+    def __init__(self, launch: RankLaunch, socket: Path, clock: Clock) -> None:
         self.launch = launch
+        self._clock = clock
         self.rank = launch.rank
         self.pid = 0
         self.ended: Ended | None = None
@@ -70,7 +71,7 @@ class RankProcess:
                 )
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
-            ended = Ended(at=time.time(), how=RankExit.NOT_STARTED, code=number, error=f"{launch.argv[0]}: {error}")
+            ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=f"{launch.argv[0]}: {error}")
             self.give_up(ended, on_end)
             return
         self.pid = self._process.pid
@@ -101,7 +102,7 @@ class RankProcess:
 
     def _reap(self, descriptor: int, on_end: Callable[[RankProcess], None]) -> None:
         assert self._process is not None
-        at = time.time()
+        at = self._clock()
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
         # Children it left in its process group end with it; until it is reaped, nobody else can have its number.

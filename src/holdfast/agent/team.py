@@ -15,10 +15,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from holdfast.agent.channel import RankChannel
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, RankProcess
 from holdfast.agent.stacks import take
+from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentEvent,
@@ -58,6 +61,8 @@ class _Pulse:
     """What a rank that speaks to us has said of its steps."""
 
     pid: int
+    ahead_s: float
+    """How far its clock is ahead of ours."""
     step: int = -1
     at: float = field(default_factory=time.monotonic)
     """Monotonic seconds of its last word."""
@@ -79,6 +84,7 @@ class Team:
         sockets: Path,
         folder: Path,
         port: HeldPort,
+        clock: Clock,
         code: Callable[[str], Coroutine[None, None, Path]],
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
@@ -90,6 +96,7 @@ class Team:
         self._node = node
         self._folder = folder
         self._port = port
+        self._clock = clock
         self._code = code
         self._fetch: asyncio.Task[Path] | None = None
         self._say = say
@@ -97,7 +104,7 @@ class Team:
         self._on_stopped = on_stopped
         self._expected = sum(launch.ranks for launch in order.ranks)
         names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
-        self.processes = [RankProcess(launch, names[launch.rank]) for launch in order.ranks]
+        self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.ranks]
         self._channels = {rank: RankChannel(path, self._hear, self._part) for rank, path in names.items()}
         self._ends: set[asyncio.Task[None]] = set()
         self._pulses: dict[int, _Pulse] = {}
@@ -137,7 +144,7 @@ class Team:
             return
         started = tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes)
         self._say(
-            RanksStarted(at=time.time(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
+            RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
         )
         if self._order.step_deadline_s is not None:
             self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
@@ -156,9 +163,9 @@ class Team:
         if not isinstance(error, HoldfastError):
             raise error
         finding = error.findings[0]
-        self._say(FindingRaised(at=time.time(), finding=finding))
+        self._say(FindingRaised(at=self._clock(), finding=finding))
         evidence = "; ".join(finding.evidence)
-        return Path(), Ended(at=time.time(), how=RankExit.NO_CODE, code=1, error=finding.what, evidence=evidence)
+        return Path(), Ended(at=self._clock(), how=RankExit.NO_CODE, code=1, error=finding.what, evidence=evidence)
 
     def stop(self, grace_s: float) -> None:
         """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
@@ -201,18 +208,18 @@ class Team:
     def _hear(self, rank: int, message: RankToAgent) -> None:
         match message:
             case Hello():
-                self._pulses[rank] = _Pulse(message.pid)
+                self._pulses[rank] = _Pulse(message.pid, self._clock.lead_s(message.clock) or 0.0)
             case Step():
                 pulse = self._pulses[rank]
                 pulse.step, pulse.at, pulse.hung = message.step, time.monotonic(), False
-                pulse.words.append(message)
+                pulse.words.append(_on_our_clock(message, pulse.ahead_s))
                 self._gather()
                 self._on_step(rank, message.step)
             case Checkpointed():
                 self._say_progress()  # the step comes before its checkpoint
                 self._say(
                     CheckpointCommitted(
-                        at=time.time(),
+                        at=self._clock(),
                         node=self._node,
                         replica=self.replica,
                         attempt=self.attempt,
@@ -222,7 +229,7 @@ class Team:
                     )
                 )
             case Found():
-                self._say(FindingRaised(at=time.time(), finding=message.finding))
+                self._say(FindingRaised(at=self._clock(), finding=message.finding))
 
     def _part(self, rank: int) -> None:
         """A rank hung up: it has nothing more to say, so its silence means nothing."""
@@ -313,7 +320,7 @@ class Team:
         self._port.renew()
         self._say(
             RanksStopped(
-                at=time.time(), node=self._node, replica=self.replica, attempt=self.attempt, port=self._port.number
+                at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, port=self._port.number
             )
         )
         self._on_stopped(self)
@@ -346,7 +353,7 @@ class Team:
         """Look at a silent rank and say what is seen, unless it went on or ended meanwhile."""
         pulse = self._pulses[rank]
         waited_s = time.monotonic() - pulse.at
-        last_step_at = time.time() - waited_s
+        last_step_at = self._clock() - waited_s
         state = state_letter(pulse.pid)
         into = self._folder / f"stacks-attempt-{self.attempt}-rank-{rank}.txt"
         stacks = await take(pulse.pid, into, stopped=state == "T")
@@ -354,7 +361,7 @@ class Team:
             return
         self._say(
             RankHung(
-                at=time.time(),
+                at=self._clock(),
                 node=self._node,
                 replica=self.replica,
                 attempt=self.attempt,
@@ -367,6 +374,10 @@ class Team:
                 innermost=stacks.innermost,
             )
         )
+
+
+def _on_our_clock(step: Step, ahead_s: float) -> Step:
+    return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)
 
 
 def _together(words: list[Step]) -> StepPassed:

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def drill(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop or partition.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop, partition or skew.")],
     target: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="rank:1, node:1, agent:0 or controller; `rank 1` will do.")
     ],
     at_step: Annotated[int | None, typer.Option("--at-step", metavar="STEP", help="As soon as it is done.")] = None,
     for_s: Annotated[
         float | None, typer.Option("--for", metavar="SECONDS", min=0.0, help="It ends by itself; else it is for good.")
+    ] = None,
+    amount: Annotated[
+        float | None, typer.Option("--by", metavar="AMOUNT", help="By how many seconds to skew a clock.")
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Id of a run; the latest if none.")] = None,
     output: OutputOption = Output.TEXT,
@@ -32,14 +35,15 @@ def drill(
 
     what, (on, index) = parse_action(action), parse_target(target)
     found = api.find_run(run)
-    api.drill(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s)
+    api.drill(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s, amount=amount)
     if output is Output.JSON:
-        asked = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s}
+        asked = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
         say_json({"run": found.run, **asked})
     else:
         when = "at once" if at_step is None else f"after step {at_step}"
         span = "" if for_s is None else f", for {for_s:g} s"
-        say(f"{found.run}: {what} {':'.join(target)} {when}{span}")
+        much = "" if amount is None else f" by {amount:g}"
+        say(f"{found.run}: {what} {':'.join(target)}{much} {when}{span}")
 
 
 def parse_action(word: str) -> DrillAction:

@@ -193,7 +193,8 @@ def _drill_requested(event: DrillRequested) -> str:
     which = "" if event.target is DrillTarget.CONTROLLER else f" {event.index}"
     when = f" after step {event.at_step}" if event.at_step is not None else ""
     span = f" for {duration(event.for_s)}" if event.for_s is not None else ""
-    return f"drill asked for: {event.action} {event.target}{which}{when}{span}"
+    much = f" by {event.amount:g}" if event.amount is not None else ""
+    return f"drill asked for: {event.action} {event.target}{which}{much}{when}{span}"
 
 
 def _checkpoint_requested(event: CheckpointRequested) -> str:

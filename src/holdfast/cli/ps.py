@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,6 +71,6 @@ def _cells(status: RunStatus | None) -> tuple[str, ...]:
     if status is None:
         return ("unreadable",)
     ranks = sum(replica.world_size for replica in status.replicas.values())
-    took = duration((status.finished_at or time.time()) - status.created_at) if status.created_at else ""
+    took = duration((status.finished_at or status.now) - status.created_at) if status.created_at else ""
     step = "" if status.lead.step is None else str(status.lead.step)
     return (status.phase.value, str(len(status.nodes)), str(ranks), step, str(status.restarts), took)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from holdfast.cli.output import Output, say_json, show
 from holdfast.cli.request import OutputOption, RunArgument
 
@@ -27,7 +25,7 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     elif known.finished_at is not None:
         print_summary(found, output)
     else:
-        show(picture(known, time.time()))
+        show(picture(known, known.now))
         findings = (*known.findings, *(api.controller_gone(found).findings if abandoned else ()))
         if findings:
             show(blocks(findings))

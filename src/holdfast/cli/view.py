@@ -47,7 +47,7 @@ _RANK_STYLES: dict[RankPhase, str] = {
 class View:
     """A live picture of a run; give it every event, and print it whenever you like."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[RunStatus], float] = lambda status: status.now) -> None:
         self._clock = clock
         self._narrator = Narrator()
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
@@ -64,7 +64,7 @@ class View:
     def __rich__(self) -> RenderableType:
         recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
         findings = [block(finding) for finding in self.status.findings[-FINDINGS_SHOWN:]]
-        return Group(picture(self.status, self._clock()), Text(), recent, *findings)
+        return Group(picture(self.status, self._clock(self.status)), Text(), recent, *findings)
 
 
 def picture(status: RunStatus, now: float) -> RenderableType:

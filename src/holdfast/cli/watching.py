@@ -154,7 +154,7 @@ class LiveScreen:
     def __init__(self) -> None:
         from holdfast.cli.view import View
 
-        self._view = View(time.time)
+        self._view = View()
         self._drawn_at = 0.0
 
     def __enter__(self) -> Self:

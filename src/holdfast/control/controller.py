@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
@@ -36,6 +36,7 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     NodeGone,
+    OperatorEvent,
     RunCreated,
     RunFinished,
     StepCommitted,
@@ -114,7 +115,7 @@ class Controller:
         start_orders: Callable[[Start, int, tuple[int, ...]], StartRanks],
         drill: Callable[[DrillRequested], Awaitable[None]],
         incarnation: str,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[..., Clock] = Clock,
     ) -> None:
         self._machine = machine
         self._writer = writer
@@ -122,7 +123,6 @@ class Controller:
         self._start_orders = start_orders
         self._drill = drill
         self._incarnation = incarnation
-        self._clock = clock
         self._links: dict[int, AgentLink] = {}
         self._ledgers: dict[int, StepLedger] = {}
         self._seen: dict[str, int] = {}
@@ -131,8 +131,13 @@ class Controller:
         self._parted = asyncio.Event()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        former, latest = None, 0.0
         for event in history:
             self._fold(event)
+            latest = max(latest, event.at)
+            if isinstance(event, ControllerStarted):
+                former = event.clock
+        self._clock = clock(former, not_before=latest)
 
     @property
     def finished(self) -> bool:
@@ -140,12 +145,18 @@ class Controller:
 
     async def run(self) -> None:
         """Take over the run and see it through to its end."""
-        self.feed(ControllerStarted(at=self._clock(), pid=os.getpid(), incarnation=self._incarnation))
+        now = self._clock.anchor
+        self.feed(ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
         self._spawn(self._watch_nodes())
         self._spawn(self._watch_time())
+        self._spawn(self._watch_clock())
         await self._done.wait()
         for task in self._tasks:
             task.cancel()
+
+    def ask(self, request: OperatorEvent) -> None:
+        """Take in what somebody asks for, as an event of ours and of now."""
+        self.feed(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
     def feed(self, *events: AnyEvent) -> None:
         """Take events in: write them and the decisions they lead to in one go, then move on and act.
@@ -194,8 +205,7 @@ class Controller:
         former = self._links.pop(joined.node, None)
         if former is not None:
             former.peer.close("the agent connected again")
-        ahead_s = joined.at - self._clock()
-        link = AgentLink(peer=peer, joined=joined, clock_ahead_s=ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0)
+        link = AgentLink(peer=peer, joined=joined, clock_ahead_s=self._lead_s(joined))
         self._links[joined.node] = link
         self.feed(msgspec.structs.replace(joined, at=self._clock()))
         return link
@@ -228,6 +238,12 @@ class Controller:
         self.feed(
             AgentLeft(at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation)
         )
+
+    def _lead_s(self, joined: AgentJoined) -> float:
+        """How far an agent's clock is ahead of ours: exactly on one machine, else as far as its greeting tells."""
+        exact = self._clock.lead_s(joined.clock)
+        ahead_s = joined.at - self._clock() if exact is None else exact
+        return ahead_s if exact is not None or abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0
 
     def _check_own(self, link: AgentLink, message: AgentEvent | Progress) -> None:
         """An agent speaks for its own node, and joins once, when it connects."""
@@ -303,6 +319,7 @@ class Controller:
                     action=drill.action,
                     at_step=drill.at_step,
                     for_s=drill.for_s,
+                    amount=drill.amount,
                 )
                 self._order((node,), lambda _: order)
             case Checkpoint():
@@ -365,6 +382,13 @@ class Controller:
             next_at = min(self._state.deadlines.values(), default=None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
+
+    async def _watch_clock(self) -> None:
+        """Say when the wall clock is set; nothing here goes by it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if jump_s := self._clock.jumped_s():
+                self.feed(FindingRaised(at=self._clock(), finding=clock_jumped("the controller", jump_s)))
 
     def _fold(self, event: AnyEvent) -> None:
         self._state, _ = self._machine.step(self._state, event)

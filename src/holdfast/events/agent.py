@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.clock import Anchor
 from holdfast.events.base import Event
 
 
@@ -47,6 +48,8 @@ class AgentJoined(Event, frozen=True, kw_only=True):
     pid: int
     attempt: int = -1
     running: tuple[RankState, ...] = ()
+    clock: Anchor | None = None
+    """The clock that the agent's times are on."""
     protocol: int = 1
     """The version of the words between agents and controllers that this agent speaks (events/orders.py)."""
 

@@ -22,6 +22,7 @@ class DrillAction(StrEnum):
     KILL = "kill"
     STOP = "stop"
     PARTITION = "partition"
+    SKEW = "skew"
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
@@ -41,6 +42,8 @@ class DrillRequested(Event, frozen=True, kw_only=True):
     at_step: int | None = None
     for_s: float | None = None
     """Seconds after which it ends by itself; None is for good."""
+    amount: float | None = None
+    """How much, where a drill takes that; its row in job/drills.py says in what unit."""
 
 
 class CheckpointRequested(Event, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ class Break(Order, frozen=True, kw_only=True, tag="break"):
     action: DrillAction = DrillAction.KILL
     at_step: int | None = None
     for_s: float | None = None
+    amount: float | None = None
 
 
 class AskCheckpoint(Order, frozen=True, kw_only=True, tag="checkpoint"):

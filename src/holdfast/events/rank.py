@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.clock import Anchor
 from holdfast.events.bounds import Decoder
 from holdfast.findings import Finding
 
@@ -25,12 +26,15 @@ class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
     rank: int
     pid: int
     v: int = PROTOCOL
+    clock: Anchor | None = None
+    """The clock that the rank's times are on; none means the agent's own."""
 
 
 class Step(RankMessage, frozen=True, kw_only=True, tag="step"):
     """The rank finished an optimiser step.
 
-    `started` and `ended` are Unix seconds; `checkpoint_s` is the part of that time spent waiting for a checkpoint.
+    `started` and `ended` are Unix seconds on the rank's clock; `checkpoint_s` is the part of that time spent waiting
+    for a checkpoint.
     """
 
     step: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+from holdfast.clock import Anchor
 from holdfast.events.base import Event
 from holdfast.findings import Finding
 
@@ -43,6 +44,8 @@ class ControllerStarted(Event, frozen=True, kw_only=True):
 
     pid: int
     incarnation: str
+    clock: Anchor | None = None
+    """The clock of the run from here on; a successor on the same machine goes on with it."""
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True):

@@ -33,11 +33,13 @@ class Drill:
     by: Doer = Doer.AGENT
     lasting: bool = False
     """Whether it can end by itself (`--for`); else it is for good."""
+    unit: str = ""
+    """What `--by` counts, for a drill that must be told how much."""
     isolation: str = ""
     """How the nodes must be kept apart for it; any way when empty."""
 
 
-_KILL, _STOP, _PARTITION = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION
+_KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
@@ -59,6 +61,10 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
         lasting=True,
         isolation="netns",
     ),
+    (_SKEW, _AGENT): Drill(does="Its wall clock jumps: told as `clock-jumped`, and nothing else.", unit="seconds"),
+    (_SKEW, _CONTROLLER): Drill(
+        does="Its wall clock jumps: told as `clock-jumped`, and nothing else.", by=Doer.CONTROLLER, unit="seconds"
+    ),
 }
 
 
@@ -77,6 +83,9 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
             f"a {asked.action} is for good, so it cannot last {asked.for_s:g} s",
             f"`--for` goes with {_either(lasting)}.",
         )
+    if (asked.amount is None) is not (drill.unit == ""):
+        what = f"a {asked.action} is told by how many {drill.unit}" if drill.unit else f"a {asked.action} has no amount"
+        raise _unusable(what, "Add `--by AMOUNT`." if drill.unit else "Leave `--by` out.")
     if drill.isolation not in ("", accepted.isolation):
         raise failure(
             "drill-unavailable",

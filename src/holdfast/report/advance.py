@@ -96,7 +96,7 @@ def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatu
         index: replace(node, phase=NodePhase.AWAY) if node.phase is NodePhase.JOINED else node
         for index, node in status.nodes.items()
     }
-    return replace(status, controller_pid=event.pid, nodes=nodes)
+    return replace(status, controller_pid=event.pid, clock=event.clock, nodes=nodes)
 
 
 def _cancel_requested(status: RunStatus, event: CancelRequested) -> RunStatus:

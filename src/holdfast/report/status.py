@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from holdfast.clock import Anchor, Clock
 from holdfast.events import Outcome
 from holdfast.findings import Finding
 
@@ -152,6 +153,8 @@ class RunStatus:
     """Digest of the code that was shipped; empty where ranks run in the working directory."""
     finished_at: float | None = None
     controller_pid: int | None = None
+    clock: Anchor | None = None
+    """The run's clock, as its controller has told it."""
     nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict[int, ReplicaStatus])
     restarts: int = 0
@@ -178,6 +181,11 @@ class RunStatus:
             return Phase.PENDING
         started = all(replica.ranks for replica in self.replicas.values())
         return Phase.RUNNING if started else Phase.STARTING
+
+    @property
+    def now(self) -> float:
+        """Unix seconds on the run's clock, which goes on although somebody sets the wall clock."""
+        return Clock(self.clock)()
 
     @property
     def lead(self) -> ReplicaStatus:

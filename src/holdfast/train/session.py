@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
@@ -65,7 +66,8 @@ class Session:
         self.step = 0
         """Optimiser steps finished so far, those before a restart included."""
         self._channel = Channel.open(told.rank_socket, rank=told.rank)
-        self._channel.send(Hello(rank=told.rank, pid=os.getpid()))
+        self._clock = Clock()
+        self._channel.send(Hello(rank=told.rank, pid=os.getpid(), clock=self._clock.anchor))
         self._ranks = Ranks.join(announced=told.world_size)
         self._agreement = Agreement(self._ranks)
         self._every_steps, self._every_s = told.checkpoint_every_steps, told.checkpoint_every_s
@@ -81,7 +83,7 @@ class Session:
         self._previous_sigterm = _on_sigterm(self._note_sigterm)
         atexit.register(time.sleep, DRAIN_S)
         self._saved_at = time.monotonic()
-        self._boundary = time.time()
+        self._boundary = self._clock()
         self._waited_s = 0.0
 
     def steps(self, total: int) -> Iterator[int]:
@@ -118,7 +120,7 @@ class Session:
             self._finish(asked=scheduled is not Wish.STOP)
 
     def _report(self, metrics: dict[str, float]) -> None:
-        now = time.time()
+        now = self._clock()
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
         finite = {name: value for name, value in list(metrics.items())[:METRICS] if math.isfinite(value)}
         self._channel.send(

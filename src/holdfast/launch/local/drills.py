@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.clock import skew
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.launch.local.isolation import Isolation
 from holdfast.launch.local.processes import pause, send
@@ -40,9 +41,14 @@ def _partition_node(here: OutsideDrills, drill: DrillRequested) -> None:
     here.isolation.partition(drill.index, drill.for_s)
 
 
+def _skew_controller(_here: OutsideDrills, drill: DrillRequested) -> None:
+    skew(drill.amount or 0.0)
+
+
 _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[OutsideDrills, DrillRequested], None]] = {
     (DrillAction.KILL, DrillTarget.CONTROLLER): _kill_controller,
     (DrillAction.STOP, DrillTarget.CONTROLLER): _stop_controller,
+    (DrillAction.SKEW, DrillTarget.CONTROLLER): _skew_controller,
     (DrillAction.PARTITION, DrillTarget.NODE): _partition_node,
 }
 
