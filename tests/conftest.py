@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Generator
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,35 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("HOLDFAST_HOME", str(folder))
     return folder
+
+
+SmallDisk = Callable[[int], Path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """Makes real file systems of so many bytes, for tests marked `root`."""
+    made: list[Path] = []
+
+    def make(size_bytes: int) -> Path:
+        folder = tmp_path / f"disk{len(made)}"
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "none", folder], check=True)
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes whatever space is left."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,6 +51,7 @@ from holdfast.launch.local.backend import render as render_local
 from holdfast.report.advance import fold
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
+from holdfast.shortage import lacking, room
 
 BEAT_S = 0.1
 """How often `follow` looks for new events."""
@@ -215,6 +216,13 @@ def summary(run: RunFolder) -> Summary:
     known, logs = list(reader.read()), str(run.path / "logs")
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
     return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=reader.damaged_lines)
+
+
+def storage_finding(run: RunFolder) -> Finding | None:
+    """What is wrong with the disk of an unfinished run's folder, which may keep its controller from saying so."""
+    if finished(run):
+        return None
+    return lacking(run.path, "the run waits when the space kept for its log is used up")
 
 
 def runs() -> list[RunFolder]:
@@ -465,6 +473,16 @@ def _ask(run: RunFolder, what: str, event: Event) -> None:
         os.close(directory)
     if answer.status_code == 401:
         raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
+    if answer.status_code == 503:
+        raise failure(
+            "run-holds",
+            f"the log of {run.run} cannot be written: it waits, and does what was asked once it can be",
+            exit_code=ExitCode.UNAVAILABLE,
+            where=str(run.events),
+            evidence=room(run.events),
+            remedy="Free some space there, or make it writable again.",
+            fault=Fault.CLUSTER,
+        )
     if answer.status_code != 200:
         raise failure(
             "request-refused",

@@ -101,9 +101,6 @@ class _Peer:
         await self._websocket.close()
 
 
-_NOT_TAKEN_IN = (OSError, AssertionError)
-"""The log could not be written, or the machine met what it holds to be impossible."""
-
 _NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, NotItsOwn)
 """What garbage raises: for its form, or for its meaning."""
 
@@ -170,8 +167,10 @@ class Port:
                 self._controller.ask(decoder.decode(body))
             except _NOT_UNDERSTOOD as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
-            except _NOT_TAKEN_IN as error:
+            except AssertionError as error:
                 _give_way(error)
+            if self._controller.holding:
+                return JSONResponse({"error": "held until the log can be written"}, status_code=503)
             return JSONResponse({"ok": True})
 
         return endpoint
@@ -210,7 +209,7 @@ class Port:
         except _NOT_UNDERSTOOD as error:
             log.error("%s's agent said something that is not of this protocol: %.500s", holder, error)
             await _close(websocket)
-        except _NOT_TAKEN_IN as error:
+        except AssertionError as error:
             _give_way(error)
         finally:
             pump.cancel()
@@ -242,7 +241,7 @@ class Port:
 
 
 def _give_way(error: BaseException) -> NoReturn:
-    """What could not be taken in (a full disk, say) must not go unseen: another controller starts from the log."""
+    """What the machine holds to be impossible must not go unseen: another controller starts from the log."""
     log.critical("the controller failed and will be restarted from its log", exc_info=error)
     os._exit(ExitCode.INTERNAL)
 

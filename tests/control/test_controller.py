@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.conftest import SmallDisk, fill
 
 from holdfast.clock import Clock
 from holdfast.control import controller
@@ -190,9 +191,10 @@ class Agent:
 class Desk:
     """A run's log, its agents, and the controller of the moment."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reserve_bytes: int = 0) -> None:
         self.path = path
         self.now = 100.0
+        self._reserve_bytes = reserve_bytes
         self.backend = Nowhere()
         self.broken: list[DrillRequested] = []
         self.agents = [Agent(node) for node in range(NODES)]
@@ -201,7 +203,7 @@ class Desk:
         self.begin()
 
     def _controller(self, history: list[AnyEvent]) -> Controller:
-        self._writer = EventWriter(self.path)
+        self._writer = EventWriter(self.path, reserve_bytes=self._reserve_bytes)
         return Controller(
             machine=Machine(Job(command=("train",), nodes=Nodes(min=NODES, max=NODES))),
             writer=self._writer,
@@ -592,5 +594,66 @@ def test_drill_no_agent_can_do_is_told_first_and_a_refusal_is_a_finding(tmp_path
         assert (done.node, done.requested_at) == (1, 5.0)
         assert isinstance(refused, FindingRaised)
         assert refused.finding.code == "drill-unavailable"
+
+    asyncio.run(play())
+
+
+@pytest.mark.root
+def test_full_disk_holds_everything_and_loses_nothing(small_disk: SmallDisk) -> None:
+    async def play() -> None:
+        disk = small_disk(256 << 10)
+        desk = Desk(disk / "events.jsonl").running()
+        ballast = fill(disk)
+        first, second = desk.agents
+        for step in range(1, 101):
+            first.passes(step)
+            second.passes(step)
+            desk.speak()
+        assert desk.controller.holding
+        committed = len(desk.steps())
+        assert committed < 100
+        first.exits(code=1)
+        desk.speak()
+        unsafe = first.outbox.copy()
+        assert unsafe
+        assert StopRanks not in map(type, second.orders)
+        first.leave(desk.controller)
+        first.join(desk.controller)
+        first.speak(desk.controller)
+        assert first.outbox == unsafe
+
+        ballast.unlink()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*desk.controller._tasks)
+        assert not desk.controller.holding
+        assert desk.steps() == [(0, step) for step in range(1, 101)]
+        assert len(desk.events(RankExited)) == 1
+        assert first.outbox == second.outbox == {}
+        assert StopRanks in map(type, second.orders)
+
+    asyncio.run(play())
+
+
+@pytest.mark.root
+def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancelled(small_disk: SmallDisk) -> None:
+    async def play() -> None:
+        disk = small_disk(1 << 20)
+        desk = Desk(disk / "events.jsonl", reserve_bytes=512 << 10).running()
+        fill(disk)
+        first, second = desk.agents
+        step = 0
+        while not desk.controller.holding:
+            step += 1
+            first.passes(step)
+            second.passes(step)
+            desk.speak()
+        (said,) = desk.events(FindingRaised)
+        assert isinstance(said, FindingRaised)
+        assert said.finding.code == "disk-full"
+        assert any(line.startswith(f"tmpfs on {disk}: 0 of ") for line in said.finding.evidence)
+        desk.controller.feed(CancelRequested(at=1.0))
+        assert not desk.controller.holding
+        assert len(desk.steps()) == step
+        assert StopRanks in map(type, second.orders)
 
     asyncio.run(play())

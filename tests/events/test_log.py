@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import contextlib
 import zlib
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import SmallDisk, fill
 
 from holdfast.events import AgentLeft, AnyEvent, NodeGone, RunCreated, RunFinished
 from holdfast.events.log import (
@@ -147,23 +147,53 @@ def test_last_event_is_found_from_the_end(tmp_path: Path, size: int) -> None:
     assert last_event(path) == FINISHED
 
 
-def test_write_that_the_disk_takes_in_part_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "log"
-    writer = EventWriter(path)
+@pytest.mark.root
+def test_full_disk_takes_no_half_line_and_what_comes_later_is_whole(small_disk: SmallDisk) -> None:
+    disk = small_disk(64 << 10)
+    path = disk / "log"
+    writer = EventWriter(path, reserve_bytes=0)
     writer.append([CREATED])
-    write = os.write
-
-    free_bytes = [10]
-
-    def full(descriptor: int, data: memoryview) -> int:
-        if not free_bytes:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data[: free_bytes.pop()])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space"):
-            writer.append([GONE])
+    ballast = fill(disk)
+    with pytest.raises(OSError, match="No space left"):
+        writer.append([msgspec.structs.replace(GONE, reason="x" * 8192)])
+    ballast.unlink()
     writer.append([LEFT])
     writer.close()
     assert read_events(path) == [CREATED, LEFT]
+
+
+@pytest.mark.root
+def test_space_kept_for_the_log_outlasts_a_full_disk_and_its_writer(small_disk: SmallDisk) -> None:
+    disk = small_disk(1 << 20)
+    path = disk / "log"
+    writer = EventWriter(path, reserve_bytes=128 << 10, last_bytes=64 << 10)
+    writer.append([CREATED])
+    assert writer.shortage is None
+    fill(disk)
+    long = msgspec.structs.replace(GONE, reason="x" * 1000)
+    writer.append([long] * 5)  # from here on a successor has what is left
+    writer = EventWriter(path, reserve_bytes=128 << 10, last_bytes=64 << 10)
+    written = 5
+    with contextlib.suppress(OSError):
+        while written < 1000:
+            writer.append([long])
+            written += 1
+    assert 20 < written < 1000
+    assert writer.shortage is not None
+    writer.append([FINISHED], ending=True)
+    writer.close()
+    assert read_events(path) == [CREATED, *[long] * written, FINISHED]
+
+
+@pytest.mark.root
+def test_shortage_ends_when_there_is_room_again(small_disk: SmallDisk) -> None:
+    disk = small_disk(256 << 10)
+    writer = EventWriter(disk / "log", reserve_bytes=64 << 10, last_bytes=0)
+    ballast = fill(disk)
+    while writer.shortage is None:
+        writer.append([GONE] * 10)
+    ballast.unlink()
+    writer.append([GONE])
+    assert writer.shortage is None
+    writer.close()
+    assert (disk / "log").stat().st_blocks * 512 < (disk / "log").stat().st_size + 8192

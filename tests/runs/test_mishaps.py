@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.runs.conftest import Runs
+import pytest
+from tests.conftest import SmallDisk, fill
+from tests.runs.conftest import DEADLINE_S, Runs, Watched
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -50,3 +54,48 @@ def test_log_damaged_where_it_matters_ends_the_run_with_the_reason(runs: Runs) -
     (stop,) = watched.all(StopDecided)
     assert stop.finding is not None
     assert stop.finding.code == "event-log-broken"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A run whose folder, but for its checkpoints, is on a disk that has no room for its log."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    watched = runs.steps(1500, 0.002, overrides=(f"checkpoint.path={runs.base / 'checkpoints'}",))
+    watched.until(StepCommitted)
+    fill(disk)
+    notes, log = runs.base / "checkpoints" / "steps-0.txt", watched.folder.events
+    until(lambda: notes.read_bytes().count(b"\n") > log.read_bytes().count(b'"step-committed"') + 100)
+    return watched
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_run_waits_for_room_for_its_log_while_its_ranks_go_on(
+    small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk(1 << 20)
+    watched = on_a_small_disk(runs, disk, monkeypatch)
+    waits = api.storage_finding(watched.folder)
+    assert waits is not None
+    assert waits.code == "disk-full"
+    (disk / "ballast").unlink()
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 1501))
+    assert (len(watched.all(ControllerStarted)), len(watched.all(AttemptStarted))) == (1, 1)
+    assert {event.finding.code for event in watched.all(FindingRaised)} == {"disk-full"}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_run_that_waits_for_room_can_be_cancelled(
+    small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = on_a_small_disk(runs, small_disk(1 << 20), monkeypatch)
+    api.cancel(watched.folder)
+    assert watched.end().outcome is Outcome.CANCELLED

@@ -26,6 +26,11 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
         print_summary(found, output)
     else:
         show(picture(known, known.now))
-        findings = (*known.findings, *(api.controller_gone(found).findings if abandoned else ()))
+        storage = api.storage_finding(found)
+        findings = (
+            *known.findings,
+            *((storage,) if storage else ()),
+            *(api.controller_gone(found).findings if abandoned else ()),
+        )
         if findings:
             show(blocks(findings))

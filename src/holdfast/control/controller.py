@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from holdfast.events import (
     AgentJoined,
     AgentLeft,
     AnyEvent,
+    CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
     DeadlinePassed,
@@ -52,7 +54,9 @@ from holdfast.events.orders import (
     StartRanks,
     StopRanks,
 )
+from holdfast.findings import Finding, Severity
 from holdfast.job.backend import Backend
+from holdfast.shortage import finding_of, shortage_of
 
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
@@ -63,6 +67,9 @@ CLOCK_TOLERANCE_S = 0.25
 
 AHEAD_STEPS = 100_000
 """Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
+
+HOLD_S = 1.0
+"""Seconds between two tries of what the operating system had no room for."""
 
 LEAVE_S = 3.0
 """Seconds that dismissed agents get to leave by themselves before the back end removes them."""
@@ -126,6 +133,11 @@ class Controller:
         self._links: dict[int, AgentLink] = {}
         self._ledgers: dict[int, StepLedger] = {}
         self._seen: dict[str, int] = {}
+        self._held: tuple[AnyEvent, ...] = ()
+        """Events that wait for the log."""
+        self._short = False
+        self.holding = False
+        """Whether the log cannot be written at the moment."""
         self._state = State()
         self._wake = asyncio.Event()
         self._parted = asyncio.Event()
@@ -159,13 +171,20 @@ class Controller:
         self.feed(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
     def feed(self, *events: AnyEvent) -> None:
-        """Take events in: write them and the decisions they lead to in one go, then move on and act.
+        """Take events in, or hold them as long as the log cannot be written; nothing follows `RunFinished`.
 
-        Nothing follows `RunFinished`, whoever still speaks.
+        What is held changes nothing yet: nothing is acknowledged, nothing is commanded, ranks and agents go on. A
+        request to end the run may use the last of the space that is kept for the log.
         """
-        state = self._state
-        if state.finished:
+        if self._state.finished:
             return
+        self._held = (*self._held, *events)
+        if not self.holding or any(isinstance(event, CancelRequested) for event in events):
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Write what is held, and the decisions it leads to, in one go; then move on and act."""
+        state, events, self._held = self._state, self._held, ()
         lines: list[AnyEvent] = []
         commands: list[Command] = []
         for event in events:
@@ -174,18 +193,52 @@ class Controller:
             lines.extend(command.event for command in more if isinstance(command, Record))
             commands.extend(command for command in more if not isinstance(command, Record))
         decisive = any(isinstance(line, RunCreated | RunFinished) for line in lines)
-        self._writer.append(lines, sync=decisive)
+        try:
+            self._writer.append(lines, sync=decisive, ending=state.ending is not None)
+        except OSError as error:
+            self._held = events
+            self._hold(error)
+            return
         self._state = state
         for event in events:
             self._note(event)
         self._wake.set()
-        if any(isinstance(event, StepCommitted) for event in events):
+        again, self.holding = self.holding, False
+        if again:
+            log.warning("the log can be written again, and the run goes on")
+        if again or any(isinstance(event, StepCommitted) for event in events):
             for link in self._links.values():
                 self._acknowledge(link)
         for command in commands:
             self._carry_out(command)
-        if settled := self._settled_steps():
-            self.feed(*settled)
+        if state.finished:
+            self._done.set()
+        if more := (*self._settled_steps(), *self._room_findings()):
+            self.feed(*more)
+
+    def _hold(self, error: OSError) -> None:
+        if not self.holding:
+            self.holding = True
+            log.error("%s", finding_of(error, "the event log cannot be written, so the run waits", self._writer.path))
+            self._spawn(self._wait_for_room())
+
+    async def _wait_for_room(self) -> None:
+        while self.holding:
+            await asyncio.sleep(HOLD_S)
+            self._take_in()
+
+    def _room_findings(self) -> tuple[FindingRaised, ...]:
+        """What is to be said when the log begins, or ceases, to live on the space that is kept for it."""
+        error, path = self._writer.shortage, self._writer.path
+        if (error is not None) is self._short or self._state.finished:
+            return ()
+        self._short = error is not None
+        if error is not None:
+            finding = finding_of(error, "the event log lives on space kept for it", path, Severity.WARNING)
+        else:
+            what = "there is room for the event log again"
+            finding = Finding(code="disk-has-room", what=what, severity=Severity.INFO, where=str(path))
+        return (FindingRaised(at=self._clock(), finding=finding),)
 
     # Agents
 
@@ -222,7 +275,7 @@ class Controller:
             if isinstance(message, Progress):
                 events.extend(self._take_progress(link, message))
             elif message.seq > seen:
-                seen = message.seq
+                seen = self._seen[link.joined.source] = message.seq
                 events.append(_on_our_clock(message, link.clock_ahead_s))
             link.received = max(link.received, message.seq)
         self.feed(*events)
@@ -284,6 +337,8 @@ class Controller:
 
     def _acknowledge(self, link: AgentLink) -> None:
         """Tell an agent how far its words are safe: written, or of an attempt that is over."""
+        if self.holding:
+            return
         while link.unsettled:
             _, progress = link.unsettled[0]
             ledger = self._ledger(progress.replica)
@@ -300,9 +355,9 @@ class Controller:
     def _carry_out(self, command: Command) -> None:
         match command:
             case SubmitNodes():
-                self._spawn(self._backend.submit(command.places))
+                self._spawn(self._made(lambda: self._backend.submit(command.places)))
             case ReplaceNode():
-                self._spawn(self._backend.replace_node(command.place, command.reason))
+                self._spawn(self._made(lambda: self._backend.replace_node(command.place, command.reason)))
             case Start():
                 members = tuple(node.node for node in self._state.nodes_of(command.replica))
                 self._order(command.nodes, lambda node: self._start_orders(command, node, members))
@@ -328,6 +383,22 @@ class Controller:
                 self._spawn(self._finish())
             case _:
                 raise AssertionError(f"{command} is for the log")
+
+    async def _made(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Have the back end make nodes; what it has no room for now is tried again until it has."""
+        said = ""
+        while not self._state.ending:
+            try:
+                await make()
+                return
+            except OSError as error:
+                if shortage_of(error) is None:
+                    raise
+                finding = finding_of(error, "a node cannot be made yet", Path(error.filename or "/"), Severity.WARNING)
+                if finding.what != said:
+                    self.feed(FindingRaised(at=self._clock(), finding=finding))
+                said = finding.what
+            await asyncio.sleep(HOLD_S)
 
     def _order(self, nodes: tuple[int, ...], make: Callable[[int], Order]) -> None:
         """Send each node its order; one that is away is told when it joins again."""
@@ -362,7 +433,6 @@ class Controller:
         self.feed(
             RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
         )
-        self._done.set()
 
     # Watching
 
@@ -376,10 +446,10 @@ class Controller:
             self._wake.clear()
             now = self._clock()
             due = [key for key, at in self._state.deadlines.items() if at <= now]
-            if due:
+            if due and not self.holding:
                 self.feed(*(DeadlinePassed(at=now, deadline=key) for key in due))
                 continue
-            next_at = min(self._state.deadlines.values(), default=None)
+            next_at = None if self.holding else min(self._state.deadlines.values(), default=None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
 

@@ -7,6 +7,7 @@ itself, so that one which the disk has changed is passed over and counted, never
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.events import AnyEvent, RunCreated
+from holdfast.events.reserve import Reserve
 from holdfast.events.run import FORMAT
+
+RESERVE_BYTES = 4 << 20
+"""Kept on disk for a log to grow into: some hours of steps, once the disk is full."""
+
+LAST_BYTES = 256 << 10
+"""The part of it that is left for a run that is ending: to be cancelled, to judge, to finish."""
 
 BLOCK_BYTES = 65536
 """How much is read at a time when a log is read from its end."""
@@ -74,29 +82,48 @@ class EventWriter:
     """Appends events to a run's log; only the run's controller holds one.
 
     A batch goes out in one write, so a killed controller loses no line it has handed over. `sync` additionally waits
-    for the disk, for the few events that must outlive the machine.
+    for the disk, for the few events that must outlive the machine. Where the file system can, space is kept for the
+    log beyond its end, so that a disk filled by others does not end the run's account of itself: `shortage` tells that
+    no more can be kept, and the last of it is for the events of a run that is `ending`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reserve_bytes: int = RESERVE_BYTES, last_bytes: int = LAST_BYTES) -> None:
+        self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._fd, _whole_lines_bytes(path))
-        os.lseek(self._fd, 0, os.SEEK_END)
+        self._end = _whole_lines_bytes(path)
+        if os.fstat(self._fd).st_size > self._end:
+            os.ftruncate(self._fd, self._end)
+        self._last_bytes = last_bytes
+        self._reserve = Reserve(self._fd, reserve_bytes)
+        self._reserve.keep(self._end)
 
-    def append(self, events: Iterable[AnyEvent], *, sync: bool = False) -> None:
+    @property
+    def shortage(self) -> OSError | None:
+        """Why no more space could be kept for the log when it was last written; None while there is enough."""
+        return self._reserve.shortage
+
+    def append(self, events: Iterable[AnyEvent], *, sync: bool = False, ending: bool = False) -> None:
+        """Write all of these or none; raises OSError when there is no room for them."""
         data = memoryview(b"".join(map(sealed, events)))
-        end = os.lseek(self._fd, 0, os.SEEK_CUR)
+        end = self._end + len(data)
+        self._reserve.keep(end)
+        if self._reserve.shortage and not ending and self._reserve.left(end) < self._last_bytes:
+            raise self._reserve.shortage
         try:
             while data:
-                data = data[os.write(self._fd, data) :]
+                data = data[os.pwrite(self._fd, data, end - len(data)) :]
         except OSError:
             # A full disk takes a part: without it the next event would be glued to half a line, and lost with it.
-            os.ftruncate(self._fd, end)
-            os.lseek(self._fd, end, os.SEEK_SET)
+            os.ftruncate(self._fd, self._end)
             raise
+        self._end = end
         if sync:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
+        """Give back what was kept and not needed."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._end)
         os.close(self._fd)
 
 

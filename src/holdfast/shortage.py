@@ -1,0 +1,153 @@
+"""Owns how it is said that the operating system has run out of something, or refuses to be written to.
+
+One row for each such refusal. Refuses to own what is done about it: the controller waits (control/controller.py), a
+checkpoint is given up (train/checkpoint.py), a rank's end is judged (control/policy.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.findings import Fault, Finding, Severity
+
+_LITTLE_BYTES = 64 << 10
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """One way in which the operating system refuses."""
+
+    code: str
+    """The finding's."""
+    phrase: str
+    """The C library's words for it, as programs in any language repeat them."""
+    what: str
+    remedy: str
+
+
+_FULL = "Free some space there, or point the job at another file system; what waits goes on by itself."
+_WRITABLE = "Make it writable again: look at `mount` and at the kernel's log; what waits goes on by itself."
+_FILES = "Raise the limit on open files (`ulimit -n`, LimitNOFILE=), or find what holds so many (`ls /proc/PID/fd`)."
+
+SHORTAGES: Mapping[int, Shortage] = {
+    errno.ENOSPC: Shortage(
+        code="disk-full", phrase="No space left on device", what="no space is left on the disk", remedy=_FULL
+    ),
+    errno.EDQUOT: Shortage(
+        code="disk-full", phrase="Disk quota exceeded", what="the disk quota is used up", remedy=_FULL
+    ),
+    errno.EROFS: Shortage(
+        code="read-only-file-system",
+        phrase="Read-only file system",
+        what="the file system is read-only",
+        remedy=_WRITABLE,
+    ),
+    errno.EIO: Shortage(
+        code="disk-error",
+        phrase="Input/output error",
+        what="the disk fails",
+        remedy="Look at the kernel's log: `dmesg`.",
+    ),
+    errno.EMFILE: Shortage(
+        code="too-many-open-files",
+        phrase="Too many open files",
+        what="the process may open no more files",
+        remedy=_FILES,
+    ),
+    errno.ENFILE: Shortage(
+        code="too-many-open-files",
+        phrase="Too many open files in system",
+        what="the machine may open no more files",
+        remedy=_FILES,
+    ),
+    errno.EAGAIN: Shortage(
+        code="too-many-processes",
+        phrase="Resource temporarily unavailable",
+        what="no more processes may be started",
+        remedy="Raise the limit on processes (`ulimit -u`, pids.max of the cgroup), or end some.",
+    ),
+    errno.ENOMEM: Shortage(
+        code="no-memory",
+        phrase="Cannot allocate memory",
+        what="the machine has no memory to give",
+        remedy="Ask for less memory, or end what else runs there.",
+    ),
+}
+
+
+def shortage_of(error: BaseException | None) -> Shortage | None:
+    """The row for an error, or for what caused it; None when it speaks of no shortage."""
+    while error is not None:
+        if isinstance(error, OSError) and (row := SHORTAGES.get(error.errno or 0)):
+            return row
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def shortage_in(words: str) -> Shortage | None:
+    """The row for a program's own words, such as `OSError: [Errno 28] No space left on device`."""
+    if (number := _NUMBER.search(words)) and int(number[1]) in SHORTAGES:
+        return SHORTAGES[int(number[1])]
+    return next((row for row in SHORTAGES.values() if row.phrase in words), None)
+
+
+def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Severity.ERROR) -> Finding:
+    """What to say of a refusal: `subject` is what cannot be done, `path` is where."""
+    row = shortage_of(error)
+    return Finding(
+        code=row.code if row else "system-refused",
+        severity=severity,
+        what=f"{subject}: {row.what if row else error.strerror}",
+        where=str(path),
+        evidence=(str(error), *room(path)),
+        remedy=row.remedy if row else "",
+        fault=Fault.CLUSTER,
+    )
+
+
+def lacking(path: Path, subject: str) -> Finding | None:
+    """What to say of a path whose file system is full or read-only; None where something can be written."""
+    size = os.statvfs(path)
+    if size.f_flag & os.ST_RDONLY:
+        number = errno.EROFS
+    elif size.f_bavail * size.f_frsize < _LITTLE_BYTES:
+        number = errno.ENOSPC
+    else:
+        return None
+    return finding_of(OSError(number, os.strerror(number)), subject, path, Severity.WARNING)
+
+
+def room(path: Path) -> tuple[str, ...]:
+    """How much room the file system of a path has, as a line of evidence; nothing where it cannot be told."""
+    nearest = next((parent for parent in (path, *path.parents) if parent.exists()), None)
+    if nearest is None:
+        return ()
+    try:
+        size = os.statvfs(nearest)
+    except OSError:
+        return ()
+    free, whole = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
+    files = f", {size.f_favail:,} of {size.f_files:,} files" if size.f_files else ""
+    only = ", read-only" if size.f_flag & os.ST_RDONLY else ""
+    return (f"{_file_system(nearest)}: {free:,} of {whole:,} bytes free{files}{only}",)
+
+
+def _file_system(path: Path) -> str:
+    """`tmpfs on /mnt/scratch`, by the longest mount point above a path; the last of equals hides the others."""
+    best = max(_mounts(), key=lambda mount: len(mount[0].parts) if path.resolve().is_relative_to(mount[0]) else -1)
+    return f"{best[1]} on {best[0]}"
+
+
+def _mounts() -> Iterator[tuple[Path, str]]:
+    # 36 35 98:0 /root /mnt/scratch rw,noatime shared:1 - tmpfs tmpfs rw,size=8192k
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    for line in reversed(lines):
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
+        yield Path(point), after.split()[0]
