@@ -273,8 +273,8 @@ def finished(run: RunFolder) -> bool:
     return isinstance(last_event(run.events), RunFinished)
 
 
-def follow(run: RunFolder) -> Iterator[AnyEvent | None]:
-    """Yield a run's events as they come, and None about ten times a second when none came; ends with `RunFinished`.
+def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | None]:
+    """Yield a run's events as they come, and None every `beat_s` seconds when none came; ends with `RunFinished`.
 
     Raises when the run can have no more events because its keeper is gone.
     """
@@ -293,7 +293,7 @@ def follow(run: RunFolder) -> Iterator[AnyEvent | None]:
             if not alive:
                 raise controller_gone(run)
             yield None
-            time.sleep(BEAT_S)
+            time.sleep(beat_s)
 
 
 # How

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the letters and digits that are read for one another."""
+
+_ATTEMPT = re.compile(r"(?P<before>(?:replica-\d+-)?attempt-)(?P<attempt>\d+)")
 
 
 def runs_root() -> Path:
@@ -133,3 +136,12 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)
+
+
+def earlier_logs(rank_log: Path) -> list[Path]:
+    """What the same rank wrote in earlier attempts, oldest first; empty for a file that lies in no attempt's folder."""
+    found = _ATTEMPT.fullmatch(rank_log.parent.name)
+    if found is None:
+        return []
+    folders = (rank_log.parent.with_name(f"{found['before']}{earlier}") for earlier in range(int(found["attempt"])))
+    return [log for folder in folders if (log := folder / rank_log.name).exists()]

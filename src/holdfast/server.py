@@ -341,6 +341,7 @@ async def serve(
             ranks=launches(accepted, folder, attempt, node, private["secrets"], share[node]),
             step_deadline_s=accepted.job.recovery.step_deadline_s,
             code=accepted.code.digest if accepted.code else "",
+            log_max_bytes=accepted.job.logs.max_bytes,
         )
 
     controller = Controller(

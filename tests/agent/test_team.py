@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.agent import team as team_module
 from holdfast.agent.port import HeldPort
+from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import Stacks
 from holdfast.agent.team import Team
 from holdfast.clock import Clock
@@ -89,6 +90,7 @@ class Bench:
             port=self.port,
             clock=self.clock,
             code=self.code,
+            retention=Retention(lambda finding: None),
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,

@@ -20,11 +20,13 @@ from holdfast.agent.code import CodeFolder
 from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
+from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.events import AgentJoined, FindingRaised, RanksStopped
 from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks
 from holdfast.events.rank import CheckpointNow
+from holdfast.findings import Finding
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
 log = logging.getLogger("holdfast.agent")
@@ -58,6 +60,7 @@ class Agent:
         self._clock = Clock()
         self._port = HeldPort(settings.address)
         self._code = CodeFolder(settings.controller, settings.token, settings.code)
+        self._retention = Retention(self._found)
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
@@ -74,7 +77,8 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._leaving.set)
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
-        watches = [asyncio.ensure_future(self._patience()), asyncio.ensure_future(self._watch_clock())]
+        work = (self._patience(), self._watch_clock(), self._retention.run())
+        watches = [asyncio.ensure_future(each) for each in work]
         await self._leaving.wait()
         for watch in watches:
             watch.cancel()
@@ -170,6 +174,7 @@ class Agent:
             port=self._port,
             clock=self._clock,
             code=self._code.get,
+            retention=self._retention,
             say=self._link.say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,
@@ -203,6 +208,9 @@ class Agent:
                     port=self._port.number,
                 )
             )
+
+    def _found(self, finding: Finding) -> None:
+        self._link.say(FindingRaised(at=self._clock.time(), finding=finding))
 
     def _stopped(self, team: Team) -> None:
         if self._teams.get(team.replica) is team:

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.agent.channel import RankChannel
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, RankProcess
+from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import take
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
@@ -86,6 +87,7 @@ class Team:
         port: HeldPort,
         clock: Clock,
         code: Callable[[str], Coroutine[None, None, Path]],
+        retention: Retention,
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -99,6 +101,7 @@ class Team:
         self._clock = clock
         self._code = code
         self._fetch: asyncio.Task[Path] | None = None
+        self._retention = retention
         self._say = say
         self._on_step = on_step
         self._on_stopped = on_stopped
@@ -138,6 +141,8 @@ class Team:
         for process in self.processes:
             if problem is None:
                 process.start(self._ended, code)
+                if self._order.log_max_bytes is not None:
+                    self._retention.keep(process.rank, Path(process.launch.log), self._order.log_max_bytes)
             else:
                 process.give_up(problem, self._ended)
         if problem is not None:
@@ -324,6 +329,8 @@ class Team:
             )
         )
         self._on_stopped(self)
+        for process in self.processes:
+            self._retention.release(Path(process.launch.log))
 
     # Hangs
 

@@ -2,82 +2,165 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
+from holdfast.cli.output import Output, is_plain, say, say_json
 from holdfast.cli.request import OutputOption, RunArgument
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
     from holdfast.folder import RunFolder
-    from holdfast.report.logs import LogLine, MergedLog, RankLog
+    from holdfast.report.logs import MergedLog, RankLog, Said
 
-READ_S = 0.1
+LOOK_S = 0.025
 """How often the files are looked at while a run is followed."""
+SHARE = 0.1
+"""Most of a core that looking takes when nothing comes: with thousands of files it is done less often."""
+BURST_S = 0.25
+"""Longest that what the ranks write keeps the run's events waiting."""
 
 
 def logs(
     run: RunArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="RANK", help="Only this rank.")] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="RANKS", help="Only these ranks, such as 3 or 0-7,12.")
+    ] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", help="Of this attempt; the latest if not given.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines of each rank.")
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print what the ranks wrote.
 
-    The rank that failed first comes first and is marked with `!`.
+    The rank that failed first comes first and is marked with `!`. A line is cut where it is very long, and a progress
+    bar is shown every few seconds; the files, which hold every byte, are in the run's folder.
     """
     from holdfast import api
     from holdfast.report.logs import MergedLog, first_failures, rank_logs
 
     found = api.find_run(run)
-    ranks = api.accepted(found).job.world_size
-    if rank is not None and not 0 <= rank < ranks:
-        what = f"{found.run} has no rank {rank}"
-        raise failure("no-such-rank", what, exit_code=ExitCode.NOT_FOUND, remedy=f"It has ranks 0 to {ranks - 1}.")
-    known = [source for source in rank_logs(found) if rank in (None, source.rank)]
+    wanted = _ranks(rank, api.accepted(found).job.world_size, found)
+    known = [source for source in rank_logs(found) if wanted is None or source.rank in wanted]
     chosen = attempt if attempt is not None else max((source.attempt for source in known), default=0)
     if not follow and not any(source.attempt == chosen for source in known):
         what = f"no output of {'any rank' if rank is None else f'rank {rank}'} in attempt {chosen} of {found.run}"
         raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"))
-    merged = MergedLog(found, rank=rank, from_attempt=chosen, to_attempt=None if follow else chosen)
+    merged = MergedLog(
+        found,
+        ranks=wanted,
+        from_attempt=chosen,
+        to_attempt=None if follow else chosen,
+        last_lines=tail,
+        colours=output is Output.TEXT and not is_plain(sys.stdout),
+    )
+    printer = Printer(output)
     if follow:
-        _follow(found, merged, output)
-        return
-    for line in merged.read(first_failures(api.events(found)), to_the_end=True):
-        _print(line, output)
+        _follow(found, merged, printer)
+    else:
+        printer.print(merged.rest(time.monotonic(), first_failures(api.events(found))))
 
 
-def _follow(run: RunFolder, merged: MergedLog, output: Output) -> None:
+def _ranks(text: str | None, world_size: int, run: RunFolder) -> frozenset[int] | None:
+    """The ranks that `0-7,12` names; None for all."""
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        span = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if span is None:
+            raise failure(
+                "bad-ranks", f"`--rank {text}` names no ranks", exit_code=ExitCode.USAGE, remedy="Write 3, or 0-7,12."
+            )
+        first, last = int(span[1]), int(span[2] or span[1])
+        if last >= world_size or first > last:
+            what = f"{run.run} has no rank {part.strip()}"
+            remedy = f"It has ranks 0 to {world_size - 1}."
+            raise failure("no-such-rank", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)
+
+
+def _follow(run: RunFolder, merged: MergedLog, printer: Printer) -> None:
     """Print what is there and what comes, and say which rank has failed first as soon as that is known."""
     from holdfast import api
     from holdfast.cli.lines import line as told
     from holdfast.report.logs import first_failures
 
     failed: frozenset[RankLog] = frozenset()
-    read_at = 0.0
-    for event in api.follow(run):
-        new = first_failures([event] if event else [])
-        failed |= new
-        if time.monotonic() - read_at >= READ_S or new:
-            read_at = time.monotonic()
-            for line in merged.read(failed):
-                _print(line, output)
-        if event and new and output is Output.TEXT:
-            say(f"! {told(event)}")
-    for line in merged.read(failed, to_the_end=True):
-        _print(line, output)
+    look_at = 0.0
+    try:
+        for event in api.follow(run, beat_s=LOOK_S):
+            new = first_failures([event] if event else [])
+            failed |= new
+            if new or time.monotonic() >= look_at:
+                idle_s = _catch_up(merged, failed, printer)
+                look_at = time.monotonic() + max(LOOK_S, idle_s / SHARE)
+            if event and new and printer.output is Output.TEXT:
+                say(f"! {told(event)}")
+    except HoldfastError:  # the run is nobody's any more; what its ranks have written is there all the same
+        printer.print(merged.rest(time.monotonic(), failed))
+        raise
+    printer.print(merged.rest(time.monotonic(), failed))
 
 
-def _print(line: LogLine, output: Output) -> None:
-    source = line.source
-    if output is Output.JSON:
-        say_json({"attempt": source.attempt, "replica": source.replica, "rank": source.rank, "text": line.text})
-        return
-    replica = f"replica {source.replica} " if source.replica else ""
-    say(f"{'!' if line.failed_first else ' '}[{replica}rank {source.rank}] {line.text}")
+def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -> float:
+    """Print until nothing more has come, but not for ever; seconds that a look takes which brings nothing."""
+    began = now = time.monotonic()
+    while printer.print(merged.look(now, failed)):
+        if time.monotonic() - began > BURST_S:
+            return 0.0
+        now = time.monotonic()
+    return time.monotonic() - now
+
+
+class Printer:
+    """Prints what ranks wrote, each line with its rank."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self._unfinished: dict[RankLog, str] = {}
+        """How each rank's last line was shown before its end had come."""
+
+    def print(self, pieces: Iterable[Said]) -> bool:
+        """Print them; whether there were any."""
+        any_came = False
+        for said in pieces:
+            any_came = True
+            if self.output is Output.JSON:
+                _print_json(said)
+            else:
+                self._print_text(said)
+        return any_came
+
+    def _print_text(self, said: Said) -> None:
+        source, piece = said.source, said.piece
+        replica = f"replica {source.replica} " if source.replica else ""
+        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}] "
+        if piece.dropped_bytes:
+            say(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
+        lines = piece.lines
+        if lines and self._unfinished.pop(source, None) == lines[0]:
+            lines = lines[1:]  # it was shown already, and nothing has come but its end
+        if piece.unfinished:
+            self._unfinished[source] = piece.lines[0]
+        if lines:
+            say(mark + f"\n{mark}".join(lines))
+
+
+def _print_json(said: Said) -> None:
+    source, piece = said.source, said.piece
+    who: dict[str, object] = {"attempt": source.attempt, "replica": source.replica, "rank": source.rank}
+    if piece.dropped_bytes:
+        say_json(who | {"dropped_bytes": piece.dropped_bytes})
+    kind = {"unfinished": True} if piece.unfinished else {}
+    say_json(*(who | {"text": text} | kind for text in piece.lines))

@@ -28,11 +28,12 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def say_json(data: object) -> None:
-    """Write one JSON document on one line; dataclasses, events and findings are data."""
+def say_json(*documents: object) -> None:
+    """Write each JSON document on a line of its own; dataclasses, events and findings are data."""
     import msgspec
 
-    say(msgspec.json.encode(data).decode())
+    if documents:
+        say("\n".join(msgspec.json.encode(document).decode() for document in documents))
 
 
 def console(*, stderr: bool = False) -> Console:

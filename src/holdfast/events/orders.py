@@ -43,6 +43,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     step_deadline_s: float | None = None
     code: str = ""
     """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
+    log_max_bytes: int | None = None
+    """How much is kept of what each rank writes; none means all."""
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):

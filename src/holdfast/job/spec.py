@@ -223,6 +223,16 @@ class Checkpoint(Model):
     """How many of the newest are kept."""
 
 
+class Logs(Model):
+    """How much of what the ranks write is kept."""
+
+    max_bytes: Annotated[Bytes, Field(ge=2**20)] | None = 2**30
+    """Of each rank the newest so many bytes are kept, over all of its attempts, such as `1GiB`; none means all.
+
+    At least 1 MiB. The disk may hold an eighth more, and what a rank writes within a second.
+    """
+
+
 class Recovery(Model):
     """What happens when something dies."""
 
@@ -282,6 +292,8 @@ class Job(Model):
     """Where checkpoints lie and how often they are taken."""
     recovery: Recovery = Recovery()
     """How often and how fast the job is started again when something dies."""
+    logs: Logs = Logs()
+    """How much of what the ranks write is kept."""
     queue: Filled | None = None
     """Queue of the cluster that the job waits in; none means the profile's. The local back end has none."""
 

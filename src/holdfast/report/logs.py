@@ -1,25 +1,27 @@
 """Owns one readable view of what all ranks wrote: a file per rank, line by line, whatever bytes they hold.
 
 Ranks write without time stamps, so their lines have no common order: what is there already comes rank by rank, the one
-that failed first before the others; what comes later comes as it comes. Refuses to own the writing (agent).
+that failed first before the others; what comes later comes as it comes, a block of each rank in turn, so that none
+waits for another. Refuses to own the writing (agent) and how a file becomes lines (tail.py).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.events import AnyEvent, RecoveryDecided
 from holdfast.folder import RunFolder
-from holdfast.report.words import LONGEST_LINE, clean
+from holdfast.report.tail import Piece, Tail
 
-BLOCK_BYTES = 1 << 20
-LONGEST_PENDING_BYTES = 1 << 16
-"""A line without an end is shown in pieces of this size."""
+LIST_S = 0.25
+"""Least time between two looks for new files."""
 
-_FILE = re.compile(r"(?:replica-(?P<replica>\d+)-)?attempt-(?P<attempt>\d+)/rank-(?P<rank>\d+)\.log")
+_FOLDER = re.compile(r"(?:replica-(?P<replica>\d+)-)?attempt-(?P<attempt>\d+)")
+_FILE = re.compile(r"rank-(?P<rank>\d+)\.log")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -32,11 +34,11 @@ class RankLog:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """One line, with who wrote it."""
+class Said:
+    """Some lines, with who wrote them."""
 
     source: RankLog
-    text: str
+    piece: Piece
     failed_first: bool = False
     """Whether the rank is the one whose failure ended the attempt."""
 
@@ -50,73 +52,84 @@ def first_failures(events: Iterable[AnyEvent]) -> frozenset[RankLog]:
     )
 
 
-def rank_logs(run: RunFolder) -> dict[RankLog, Path]:
+def rank_logs(run: RunFolder, *, from_attempt: int = 0) -> dict[RankLog, Path]:
     """Every rank's file that exists, in order."""
     root = run.path / "logs"
     found: dict[RankLog, Path] = {}
-    for path in root.glob("*/rank-*.log"):
-        match = _FILE.fullmatch(path.relative_to(root).as_posix())
-        if match:
-            replica = int(match["replica"] or 0)
-            found[RankLog(attempt=int(match["attempt"]), replica=replica, rank=int(match["rank"]))] = path
+    for folder in os.listdir(root) if root.is_dir() else ():
+        place = _FOLDER.fullmatch(folder)
+        if place is None or int(place["attempt"]) < from_attempt:
+            continue
+        for name in os.listdir(root / folder):
+            if file := _FILE.fullmatch(name):
+                attempt, replica, rank = int(place["attempt"]), int(place["replica"] or 0), int(file["rank"])
+                found[RankLog(attempt=attempt, replica=replica, rank=rank)] = root / folder / name
     return dict(sorted(found.items()))
 
 
 class MergedLog:
-    """Reads the files of a run that may still be going on: each `read()` yields what has come since the last."""
+    """Reads the files of a run that may still be going on.
+
+    `ranks` and the attempts narrow down whose; `last_lines` leaves out all but the last lines of each file that exists
+    when it is first looked at. Times are monotonic seconds.
+    """
 
     def __init__(
-        self, run: RunFolder, *, rank: int | None = None, from_attempt: int = 0, to_attempt: int | None = None
+        self,
+        run: RunFolder,
+        *,
+        ranks: Collection[int] | None = None,
+        from_attempt: int = 0,
+        to_attempt: int | None = None,
+        last_lines: int | None = None,
+        colours: bool = False,
     ) -> None:
         self._run = run
-        self._rank = rank
+        self._ranks = ranks
         self._from, self._to = from_attempt, to_attempt
-        self._tails: dict[RankLog, _Tail] = {}
+        self._last_lines = last_lines
+        self._colours = colours
+        self._tails: dict[RankLog, Tail] = {}
+        self._over: set[RankLog] = set()
+        """Read to the end: a later attempt of the replica has begun, so nobody writes there any more."""
+        self._listed_at = float("-inf")
 
-    def read(self, failed: frozenset[RankLog] = frozenset(), *, to_the_end: bool = False) -> Iterator[LogLine]:
-        """New lines, those of ranks in `failed` first; `to_the_end` gives out last lines that have no end as well."""
-        for source, path in rank_logs(self._run).items():
-            if source not in self._tails and self._wanted(source):
-                self._tails[source] = _Tail(path)
-        ordered = sorted(self._tails, key=lambda source: (source.attempt, source not in failed, source))
-        for source in ordered:
-            for text in self._tails[source].read(to_the_end=to_the_end):
-                yield LogLine(source=source, text=text, failed_first=source in failed)
+    def look(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[Said]:
+        """At most a block of what has come in each file since the last look, those of ranks in `failed` first."""
+        self._list(now)
+        newest = {source.replica: source.attempt for source in self._tails}
+        for source, tail in self._ordered(failed):
+            piece = tail.read(now)
+            if piece is None and source.attempt < newest[source.replica]:
+                piece = tail.rest()
+                self._over.add(source)
+                del self._tails[source]
+            elif piece is None:
+                piece = tail.unfinished(now)
+            if piece is not None:
+                yield Said(source=source, piece=piece, failed_first=source in failed)
+
+    def rest(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[Said]:
+        """All that is left, file by file; for when nobody writes any more, or to see what there is now."""
+        self._listed_at = float("-inf")
+        self._list(now)
+        for source, tail in self._ordered(failed):
+            while piece := tail.read(now) or tail.rest():
+                yield Said(source=source, piece=piece, failed_first=source in failed)
+
+    def _list(self, now: float) -> None:
+        if now - self._listed_at < LIST_S:
+            return
+        first = self._listed_at == float("-inf") and not self._tails
+        self._listed_at = now
+        for source, path in rank_logs(self._run, from_attempt=self._from).items():
+            if source not in self._tails and source not in self._over and self._wanted(source):
+                last_lines = self._last_lines if first else None
+                self._tails[source] = Tail(path, colours=self._colours, last_lines=last_lines)
+
+    def _ordered(self, failed: Collection[RankLog]) -> list[tuple[RankLog, Tail]]:
+        return sorted(self._tails.items(), key=lambda item: (item[0].attempt, item[0] not in failed, item[0]))
 
     def _wanted(self, source: RankLog) -> bool:
-        last = self._to is None or source.attempt <= self._to
-        return self._from <= source.attempt and last and self._rank in (None, source.rank)
-
-
-class _Tail:
-    """One growing file, cut into lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._pending = b""
-
-    def read(self, *, to_the_end: bool) -> Iterator[str]:
-        try:
-            file = self._path.open("rb")
-        except OSError:
-            return
-        with file:
-            file.seek(self._offset)
-            while block := file.read(BLOCK_BYTES):
-                self._offset += len(block)
-                *lines, self._pending = (self._pending + block).split(b"\n")
-                yield from map(_text, lines)
-                if len(self._pending) > LONGEST_PENDING_BYTES:
-                    yield _text(self._pending)
-                    self._pending = b""
-        if to_the_end and self._pending:
-            yield _text(self._pending)
-            self._pending = b""
-
-
-def _text(line: bytes) -> str:
-    """A line as a terminal would leave it: what a carriage return overwrites is dropped."""
-    shown = next((piece for piece in reversed(line.split(b"\r")) if piece), b"")
-    text = clean(shown[: 4 * LONGEST_LINE].decode("utf-8", "replace"))
-    return text if len(shown) <= 4 * LONGEST_LINE else f"{text} ({len(shown):,} bytes in all)"
+        late = self._to is not None and source.attempt > self._to
+        return not late and (self._ranks is None or source.rank in self._ranks)

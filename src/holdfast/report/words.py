@@ -7,8 +7,16 @@ import re
 LONGEST_LINE = 4000
 """Characters of one line of somebody else's text that are shown."""
 
-_COLOURS = re.compile(r"\x1b\[[0-9;:]*[mK]")
-_UNSEEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_SEQUENCE = re.compile(
+    rf"(?P<colour>{_COLOUR})"
+    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, erasing, modes
+    r"|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS and their like: titles, links, the clipboard
+    r"|[ -/]+[0-~]|[0-OQ-WYZ`-~=>])"  # character sets, save and restore, reset
+)
+_UNSEEN = re.compile(rf"(?P<colour>{_COLOUR})|[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_TORN_COLOUR = re.compile(r"\x1b[^m]*\Z")
+_RESET = "\x1b[0m"
 
 
 def duration(seconds: float) -> str:
@@ -49,9 +57,14 @@ def short(digest: str) -> str:
     return digest[:12]
 
 
-def clean(text: str, longest: int = LONGEST_LINE) -> str:
-    """One line of foreign text that cannot move a terminal's cursor or change its colours, cut at `longest`."""
-    plain = _COLOURS.sub("", text)
-    if len(plain) > longest:
-        plain = f"{plain[:longest]}… ({len(plain) - longest:,} more characters)"
-    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], plain)
+def clean(text: str, longest: int = LONGEST_LINE, *, colours: bool = False) -> str:
+    """One line of foreign text that cannot move a terminal's cursor or set its title, cut at `longest` characters.
+
+    Colours go as well unless they are asked for; then they end with the line.
+    """
+    kept = _SEQUENCE.sub(lambda found: (colours and found["colour"]) or "", text)
+    if len(kept) > longest:
+        head = _TORN_COLOUR.sub("", kept[:longest])
+        kept = f"{head}… ({len(kept) - longest:,} more characters)"
+    seen = _UNSEEN.sub(lambda found: (colours and found["colour"]) or ascii(found[0])[1:-1], kept)
+    return f"{seen}{_RESET}" if colours and "\x1b" in seen else seen

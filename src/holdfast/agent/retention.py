@@ -1,0 +1,174 @@
+"""Owns how much of its ranks' output a node keeps: of each rank the newest `max_bytes`, over all of its attempts.
+
+A rank writes into its file itself, so the file can be neither renamed nor cut under it. Its head can be given back to
+the disk (a hole is punched there): what is kept stays where it is, readers read on, and the rank waits for nothing.
+See docs/decisions/0006. Refuses to own the reading (report).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.findings import Finding, Severity
+from holdfast.folder import earlier_logs
+
+log = logging.getLogger("holdfast.agent")
+
+STEP_BYTES = 1 << 20
+"""Holes end at a multiple of this, which every file system's blocks divide."""
+AT_ONCE_BYTES = 256 << 20
+"""Most that is given back in one call, which may take tens of milliseconds and holds up the rank's own writing."""
+LOOK_S = 1.0
+"""Longest between two looks at the files."""
+LEAST_LOOK_S = 0.02
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Retention:
+    """Looks after the logs of a node's ranks; `find` is called once when the first byte is dropped, or cannot be."""
+
+    def __init__(self, find: Callable[[Finding], None]) -> None:
+        self._find = find
+        self._logs: dict[Path, _RankOutput] = {}
+        self._told: set[str] = set()
+
+    def keep(self, rank: int, path: Path, max_bytes: int) -> None:
+        """From now on keep the newest `max_bytes` of what this rank writes to `path` and has written before."""
+        self._logs[path] = _RankOutput(rank, path, max_bytes)
+
+    def release(self, path: Path) -> None:
+        """Nobody writes to `path` any more: look at it for the last time."""
+        output = self._logs.pop(path, None)
+        if output is not None:
+            self._trim(output)
+
+    async def run(self) -> None:
+        """Look at the files for ever, the sooner the faster they grow."""
+        while True:
+            room_s = [self._trim(output) for output in self._logs.values()]
+            await asyncio.sleep(max(LEAST_LOOK_S, min([LOOK_S, *room_s])))
+
+    def _trim(self, output: _RankOutput) -> float:
+        """Drop what is too much; seconds until there is too much again."""
+        try:
+            if output.trim():
+                self._tell(_dropped(output))
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                self._tell(_unlimited(output, error))
+            else:
+                log.warning("the log of rank %s cannot be kept to its limit: %s", output.rank, error)
+            return LOOK_S
+        return output.room_s()
+
+    def _tell(self, finding: Finding) -> None:
+        if finding.code not in self._told:
+            self._told.add(finding.code)
+            self._find(finding)
+
+
+class _RankOutput:
+    """What one rank has written: the file it writes now, and those of its earlier attempts."""
+
+    def __init__(self, rank: int, path: Path, max_bytes: int) -> None:
+        self.rank = rank
+        self.path = path
+        self.max_bytes = max_bytes
+        self._slack = max(max_bytes // 8, STEP_BYTES)
+        self._files = [_File(earlier) for earlier in earlier_logs(path)] + [_File(path)]
+        self._looked_at = time.monotonic()
+        self._bytes_a_second = 0.0
+
+    def trim(self) -> bool:
+        """Drop the oldest of what is beyond the limit, once it is worth a call; whether anything was dropped."""
+        live = self._files[-1]
+        size, now = live.size, time.monotonic()
+        live.look()
+        self._bytes_a_second = max(0, live.size - size) / max(now - self._looked_at, 1e-3)
+        self._looked_at = now
+        if self._over() < self._slack:
+            return False
+        for earlier in self._files[:-1]:
+            earlier.drop(self._over(), ended=True)
+        live.drop(self._over(), ended=False)
+        return True
+
+    def room_s(self) -> float:
+        """Seconds until the slack is used up at the speed of late."""
+        return (self._slack - self._over()) / max(self._bytes_a_second, 1.0)
+
+    def _over(self) -> int:
+        return sum(file.size - file.start for file in self._files) - self.max_bytes
+
+
+class _File:
+    """One file and where its data begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = self.start = 0
+        self.look()
+        if self.size:
+            with path.open("rb") as file:
+                self.start = _first_data(file.fileno(), self.size)
+
+    def look(self) -> None:
+        try:
+            self.size = self._path.stat().st_size
+        except FileNotFoundError:
+            self.size = 0
+        self.start = min(self.start, self.size)
+
+    def drop(self, count: int, *, ended: bool) -> None:
+        """Give the first `count` bytes back to the disk: whole steps of them, or all there is of a file that ended."""
+        whole = ended and self.start + count >= self.size
+        end = -(-self.size // STEP_BYTES) if whole else (self.start + count) // STEP_BYTES
+        if end * STEP_BYTES <= self.start:
+            return
+        with self._path.open("r+b") as file:
+            while self.start < end * STEP_BYTES:
+                length = min(end * STEP_BYTES - self.start, AT_ONCE_BYTES)
+                if _libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, self.start, length) != 0:
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number), str(self._path))
+                self.start += length
+        self.start = min(self.start, self.size)
+
+
+def _first_data(descriptor: int, size: int) -> int:
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError:  # all of it is a hole
+        return size
+
+
+def _dropped(output: _RankOutput) -> Finding:
+    return Finding(
+        code="log-trimmed",
+        severity=Severity.WARNING,
+        what=f"rank {output.rank} has written more than its log may hold; from here on the oldest of it is dropped",
+        where=str(output.path),
+        evidence=(f"logs.max_bytes is {output.max_bytes:,}, for each rank, over all attempts",),
+        remedy="Print less, or raise `logs.max_bytes`.",
+    )
+
+
+def _unlimited(output: _RankOutput, error: OSError) -> Finding:
+    return Finding(
+        code="log-unlimited",
+        severity=Severity.WARNING,
+        what=f"the log of rank {output.rank} has passed `logs.max_bytes`, and its file system can drop nothing of it",
+        where=str(output.path),
+        evidence=(str(error),),
+        remedy="Print less, or set HOLDFAST_HOME to a folder on ext4, xfs, btrfs, tmpfs or NFS 4.2, which can.",
+    )
