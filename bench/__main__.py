@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("help", "launch", "recovery", "steady")
+BENCHES = ("help", "launch", "recovery", "steady", "logs")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -77,14 +78,14 @@ Side = Callable[..., AbstractContextManager[Running]]
 
 @contextlib.contextmanager
 def holdfast(
-    script: str, *words: str, env: Mapping[str, str] | None = None, settings: Sequence[str] = ()
+    script: str, *words: str, nodes: int = 2, env: Mapping[str, str] | None = None, settings: Sequence[str] = ()
 ) -> Generator[Running]:
-    """`holdfast run --nodes 2 -- python SCRIPT OUT WORDS`; `settings` are `--set`s."""
+    """`holdfast run --nodes NODES -- python SCRIPT OUT WORDS`; `settings` are `--set`s."""
     options = [word for setting in (f"recovery.max_restarts={RESTARTS}", *settings) for word in ("--set", setting)]
 
     def commands(out: Path) -> list[list[str]]:
         program = [sys.executable, str(PROGRAMS / script), str(out), *words]
-        return [[str(BIN / "holdfast"), "run", "--nodes", "2", *options, "--", *program]]
+        return [[str(BIN / "holdfast"), "run", "--nodes", str(nodes), *options, "--", *program]]
 
     with _running(commands, env or {}) as running:
         yield running
@@ -114,6 +115,18 @@ def torchrun(script: str, *words: str, env: Mapping[str, str] | None = None) -> 
 def torchrun_fixed(script: str, *words: str) -> AbstractContextManager[Running]:
     """Torchrun with a store for each attempt: its shared one hands restarted ranks the addresses of the dead."""
     return torchrun(script, *words, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+
+
+@contextlib.contextmanager
+def redirected(script: str, *words: str, env: Mapping[str, str] | None = None) -> Generator[Running]:
+    """`sh -c 'python SCRIPT OUT WORDS > OUT/log'`."""
+
+    def commands(out: Path) -> list[list[str]]:
+        program = [sys.executable, str(PROGRAMS / script), str(out), *words]
+        return [["sh", "-c", f"exec {shlex.join(program)} > {shlex.quote(str(out / 'log'))}"]]
+
+    with _running(commands, env or {}) as running:
+        yield running
 
 
 def freeze(pids: Sequence[int]) -> None:

@@ -322,6 +322,8 @@ class Team:
         left = end_all(lambda: marked(descendants(os.getpid()), **marks), within_s=LEFTOVERS_S)
         if left:
             log.error("processes %s outlive SIGKILL; the kernel holds them", left)
+        for process in self.processes:
+            self._retention.release(Path(process.launch.log))
         self._port.renew()
         self._say(
             RanksStopped(
@@ -329,8 +331,6 @@ class Team:
             )
         )
         self._on_stopped(self)
-        for process in self.processes:
-            self._retention.release(Path(process.launch.log))
 
     # Hangs
 

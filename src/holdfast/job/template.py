@@ -41,6 +41,9 @@ recovery:
   max_restarts: 10        # within window_s seconds; the next failure ends the run
   window_s: 3600
   # step_deadline_s: 600  # a rank without a step for so long is hung; needs holdfast.train
+
+# logs:
+#   max_bytes: 1GiB       # of each rank, over all attempts; the oldest of what it wrote is dropped
 """
 
 

@@ -1,0 +1,36 @@
+"""Print as fast as can be, round after round: `printer.py OUT WRITER LINES ROUNDS`; OUT/took gets the seconds of each.
+
+WRITER is `c` (coreutils' seq, which writes whole buffers) or `python` (a loop of print). Starts when OUT/go exists and
+leaves when OUT/leave does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+out, writer, lines, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+
+def wait_for(name: str) -> None:
+    """Until a file of this name is in OUT."""
+    while not (out / name).exists():
+        time.sleep(0.01)
+
+
+wait_for("go")
+took: list[float] = []
+for _ in range(rounds):
+    began = time.perf_counter()
+    if writer == "c":
+        subprocess.run(["seq", str(lines)], check=True)
+    else:
+        for line in range(lines):
+            print(f"step {line:08d}: loss 2.3456, 12,206 tokens/s, and so on to the length of a usual line")
+    took.append(time.perf_counter() - began)
+sys.stdout.flush()
+(out / "partial").write_text(json.dumps(took))
+os.replace(out / "partial", out / "took")
+wait_for("leave")
