@@ -136,7 +136,7 @@ def test_finding_tells_what_where_evidence_remedy_and_fault() -> None:
         "warning: the disk is slow  [slow-disk]\n"
         "  where       node1\n"
         "  evidence    12 MB/s\n"
-        "              \\x1b[2Jrude\n"
+        "              rude\n"
         "  what to do  Use another disk.\n"
         "  fault of    the machines or the cluster"
     )

@@ -59,7 +59,7 @@ def test_bar_that_was_wiped_is_shown_as_it_last_was(tmp_path: Path) -> None:
         (b"up \x1b[2A\x1b[2J\x1b[?25lhere", "up here", "up here"),
         (b"\x1b]0;title\x07\x1b]8;;http://x\x1b\\link\x1b]52;c;aGk=\x07", "link", "link"),
         (b"\x1b(B\x1b7\x1b8\x1bcreset", "reset", "reset"),
-        (b"\x1b\x1b[0m[31m in \x1b\x1b[2J[2J", "\\x1b[31m in \\x1b[2J", "\x1b[31m in \\x1b[2J\x1b[0m"),
+        (b"\x1b\x1b[0m[31m in \x1b\x1b[2J[2J", "\\x1b[31m in \\x1b[2J", "\\x1b\x1b[0m[31m in \\x1b[2J\x1b[0m"),
         (b"torn \x1b[3", "torn \\x1b[3", "torn \\x1b[3"),
         (
             b"\x00\x07\x9b31m \xff\xfe end",
