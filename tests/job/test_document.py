@@ -125,6 +125,7 @@ WRONG = [
     ("command: [a]\nnodes: many", "bad-nodes", "is not a number of nodes", "Write `nodes: 4`"),
     ("command: [a]\nnodes: 4..2", "bad-nodes", "at least 4 but at most 2 nodes", ""),
     ("command: [a]\nresources: {memory: 16Gb}", "bad-size", "is not a size such as 16GiB", "Ki, Mi, Gi"),
+    ("command: [a]\nlogs: {max_bytes: 500KiB}", "bad-size", "must be at least 1MiB", "Ki, Mi, Gi"),
     ("command: [a]\nsecrets: {A: {}}", "bad-secret", "exactly one source", "Write `NAME: {env: VARIABLE}`."),
     ('command: "python \'a"', "bad-command", "a quotation is not closed", ""),
     ("command: 'python \\'", "bad-command", "ends in a backslash", ""),

@@ -210,7 +210,7 @@ class Agent:
             )
 
     def _found(self, finding: Finding) -> None:
-        self._link.say(FindingRaised(at=self._clock.time(), finding=finding))
+        self._link.say(FindingRaised(at=self._clock(), finding=finding))
 
     def _stopped(self, team: Team) -> None:
         if self._teams.get(team.replica) is team:

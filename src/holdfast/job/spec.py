@@ -20,6 +20,7 @@ JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 NODES_PATTERN = r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$"
 MAX_NODES = 100_000
+LEAST_LOG_BYTES = 1 << 20
 SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
 
 PATTERN_WORDS: Mapping[str, str] = {
@@ -84,6 +85,13 @@ def _parse_size(value: object) -> object:
     if size is None:
         raise PydanticCustomError("bad-size", "is not a size such as 16GiB or 500M")
     return int(float(size[1]) * _UNITS[size[2] or ""])
+
+
+def _holds_something(size: int) -> int:
+    """Refuse a log that could not hold the last words of a rank."""
+    if size < LEAST_LOG_BYTES:
+        raise PydanticCustomError("bad-size", "must be at least 1MiB")
+    return size
 
 
 Text = Annotated[str, AfterValidator(_whole_text)]
@@ -224,9 +232,9 @@ class Checkpoint(Model):
 
 
 class Logs(Model):
-    """How much of what the ranks write is kept."""
+    """What becomes of what the ranks write."""
 
-    max_bytes: Annotated[Bytes, Field(ge=2**20)] | None = 2**30
+    max_bytes: Annotated[Bytes, AfterValidator(_holds_something)] | None = 2**30
     """Of each rank the newest so many bytes are kept, over all of its attempts, such as `1GiB`; none means all.
 
     At least 1 MiB. The disk may hold an eighth more, and what a rank writes within a second.
