@@ -318,6 +318,7 @@ def events_page() -> str:
     producers = {
         "Of the controller": events.RunEvent,
         "Of agents": events.AgentEvent,
+        "Of the controller, for many words of agents at once": events.CrowdEvent,
         "Of people": events.OperatorEvent,
     }
     common = {field.name for field in msgspec.structs.fields(events.Event)}

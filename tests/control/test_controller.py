@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import SmallDisk, fill
 
 from holdfast.clock import Clock
-from holdfast.control import controller
+from holdfast.control import controller, thinning
 from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller, NotItsOwn
 from holdfast.control.machine import Machine
@@ -507,6 +507,75 @@ def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Pat
     asyncio.run(play())
 
 
+def steps_stood_for(desk: Desk) -> list[tuple[int, int]]:
+    """Attempt and number of every step in the log, those that share a line one by one."""
+    lines = [line for line in desk.events(StepCommitted) if isinstance(line, StepCommitted)]
+    return [(line.attempt, step) for line in lines for step in range(line.first, line.step + 1)]
+
+
+@pytest.fixture
+def thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is thinned from its third line."""
+    monkeypatch.setattr(thinning, "WHOLE", 3)
+
+
+@pytest.mark.usefixtures("thin")
+def test_step_that_is_kept_back_is_not_acknowledged_and_survives_the_controller(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        for step in range(101, 130):
+            first.passes(step)
+            second.passes(step)
+            desk.speak()
+        written = steps_stood_for(desk)
+        assert len(desk.steps()) < len(written) < 29
+        assert first.outbox
+        desk.die()
+        for agent in desk.agents:
+            agent.join(desk.controller)
+        desk.speak()
+        desk.controller.feed(NodeGone(at=1000.0, node=1, generation=0, reason="gone"))
+        assert steps_stood_for(desk) == [(0, step) for step in range(101, 130)]
+        assert first.outbox == {}
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.usefixtures("thin")
+def test_what_happens_is_written_after_the_steps_before_it(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        first, second = desk.running().agents
+        first.passes(*range(101, 121))
+        second.passes(*range(101, 120))
+        second.put(CheckpointCommitted(at=1.0, node=1, replica=0, attempt=0, step=119, path="p"))
+        second.passes(120)
+        desk.speak()
+        kinds = (StepCommitted, CheckpointCommitted)
+        seen = [event.step for event in desk.events(*kinds) if isinstance(event, kinds)]
+        assert seen[-2:] == [119, 119]
+        assert seen == sorted(seen)
+        assert steps_stood_for(desk) == [(0, step) for step in range(101, 120)]
+        desk.controller.feed()
+        assert steps_stood_for(desk)[-1] == (0, 120)
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.usefixtures("thin")
+def test_drill_that_waits_for_a_step_has_it_at_once(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        desk.running()
+        desk.controller.feed(
+            DrillRequested(at=1.0, target=DrillTarget.CONTROLLER, index=0, action=DrillAction.KILL, at_step=1000)
+        )
+        for agent in desk.agents:
+            agent.passes(*range(101, 120))
+        desk.speak()
+        assert desk.steps() == [(0, step) for step in range(101, 120)]
+
+    run(tmp_path, scene)
+
+
 def _gathering(desk: Desk) -> None:
     desk.agents[0].join(desk.controller)
 
@@ -653,7 +722,7 @@ def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancel
         assert any(line.startswith(f"tmpfs on {disk}: 0 of ") for line in said.finding.evidence)
         desk.controller.feed(CancelRequested(at=1.0))
         assert not desk.controller.holding
-        assert len(desk.steps()) == step
+        assert len(steps_stood_for(desk)) == step
         assert StopRanks in map(type, second.orders)
 
     asyncio.run(play())

@@ -23,8 +23,12 @@ from holdfast.events import (
     FindingRaised,
     NodeGone,
     NodeRequested,
+    NodesStarted,
+    NodesStopped,
     RankExited,
     RankHung,
+    RanksExited,
+    RanksHung,
     RanksStarted,
     RanksStopped,
     RecoveryDecided,
@@ -34,7 +38,7 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.report.advance import exit_in_words
-from holdfast.report.words import clean, count, duration, listed, short
+from holdfast.report.words import clean, count, duration, listed, listed_spans, short
 
 STEP_LINE_EVERY_S = 1.0
 """Least time, by the events' own clock, between two lines of the same kind that come with every step."""
@@ -77,12 +81,12 @@ class Narrator:
         return due
 
 
-_QUIET = (ControllerStarted, RanksStarted, RanksStopped, AgentLeft, DeadlinePassed)
+_QUIET = (ControllerStarted, RanksStarted, RanksStopped, NodesStarted, NodesStopped, AgentLeft, DeadlinePassed)
 """Steps of the machinery that say nothing to somebody who watches a run."""
 
 
 def _is_notable(event: AnyEvent) -> bool:
-    if isinstance(event, RankExited):
+    if isinstance(event, RankExited | RanksExited):
         return not event.stopped and exit_in_words(event) != "exited with code 0"
     return not isinstance(event, _QUIET)
 
@@ -107,10 +111,12 @@ def _attempt_started(event: AttemptStarted) -> str:
 
 def _step_committed(event: StepCommitted) -> str:
     figures = [f"loss {event.metrics['loss']:.4g}"] if "loss" in event.metrics else []
-    took = event.ended - event.started
-    if event.metrics.get("tokens") and took > 0:
-        figures.append(f"{event.metrics['tokens'] / took:,.0f} tokens/s")
-    return ", ".join([f"step {event.step}{_of(event.replica)} committed in {duration(took)}", *figures])
+    each_s = (event.ended - event.started) / event.steps
+    if event.metrics.get("tokens") and each_s > 0:
+        figures.append(f"{event.metrics['tokens'] / each_s:,.0f} tokens/s")
+    which = f"step {event.step}" if event.steps == 1 else f"steps {event.first}-{event.step}"
+    took = f"{duration(each_s)}{'' if event.steps == 1 else ' each'}"
+    return ", ".join([f"{which}{_of(event.replica)} committed in {took}", *figures])
 
 
 def _recovery_decided(event: RecoveryDecided) -> str:
@@ -166,6 +172,24 @@ def _rank_exited(event: RankExited) -> str:
 
 def _ranks_stopped(event: RanksStopped) -> str:
     return f"no rank of attempt {event.attempt} is left on node{event.node}"
+
+
+def _nodes_started(event: NodesStarted) -> str:
+    nodes, ranks = listed_spans(event.nodes), listed_spans(event.ranks)
+    return f"nodes {nodes} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}"
+
+
+def _nodes_stopped(event: NodesStopped) -> str:
+    return f"no rank of attempt {event.attempt}{_of(event.replica)} is left on nodes {listed_spans(event.nodes)}"
+
+
+def _ranks_exited(event: RanksExited) -> str:
+    stopped = " (stopped by holdfast)" if event.stopped else ""
+    return f"ranks {listed_spans(event.ranks)}{_of(event.replica)} {exit_in_words(event)}{stopped}"
+
+
+def _ranks_hung(event: RanksHung) -> str:
+    return f"ranks {listed_spans(event.ranks)}{_of(event.replica)} have passed no step either"
 
 
 def _rank_hung(event: RankHung) -> str:
@@ -224,6 +248,10 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     RankExited: _rank_exited,
     RanksStopped: _ranks_stopped,
     RankHung: _rank_hung,
+    NodesStarted: _nodes_started,
+    NodesStopped: _nodes_stopped,
+    RanksExited: _ranks_exited,
+    RanksHung: _ranks_hung,
     CheckpointCommitted: _checkpoint_committed,
     DrillDone: _drill_done,
     CancelRequested: _cancel_requested,

@@ -52,11 +52,16 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     if known:
         return min(known, key=lambda failure: (failure.secondary, failure.at))
     if replica.hangs:
-        return _from_hang(replica, min(replica.hangs, key=_suspicion))
+        return _from_hang(replica, min(replica.hangs, key=suspicion))
     return Failure(kind=FailureKind.UNEXPLAINED, at=at, node=0, attempt=replica.attempt, step=replica.step)
 
 
-def _suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:
+def precedence(exited: RankExited) -> tuple[bool, float]:
+    """Smallest for the failure most likely to be the first: it does not only speak of a vanished peer, and is early."""
+    return (bool(_SECONDARY.search(exited.error)), exited.at)
+
+
+def suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:
     """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer."""
     return (hung.process_state != "T", hung.last_step, bool(_WAITING.search(hung.innermost)), hung.last_step_at)
 
@@ -75,7 +80,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         step=replica.step,
         said_hello=exited.said_hello,
         lived_s=exited.at - replica.started_at,
-        secondary=bool(_SECONDARY.search(exited.error)),
+        secondary=precedence(exited)[0],
     )
 
 

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -20,9 +21,11 @@ import msgspec
 
 from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
 from holdfast.control.state import ReplicaPhase, State
+from holdfast.control.thinning import LONGEST_S, Thinning
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentEvent,
@@ -32,6 +35,7 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
+    CrowdEvent,
     DeadlinePassed,
     DrillDone,
     DrillRequested,
@@ -101,8 +105,8 @@ class AgentLink:
     received: int = 0
     """Highest sequence number taken in."""
     acknowledged: int = 0
-    unsettled: deque[tuple[int, Progress]] = field(default_factory=deque[tuple[int, Progress]])
-    """Progress whose steps other nodes have yet to pass; not acknowledged before."""
+    unsettled: deque[tuple[int, Callable[[], bool]]] = field(default_factory=deque[tuple[int, Callable[[], bool]]])
+    """Words that are not in the log yet, by number, and how to tell that they are; not acknowledged before."""
 
 
 class Controller:
@@ -132,6 +136,8 @@ class Controller:
         self._incarnation = incarnation
         self._links: dict[int, AgentLink] = {}
         self._ledgers: dict[int, StepLedger] = {}
+        self._thinning: defaultdict[int, Thinning] = defaultdict(Thinning)
+        self._crowd = Crowd()
         self._seen: dict[str, int] = {}
         self._held: tuple[AnyEvent, ...] = ()
         """Events that wait for the log."""
@@ -139,6 +145,8 @@ class Controller:
         self.holding = False
         """Whether the log cannot be written at the moment."""
         self._state = State()
+        self._began = 0.0
+        self._due: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._parted = asyncio.Event()
         self._done = asyncio.Event()
@@ -171,7 +179,11 @@ class Controller:
         self.feed(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
     def feed(self, *events: AnyEvent) -> None:
-        """Take events in, or hold them as long as the log cannot be written; nothing follows `RunFinished`.
+        """Take events in, after what was kept back, or hold them as long as the log cannot be written."""
+        self._enter([*self._kept(), *events])
+
+    def _enter(self, events: Sequence[AnyEvent]) -> None:
+        """Take in just these, or hold them as long as the log cannot be written; nothing follows `RunFinished`.
 
         What is held changes nothing yet: nothing is acknowledged, nothing is commanded, ranks and agents go on. A
         request to end the run may use the last of the space that is kept for the log.
@@ -206,15 +218,15 @@ class Controller:
         again, self.holding = self.holding, False
         if again:
             log.warning("the log can be written again, and the run goes on")
-        if again or any(isinstance(event, StepCommitted) for event in events):
-            for link in self._links.values():
-                self._acknowledge(link)
         for command in commands:
             self._carry_out(command)
+        if again or any(isinstance(event, StepCommitted | CrowdEvent) for event in events):
+            for link in self._links.values():
+                self._acknowledge(link)
         if state.finished:
             self._done.set()
         if more := (*self._settled_steps(), *self._room_findings()):
-            self.feed(*more)
+            self._enter(more)
 
     def _hold(self, error: OSError) -> None:
         if not self.holding:
@@ -239,6 +251,23 @@ class Controller:
             what = "there is room for the event log again"
             finding = Finding(code="disk-has-room", what=what, severity=Severity.INFO, where=str(path))
         return (FindingRaised(at=self._clock(), finding=finding),)
+
+    def _kept(self) -> list[AnyEvent]:
+        """What was kept back so that many words, or many steps, are one line."""
+        steps = (line for thinning in self._thinning.values() for line in thinning.give())
+        return [*steps, *self._crowd.give(self._state)]
+
+    def _write_within(self, seconds: float) -> None:
+        """See to it that what is kept back now is written in time."""
+        loop = asyncio.get_running_loop()
+        if self._due is not None and loop.time() < self._due.when() <= loop.time() + seconds:
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due = loop.call_later(seconds, lambda: self._spawn(self._write_kept()))
+
+    async def _write_kept(self) -> None:
+        self.feed()
 
     # Agents
 
@@ -276,9 +305,18 @@ class Controller:
                 events.extend(self._take_progress(link, message))
             elif message.seq > seen:
                 seen = self._seen[link.joined.source] = message.seq
-                events.append(_on_our_clock(message, link.clock_ahead_s))
+                word = _on_our_clock(message, link.clock_ahead_s)
+                if self._crowd.takes(self._state, word):
+                    link.unsettled.append((message.seq, partial(self._crowd.wrote, self._crowd.rounds)))
+                else:
+                    events += [*self._kept(), word]
             link.received = max(link.received, message.seq)
-        self.feed(*events)
+        if self._crowd.complete(self._state):
+            events += self._kept()
+        elif self._crowd:
+            self._write_within(GATHER_S)
+        if events or (events := self._settled_steps()):
+            self._enter(events)
         self._acknowledge(link)
 
     def agent_left(self, link: AgentLink) -> None:
@@ -317,14 +355,34 @@ class Controller:
             return []
         if ledger.ahead(progress.node) >= AHEAD_STEPS:
             raise NotItsOwn(f"node{progress.node} is {AHEAD_STEPS} steps ahead of others")
-        link.unsettled.append((progress.seq, progress))
-        return list(ledger.take(_on_our_clock(progress, link.clock_ahead_s), self._clock()))
+        last = progress.steps[-1].step
+        link.unsettled.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
+        steps = ledger.take(_on_our_clock(progress, link.clock_ahead_s), self._clock())
+        return [line for step in steps for line in self._lines(step)]
 
-    def _settled_steps(self) -> list[StepCommitted]:
+    def _lines(self, step: StepCommitted) -> list[StepCommitted]:
+        """What is written of a step now that it is committed; a drill that waits for one has it at once."""
+        thinning, highest = self._thinning[step.replica], self._state.replicas[step.replica].step
+        lines = thinning.take(step, age_s=step.ended - self._began, highest=highest, at_once=bool(self._state.drills))
+        if thinning.kept:
+            self._write_within(LONGEST_S)
+        return lines
+
+    def _is_written(self, replica: int, attempt: int, step: int) -> bool:
+        """Whether a step need not be said again: it is in the log, or its attempt is over."""
+        ledger = self._ledger(replica)
+        return attempt != ledger.attempt or step <= ledger.written
+
+    def _settled_steps(self) -> list[AnyEvent]:
         """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
         at_work = (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
         ended = (index for index, replica in enumerate(self._state.replicas) if replica.phase not in at_work)
-        return [step for index in ended for step in self._ledger(index).settle(self._clock())]
+        return [
+            line
+            for index in ended
+            for step in self._ledger(index).settle(self._clock())
+            for line in self._thinning[index].take(step, age_s=0.0, highest=step.step, at_once=True)
+        ]
 
     def _ledger(self, index: int) -> StepLedger:
         """The ledger of a replica's attempt in hand."""
@@ -340,9 +398,8 @@ class Controller:
         if self.holding:
             return
         while link.unsettled:
-            _, progress = link.unsettled[0]
-            ledger = self._ledger(progress.replica)
-            if progress.attempt == ledger.attempt and progress.steps[-1].step > ledger.committed:
+            _, is_written = link.unsettled[0]
+            if not is_written():
                 break
             link.unsettled.popleft()
         safe = link.unsettled[0][0] - 1 if link.unsettled else link.received
@@ -462,15 +519,20 @@ class Controller:
 
     def _fold(self, event: AnyEvent) -> None:
         self._state, _ = self._machine.step(self._state, event)
+        if isinstance(event, StepCommitted):
+            self._thinning[event.replica].wrote(event)
         self._note(event)
 
     def _note(self, event: AnyEvent) -> None:
         """Keep what is not the machine's: how far each source was heard, how far each attempt's steps are known."""
         if event.source:
             self._seen[event.source] = max(self._seen.get(event.source, 0), event.seq)
+        if isinstance(event, RunCreated):
+            self._began = event.at
         if isinstance(event, StepCommitted | CheckpointCommitted):
             ledger = self._ledger(event.replica)
             if event.attempt == ledger.attempt and isinstance(event, StepCommitted):
+                ledger.written = max(ledger.written, event.step)
                 ledger.committed = max(ledger.committed, event.step)
             elif event.attempt == ledger.attempt:
                 ledger.proven = max(ledger.proven, event.step)

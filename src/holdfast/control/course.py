@@ -99,8 +99,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         master_addr=head.address,
         master_port=head.port,
     )
-    for node in nodes:
-        state = state.with_node(replace(node, busy=True))
+    state = state.with_nodes(replace(node, busy=True) for node in nodes)
     started = AttemptStarted(
         at=at,
         replica=replica.replica,

@@ -5,11 +5,29 @@ Every node's word of it says so, or a complete checkpoint does.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from holdfast.events import StepCommitted
 from holdfast.events.orders import Progress, StepPassed
+
+
+@dataclass
+class _Open:
+    """A step that some nodes have passed: their latest times, and the head's metrics."""
+
+    nodes: int = 0
+    """How many have."""
+    head: StepPassed | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    checkpoint_s: float = 0.0
+
+    def add(self, word: StepPassed, *, of_head: bool) -> None:
+        self.nodes += 1
+        self.head = word if of_head else self.head
+        self.started = max(self.started, word.started)
+        self.ended = max(self.ended, word.ended)
+        self.checkpoint_s = max(self.checkpoint_s, word.checkpoint_s)
 
 
 @dataclass
@@ -22,61 +40,51 @@ class StepLedger:
     """The first is the head: its metrics are the replica's."""
     committed: int = 0
     """Highest step committed in this attempt."""
+    written: int = 0
+    """Highest step of this attempt that is in the log."""
     proven: int = 0
     """Highest step of a complete checkpoint: every rank finished it, whether or not its node's word of it arrived."""
-    _passed: dict[int, deque[StepPassed]] = field(default_factory=dict[int, "deque[StepPassed]"])
+    _newest: dict[int, int] = field(default_factory=dict[int, int])
+    """The last step each node has passed."""
+    _open: dict[int, _Open] = field(default_factory=dict[int, _Open])
+    """Steps not committed, by number."""
 
     def take(self, progress: Progress, at: float) -> list[StepCommitted]:
         """Add a node's word; the steps that are now whole. Words heard twice change nothing."""
-        queue = self._passed.setdefault(progress.node, deque())
-        newest = queue[-1].step if queue else self.committed
-        for step in progress.steps:
-            if step.step > newest:
-                queue.append(step)
-                newest = step.step
+        newest = max(self._newest.get(progress.node, 0), self.committed)
         steps: list[StepCommitted] = []
-        while whole := self._next_whole():
-            steps.append(self._commit(whole, at))
+        for word in progress.steps:
+            if word.step <= newest:
+                continue
+            newest = word.step
+            step = self._open.setdefault(word.step, _Open())
+            step.add(word, of_head=progress.node == self.nodes[0])
+            if step.nodes == len(self.nodes):
+                steps.append(self._commit(word.step, step, at))
+        self._newest[progress.node] = newest
         return steps
 
     def ahead(self, node: int) -> int:
-        """Steps that a node has passed, and others have not."""
-        return len(self._passed.get(node, ()))
+        """Steps that a node has passed and others have not, as far as they are kept."""
+        return min(len(self._open), self._newest.get(node, 0) - self.committed)
 
     def settle(self, at: float) -> list[StepCommitted]:
         """Commit the head's words up to the proven step; for when other nodes' words of it may have died with them."""
-        steps: list[StepCommitted] = []
-        queue = self._passed.get(self.nodes[0])
-        while queue and queue[0].step <= self.proven:
-            head = queue.popleft()
-            others = (step for node in self.nodes[1:] for step in self._passed.get(node, ()) if step.step == head.step)
-            steps.append(self._commit([head, *others], at))
-        return steps
+        proven = [(number, step) for number, step in self._open.items() if step.head and number <= self.proven]
+        return [self._commit(number, step, at) for number, step in sorted(proven, key=lambda pair: pair[0])]
 
-    def _commit(self, words: list[StepPassed], at: float) -> StepCommitted:
-        """The step these words are about, the head node's first."""
-        head = words[0]
-        self.committed = head.step
+    def _commit(self, number: int, step: _Open, at: float) -> StepCommitted:
+        """A node passes its steps in order, so nobody will pass any that is lower."""
+        self.committed = number
+        while self._open and (lowest := next(iter(self._open))) <= number:
+            del self._open[lowest]
         return StepCommitted(
             at=at,
             replica=self.replica,
             attempt=self.attempt,
-            step=head.step,
-            started=max(step.started for step in words),
-            ended=max(step.ended for step in words),
-            checkpoint_s=max(step.checkpoint_s for step in words),
-            metrics=head.metrics,
+            step=number,
+            started=step.started,
+            ended=step.ended,
+            checkpoint_s=step.checkpoint_s,
+            metrics=step.head.metrics if step.head else {},
         )
-
-    def _next_whole(self) -> list[StepPassed] | None:
-        """The lowest step that every node has passed, taken from all queues; the head node's word first."""
-        queues = [self._passed.get(node) for node in self.nodes]
-        while all(queues):
-            present = [queue for queue in queues if queue]
-            highest = max(queue[0].step for queue in present)
-            behind = [queue for queue in present if queue[0].step < highest]
-            if not behind:
-                return [queue.popleft() for queue in present]
-            for queue in behind:
-                queue.popleft()
-        return None

@@ -11,7 +11,18 @@ from holdfast.control.nodes import fail
 from holdfast.control.policy import JUDGE_S
 from holdfast.control.requests import due_drills
 from holdfast.control.state import Deadline, ReplicaPhase, State, Transition
-from holdfast.events import RankExited, RankHung, RanksStopped, StepCommitted
+from holdfast.events import (
+    NodesStopped,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksExited,
+    RanksHung,
+    RanksStopped,
+    Spans,
+    StepCommitted,
+    numbers,
+)
 from holdfast.job.spec import Job
 
 
@@ -54,6 +65,39 @@ def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
         return state, ()
     state = state.with_node(replace(node, busy=False, port=event.port))
     return proceed(job, state, event.replica, event.at)
+
+
+def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
+    """Many nodes are quiet."""
+    if event.attempt != state.replicas[event.replica].attempt:
+        return state, ()
+    held = ((state.nodes[node], port) for node, port in zip(numbers(event.nodes), event.ports, strict=True))
+    state = state.with_nodes(replace(node, busy=False, port=port) for node, port in held if node.busy)
+    return proceed(job, state, event.replica, event.at)
+
+
+def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
+    """Many ranks ended: well, or after their attempt had failed."""
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or event.stopped or event.how is not RankExit.CODE or event.code != 0:
+        return state, ()
+    return state.with_replica(replace(replica, well=replica.well | _bits(event.ranks))), ()
+
+
+def ranks_hung(job: Job, state: State, event: RanksHung) -> Transition:
+    """Many ranks hang, and others before them."""
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or replica.phase is not ReplicaPhase.JUDGING:
+        return state, ()
+    hung = replica.hung | _bits(event.ranks)
+    state = state.with_replica(replace(replica, hung=hung))
+    if hung.bit_count() >= replica.slots.bit_count() * job.local_world_size:
+        return halt(job, state, event.replica, event.at)
+    return state, ()
+
+
+def _bits(spans: Spans) -> int:
+    return sum((1 << last + 1) - (1 << first) for first, last in spans)
 
 
 def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:

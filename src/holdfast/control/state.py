@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -141,12 +141,15 @@ class State:
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
-        return replace(
-            self,
-            nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]),
-            busy=_with_bit(self.busy, node.node, node.busy),
-            ready=_with_bit(self.ready, node.node, node.ready),
-        )
+        return self.with_nodes((node,))
+
+    def with_nodes(self, changed: Iterable[NodeState]) -> State:
+        nodes, busy, ready = list(self.nodes), self.busy, self.ready
+        for node in changed:
+            nodes[node.node] = node
+            busy = _with_bit(busy, node.node, node.busy)
+            ready = _with_bit(ready, node.node, node.ready)
+        return replace(self, nodes=tuple(nodes), busy=busy, ready=ready)
 
     def with_replica(self, replica: ReplicaState) -> State:
         index = replica.replica

@@ -17,6 +17,7 @@ from holdfast.events.agent import (
     RankState,
 )
 from holdfast.events.base import Event
+from holdfast.events.crowd import NodesStarted, NodesStopped, RanksExited, RanksHung, Spans, numbers, spans
 from holdfast.events.operator import CancelRequested, CheckpointRequested, DrillAction, DrillRequested, DrillTarget
 from holdfast.events.run import (
     FORMAT,
@@ -54,12 +55,14 @@ RunEvent = (
     | NodeGone
     | AgentLeft
 )
-AnyEvent = AgentEvent | OperatorEvent | RunEvent
+CrowdEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
+AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
 
 __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
-    "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "DeadlinePassed", "DrillAction",
-    "DrillDone", "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone", "NodeRequested",
-    "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksStarted", "RanksStopped",
-    "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "StepCommitted", "StopDecided",
+    "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "CrowdEvent", "DeadlinePassed",
+    "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone",
+    "NodeRequested", "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung",
+    "RankState", "RanksExited", "RanksHung", "RanksStarted", "RanksStopped", "RecoveryDecided", "RunCreated",
+    "RunEvent", "RunFinished", "Spans", "StepCommitted", "StopDecided", "numbers", "spans",
 ]  # fmt: skip

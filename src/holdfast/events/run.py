@@ -59,7 +59,7 @@ class AttemptStarted(Event, frozen=True, kw_only=True):
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """An optimiser step was finished by every rank of a replica.
+    """An optimiser step was finished by every rank of a replica; in a long run, several steps (control/thinning.py).
 
     `started` and `ended` are Unix seconds: the replica's own boundaries (latest over its ranks); `checkpoint_s` is the
     part of that time its loop waited for a checkpoint.
@@ -68,11 +68,18 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     replica: int
     attempt: int
     step: int
+    steps: int = 1
+    """How many steps this stands for, one after the other; `step` is the last."""
     started: float
     ended: float
     checkpoint_s: float = 0.0
     metrics: dict[str, float] = {}
-    """From the replica's rank 0, by catalogue name: loss, tokens, ..."""
+    """From the replica's rank 0, by catalogue name: loss, tokens, ... Of the last step."""
+
+    @property
+    def first(self) -> int:
+        """The first of its steps."""
+        return self.step - self.steps + 1
 
 
 class RecoveryDecided(Event, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from typing import Any
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
+    NodesStarted,
     RanksStarted,
     RecoveryDecided,
     RunCreated,
@@ -202,7 +203,7 @@ def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
     return _with(ledger, event.replica, ledger.column(event.replica))
 
 
-def _ranks_started(ledger: Ledger, event: RanksStarted) -> Ledger:
+def _ranks_started(ledger: Ledger, event: RanksStarted | NodesStarted) -> Ledger:
     column = ledger.column(event.replica)
     if event.attempt <= column.failed_attempt:
         return ledger
@@ -229,10 +230,10 @@ def _step_committed(ledger: Ledger, event: StepCommitted) -> Ledger:
     column = replace(
         column,
         mode=_Mode.STOPPING if column.mode is _Mode.STOPPING else _Mode.STEPPING,
-        lowest_step=event.step if column.lowest_step is None else min(column.lowest_step, event.step),
+        lowest_step=event.first if column.lowest_step is None else min(column.lowest_step, event.first),
         highest_step=max(column.highest_step, event.step),
         step=event.step,
-        redone_steps=column.redone_steps + redone,
+        redone_steps=column.redone_steps + event.steps * redone,
     )
     return _with(ledger, event.replica, column)
 
@@ -271,6 +272,7 @@ _TABLE: dict[type[AnyEvent], Callable[[Ledger, Any], Ledger]] = {
     RunCreated: _created,
     AttemptStarted: _attempt_started,
     RanksStarted: _ranks_started,
+    NodesStarted: _ranks_started,
     StepCommitted: _step_committed,
     RecoveryDecided: _recovery_decided,
     StopDecided: _stop_decided,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,13 @@ from holdfast.events import (
     FindingRaised,
     NodeGone,
     NodeRequested,
+    NodesStarted,
+    NodesStopped,
     RankExit,
     RankExited,
     RankHung,
+    RanksExited,
+    RanksHung,
     RanksStarted,
     RanksStopped,
     RecoveryDecided,
@@ -31,6 +35,7 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    numbers,
 )
 from holdfast.findings import Finding
 from holdfast.report.status import (
@@ -63,7 +68,7 @@ def fold(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStat
     return status
 
 
-def exit_in_words(event: RankExited) -> str:
+def exit_in_words(event: RankExited | RanksExited) -> str:
     """`exited with code 1`, `ended by signal 9`."""
     match event.how:
         case RankExit.CODE:
@@ -161,12 +166,15 @@ def _node_gone(status: RunStatus, event: NodeGone) -> RunStatus:
 
 
 def _with_node(status: RunStatus, node: NodeStatus) -> RunStatus:
-    return replace(status, nodes=dict(sorted({**status.nodes, node.node: node}.items())))
+    nodes = dict(status.nodes)
+    in_order = node.node in nodes or node.node > next(reversed(nodes), -1)
+    nodes[node.node] = node
+    return replace(status, nodes=nodes if in_order else dict(sorted(nodes.items())))
 
 
 def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
     for replica in status.replicas.values():
-        status = _with_replica(status, _ended(replica, node, RankPhase.LOST))
+        status = _with_replica(status, _ended(replica, {node}, RankPhase.LOST))
     return status
 
 
@@ -183,11 +191,25 @@ def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
         return status
-    ranks = {state.rank: RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks}
-    ranks = dict(sorted({**replica.ranks, **ranks}.items()))
+    ranks = (RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks)
+    return _with_replica(status, _started(replica, ranks))
+
+
+def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    nodes, ranks = list(numbers(event.nodes)), list(numbers(event.ranks))
+    each = max(1, len(ranks) // len(nodes))
+    started = (RankStatus(rank=rank, node=nodes[index // each]) for index, rank in enumerate(ranks))
+    return _with_replica(status, _started(replica, started))
+
+
+def _started(replica: ReplicaStatus, started: Iterable[RankStatus]) -> ReplicaStatus:
     # A job that reports no steps has recovered when it runs again.
     recovering = replica.recovering and replica.step is not None
-    return _with_replica(status, replace(replica, ranks=ranks, recovering=recovering))
+    ranks = {**replica.ranks, **{rank.rank: rank for rank in started}}
+    return replace(replica, ranks=dict(sorted(ranks.items())), recovering=recovering)
 
 
 def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
@@ -195,7 +217,7 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
     if event.attempt < replica.attempt:
         return status
     tokens = event.metrics.get("tokens")
-    time = StepTime(step=event.step, started=event.started, ended=event.ended, tokens=tokens)
+    time = StepTime(first=event.first, step=event.step, started=event.started, ended=event.ended, tokens=tokens)
     total = event.metrics.get("total_steps")
     after = replace(
         replica,
@@ -209,10 +231,35 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
 
 
 def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
-    failed = not event.stopped and (event.how is not RankExit.CODE or event.code != 0)
-    phase = RankPhase.STOPPED if event.stopped else RankPhase.FAILED if failed else RankPhase.EXITED
     last_step = event.last_step if event.last_step >= 0 else None
-    return _with_rank(status, event, phase, exit_in_words(event), last_step)
+    return _with_rank(status, event, _phase_after(event), exit_in_words(event), last_step)
+
+
+def _phase_after(event: RankExited) -> RankPhase:
+    failed = not event.stopped and (event.how is not RankExit.CODE or event.code != 0)
+    return RankPhase.STOPPED if event.stopped else RankPhase.FAILED if failed else RankPhase.EXITED
+
+
+def _ranks_exited(status: RunStatus, event: RanksExited) -> RunStatus:
+    one = RankExited(
+        at=event.at, replica=event.replica, attempt=event.attempt, node=-1, rank=-1,
+        how=event.how, code=event.code, stopped=event.stopped,
+    )  # fmt: skip
+    return _with_ranks(status, event, _phase_after(one), exit_in_words(one))
+
+
+def _ranks_hung(status: RunStatus, event: RanksHung) -> RunStatus:
+    return _with_ranks(status, event, RankPhase.HUNG, "")
+
+
+def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPhase, detail: str) -> RunStatus:
+    """Ranks that are known, with what happened to all of them."""
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    known = (replica.ranks[rank] for rank in numbers(event.ranks) if rank in replica.ranks)
+    after = {rank.rank: replace(rank, phase=phase, detail=detail) for rank in known}
+    return _with_replica(status, replace(replica, ranks={**replica.ranks, **after}))
 
 
 def _rank_hung(status: RunStatus, event: RankHung) -> RunStatus:
@@ -227,7 +274,7 @@ def _with_rank(
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
-    known = replica.ranks.get(event.rank) or RankStatus(rank=event.rank, node=event.node, pid=0)
+    known = replica.ranks.get(event.rank) or RankStatus(rank=event.rank, node=event.node)
     after = replace(known, phase=phase, detail=detail, last_step=last_step)
     return _with_replica(status, replace(replica, ranks={**replica.ranks, event.rank: after}))
 
@@ -236,14 +283,21 @@ def _ranks_stopped(status: RunStatus, event: RanksStopped) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
-    return _with_replica(status, _ended(replica, event.node, RankPhase.STOPPED))
+    return _with_replica(status, _ended(replica, {event.node}, RankPhase.STOPPED))
 
 
-def _ended(replica: ReplicaStatus, node: int, phase: RankPhase) -> ReplicaStatus:
-    """Whatever still ran on a node runs no longer."""
+def _nodes_stopped(status: RunStatus, event: NodesStopped) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, _ended(replica, set(numbers(event.nodes)), RankPhase.STOPPED))
+
+
+def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> ReplicaStatus:
+    """Whatever still ran on these nodes runs no longer."""
     over = (RankPhase.RUNNING, RankPhase.HUNG)
     ranks = {
-        rank: replace(known, phase=phase) if known.node == node and known.phase in over else known
+        rank: replace(known, phase=phase) if known.node in nodes and known.phase in over else known
         for rank, known in replica.ranks.items()
     }
     return replace(replica, ranks=ranks)
@@ -284,6 +338,10 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     RankExited: _rank_exited,
     RankHung: _rank_hung,
     RanksStopped: _ranks_stopped,
+    NodesStarted: _nodes_started,
+    NodesStopped: _nodes_stopped,
+    RanksExited: _ranks_exited,
+    RanksHung: _ranks_hung,
     RecoveryDecided: _recovery_decided,
     CheckpointCommitted: _checkpoint_committed,
 }

@@ -75,7 +75,8 @@ class RankStatus:
 
     rank: int
     node: int
-    pid: int
+    pid: int = 0
+    """0 where only its node's agent knows."""
     phase: RankPhase = RankPhase.RUNNING
     detail: str = ""
     """How it ended, in words."""
@@ -85,8 +86,9 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """What speed is measured from."""
+    """What speed is measured from; of several steps in one line of the log, `first` to `step`."""
 
+    first: int
     step: int
     started: float
     ended: float
@@ -116,7 +118,7 @@ class ReplicaStatus:
             return None
         first, last = self.window[0], self.window[-1]
         spent = last.ended - first.started
-        return spent / (last.step - first.step + 1) if spent > 0 and last.step >= first.step else None
+        return spent / (last.step - first.first + 1) if spent > 0 and last.step >= first.first else None
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -141,7 +141,7 @@ def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
     waited = recovery.until_step_s is None and recovery.replica == step.replica and recovery.attempt < step.attempt
     if not waited:
         return recovery
-    return replace(recovery, resumed_step=step.step, until_step_s=max(0.0, step.ended - recovery.failed_at))
+    return replace(recovery, resumed_step=step.first, until_step_s=max(0.0, step.ended - recovery.failed_at))
 
 
 def tell(summary: Summary) -> str:

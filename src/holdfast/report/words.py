@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from holdfast.events import Spans, spans
+
 LONGEST_LINE = 4000
 """Characters of one line of somebody else's text that are shown."""
 
@@ -43,12 +45,11 @@ def share(part: float) -> str:
 
 def listed(numbers: list[int]) -> str:
     """Numbers in order, neighbours drawn together: `0-3, 5`."""
-    spans: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
+    return listed_spans(spans(numbers))
+
+
+def listed_spans(spans: Spans) -> str:
+    """Spans of numbers: `0-3, 5`."""
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 

@@ -1,0 +1,76 @@
+"""Owns which committed steps have a line of their own in the log, and which share one.
+
+The first `WHOLE` steps of a replica each have a line, and so has the first of every attempt. From then on a line comes
+when a thousandth of the run's age has passed since the last one, at the latest after `LONGEST_S`; it stands for all
+steps since. The times a line carries are sums over its steps, so accounts, speed and step numbers come out the same;
+metrics are those of its last step. Whatever else happens to the run is written after the steps before it.
+
+With steps of 10 s (260,000 in 30 days) that is 1,000 lines for the first 2.8 hours, 2,000 until 30 s are a thousandth
+of the run's age (8.3 hours), then one each 30 s: 89,000 lines, 20 MiB. However short a step is, there are no more than
+1,000 + 1,000 · ln(30,000) + 30 days / 30 s = 98,000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.events import StepCommitted
+
+WHOLE = 1000
+"""Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
+
+LONGEST_S = 30.0
+"""Longest that steps share a line, in seconds; what `holdfast status` says of a run under way is no older."""
+
+
+def interval_s(lines: int, age_s: float) -> float:
+    """Least time between two lines about steps, in a run of this age that has so many of them."""
+    return 0.0 if lines < WHOLE else min(LONGEST_S, age_s / WHOLE)
+
+
+@dataclass
+class Thinning:
+    """What is written and what is kept back of one replica's steps."""
+
+    lines: int = 0
+    last: StepCommitted | None = None
+    """The last one written."""
+    kept: StepCommitted | None = None
+    """Steps that are committed and not written yet, as the one line they would be."""
+
+    def wrote(self, line: StepCommitted) -> StepCommitted:
+        """Take note of a line."""
+        self.lines += 1
+        self.last = line
+        return line
+
+    def take(self, step: StepCommitted, *, age_s: float, highest: int, at_once: bool = False) -> list[StepCommitted]:
+        """The lines that a newly committed step leads to; `highest` is the highest step that is written.
+
+        Steps that are done again share no line with new ones: they are accounted for apart.
+        """
+        lines: list[StepCommitted] = []
+        if self.kept is not None and not _go_together(self.kept, step, highest):
+            lines += self.give()
+        self.kept = step if self.kept is None else _together(self.kept, step)
+        last, least_s = self.last, interval_s(self.lines, age_s)
+        if at_once or last is None or last.attempt != step.attempt or step.ended - last.ended >= least_s:
+            lines += self.give()
+        return lines
+
+    def give(self) -> list[StepCommitted]:
+        """The line that is due at once for what is kept; none where nothing is."""
+        kept, self.kept = self.kept, None
+        return [] if kept is None else [self.wrote(kept)]
+
+
+def _go_together(kept: StepCommitted, step: StepCommitted, highest: int) -> bool:
+    follows = step.attempt == kept.attempt and step.step == kept.step + 1
+    return follows and (kept.step <= highest) == (step.step <= highest)
+
+
+def _together(kept: StepCommitted, step: StepCommitted) -> StepCommitted:
+    checkpoint_s = kept.checkpoint_s + step.checkpoint_s
+    return msgspec.structs.replace(step, steps=kept.steps + step.steps, started=kept.started, checkpoint_s=checkpoint_s)

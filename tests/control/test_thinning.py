@@ -1,0 +1,116 @@
+"""Lines that stand for several steps: every step in exactly one, and every account the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.control import thinning
+from holdfast.control.thinning import LONGEST_S, WHOLE, Thinning, interval_s
+from holdfast.events import AnyEvent, RecoveryDecided, RunCreated, RunFinished, StepCommitted, StopDecided
+from holdfast.events.run import Outcome
+from holdfast.findings import Finding
+from holdfast.report.accounting import account
+from holdfast.report.advance import fold
+
+LOST = Finding(code="node-lost", what="node1 was lost")
+
+
+def step(number: int, started: float, took_s: float, attempt: int = 0, checkpoint_s: float = 0.0) -> StepCommitted:
+    ended = started + took_s
+    return StepCommitted(
+        at=ended, replica=0, attempt=attempt, step=number, started=started, ended=ended, checkpoint_s=checkpoint_s
+    )
+
+
+def run(attempts: list[int], took_s: list[float]) -> list[AnyEvent]:
+    """A run in which each attempt does so many steps, the next one beginning five steps before its end."""
+    events: list[AnyEvent] = [RunCreated(at=0.0, run="r", job={})]
+    now, number, count = 1.0, 0, 0
+    for attempt, steps in enumerate(attempts):
+        if attempt > 0:
+            events.append(
+                RecoveryDecided(at=now + 2, replica=0, attempt=attempt - 1, action="", failed_at=now + 1, finding=LOST)
+            )
+            now, number = now + 10, max(0, number - 5)
+        for _ in range(steps):
+            number, count = number + 1, count + 1
+            took = took_s[count % len(took_s)]
+            events.append(step(number, now, took, attempt, checkpoint_s=took / 4 if number % 3 == 0 else 0.0))
+            now += took + 0.125
+    return events
+
+
+def thinned(events: list[AnyEvent]) -> list[AnyEvent]:
+    """What a controller would have written of them."""
+    thin, lines, highest = Thinning(), list[AnyEvent](), 0
+    for event in events:
+        new = (
+            list[AnyEvent](thin.take(event, age_s=event.ended, highest=highest))
+            if isinstance(event, StepCommitted)
+            else [*thin.give(), event]
+        )
+        highest = max([highest, *(line.step for line in new if isinstance(line, StepCommitted))])
+        lines += new
+    return [*lines, *thin.give()]
+
+
+def steps_of(events: list[AnyEvent]) -> list[tuple[int, int]]:
+    lines = [event for event in events if isinstance(event, StepCommitted)]
+    return [(line.attempt, number) for line in lines for number in range(line.first, line.step + 1)]
+
+
+@given(
+    attempts=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    took_s=st.lists(st.sampled_from([0.25, 0.5, 2.0, 40.0]), min_size=1, max_size=7),
+    whole=st.sampled_from([0, 3, 20, 1000]),
+)
+def test_thinned_log_has_every_step_once_and_the_same_account(
+    attempts: list[int], took_s: list[float], whole: int
+) -> None:
+    events = run(attempts, took_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thinning, "WHOLE", max(1, whole))
+        patch.setattr(thinning, "LONGEST_S", 10.0)
+        few = thinned(events)
+    assert steps_of(few) == steps_of(events)
+    end = max(event.at for event in events) + 1
+    closed: list[AnyEvent] = [
+        StopDecided(at=end, outcome=Outcome.SUCCEEDED, reason="", exit_code=0),
+        RunFinished(at=end + 1, outcome=Outcome.SUCCEEDED, exit_code=0),
+    ]
+    assert account([*few, *closed]) == account([*events, *closed])
+    last, before = fold(few).lead, fold(events).lead
+    assert (last.step, last.attempt) == (before.step, before.attempt)
+
+
+def test_steps_have_lines_of_their_own_until_there_are_many() -> None:
+    events = run([WHOLE + 50], [0.5])
+    lines = [event for event in thinned(events) if isinstance(event, StepCommitted)]
+    assert all(line.steps == 1 for line in lines[:WHOLE])
+    assert any(line.steps > 1 for line in lines[WHOLE:])
+
+
+def test_first_step_of_an_attempt_has_a_line_of_its_own() -> None:
+    thin = Thinning(lines=10 * WHOLE, last=step(7, 0.0, 1.0))
+    (line,) = thin.take(step(3, 1.0, 0.1, attempt=1), age_s=1e6, highest=7)
+    assert (line.step, line.steps) == (3, 1)
+    assert thin.take(step(4, 1.1, 0.1, attempt=1), age_s=1e6, highest=7) == []
+
+
+def test_speed_of_a_thinned_run_is_that_of_its_steps() -> None:
+    events: list[AnyEvent] = [step(number, number * 2.0, 2.0) for number in range(1, 3 * WHOLE)]
+    assert fold(thinned(events)).lead.seconds_per_step == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.3, 10.0])
+def test_lines_of_a_month_are_no_more_than_the_schedule_says(step_s: float) -> None:
+    """Counted without making the steps: the next line comes when its interval, or else a step, is over."""
+    month_s, age_s, lines = 30 * 86400.0, 0.0, 0
+    while age_s < month_s:
+        age_s += max(step_s, interval_s(lines, age_s))
+        lines += 1
+    assert lines <= WHOLE + WHOLE * math.log(LONGEST_S * WHOLE) + month_s / LONGEST_S
