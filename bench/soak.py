@@ -1,0 +1,329 @@
+"""Soak: one real run, and fault after fault at random, until as many as were asked for; then what became of it.
+
+.venv/bin/python -m bench.soak [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER] [--netns] [--brisk] [--torch]
+
+Faults come at exponentially distributed times, drawn from the seed, whatever the run is doing: also in the first step,
+during a recovery, two at once. Only the third fault without a committed step between is held back, because three equal
+failures without progress are a crash loop, which ends a run for good reason. With `--state` it can be interrupted:
+the same command goes on with the same run. It fails when a recovery fails, a step is lost or anything is left at the
+end; of the rest (descriptors, threads, memory, files) it shows the trend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import footprint
+from bench.ordeal import noted_steps, ordeal
+from bench.pairs import headline, percentile, say, table
+from holdfast import api
+from holdfast.cli.lines import line
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    AnyEvent,
+    CheckpointCommitted,
+    DrillAction,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    RunFinished,
+    StepCommitted,
+)
+from holdfast.events.log import EventReader
+from holdfast.folder import RunFolder
+from holdfast.report.advance import advance
+from holdfast.report.status import Phase, RunStatus
+from holdfast.report.words import share
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPPER = ROOT / "tests" / "programs" / "stepper.py"
+QUICKSTART = ROOT / "examples" / "quickstart"
+NODES = 2
+FAULTS = 500
+EVERY_S, TORCH_EVERY_S = 3.0, 25.0
+BEAT_S = 0.02
+STUCK_S = 180.0
+"""No step for so long after the last fault is a recovery that failed."""
+MOST_UNSTEPPED = 2
+"""Faults without a committed step between them."""
+SHOWN = 25
+"""Events that are shown when the run is stuck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A kind of fault, how often it is drawn, and how long it lasts; without times it is for good."""
+
+    action: DrillAction
+    target: DrillTarget
+    weight: int
+    for_s: tuple[float, float] | None = None
+    slow: bool = False
+    """Whether its recovery takes tens of seconds by design; left out of a brisk soak."""
+    netns: bool = False
+
+
+_KILL, _STOP, _PARTITION = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION
+_RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+
+ROWS = (
+    Row(action=_KILL, target=_RANK, weight=30),
+    Row(action=_KILL, target=_NODE, weight=14),
+    Row(action=_KILL, target=_AGENT, weight=12),
+    Row(action=_KILL, target=_CONTROLLER, weight=16),
+    Row(action=_STOP, target=_RANK, weight=6),
+    Row(action=_STOP, target=_RANK, weight=6, for_s=(0.1, 4.0)),
+    Row(action=_STOP, target=_NODE, weight=5, for_s=(0.1, 5.0)),
+    Row(action=_STOP, target=_AGENT, weight=5, for_s=(0.1, 5.0)),
+    Row(action=_STOP, target=_CONTROLLER, weight=4, for_s=(0.1, 5.0)),
+    Row(action=_STOP, target=_NODE, weight=1, slow=True),
+    Row(action=_STOP, target=_AGENT, weight=1, slow=True),
+    Row(action=_STOP, target=_CONTROLLER, weight=1, slow=True),
+    Row(action=_PARTITION, target=_NODE, weight=6, for_s=(0.2, 6.0), netns=True),
+    Row(action=_PARTITION, target=_NODE, weight=1, slow=True, netns=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One drawn fault: what, and how many seconds after the one before."""
+
+    after_s: float
+    row: Row
+    index: int
+    for_s: float | None
+
+    def __str__(self) -> str:
+        which = "" if self.row.target is _CONTROLLER else f" {self.index}"
+        lasting = f" for {self.for_s:.1f} s" if self.for_s is not None else ""
+        return f"{self.row.action} {self.row.target}{which}{lasting}"
+
+
+def draw(seed: int, number: int, rows: Sequence[Row], every_s: float) -> Fault:
+    """The fault of that number: the same for the same seed, whatever came before."""
+    chance = random.Random(f"{seed}/{number}")
+    (row,) = chance.choices(rows, [row.weight for row in rows])
+    return Fault(
+        after_s=chance.expovariate(1 / every_s),
+        row=row,
+        index=0 if row.target is _CONTROLLER else chance.randrange(NODES),
+        for_s=chance.uniform(*row.for_s) if row.for_s else None,
+    )
+
+
+class Stuck(Exception):
+    """The run does not go on, or has ended; the message ends in what its log said last."""
+
+
+@dataclass
+class Watch:
+    """What has been read of a run's log."""
+
+    run: RunFolder
+    faults: int = 0
+    undone: set[float] = field(default_factory=set[float])
+    """Faults that were asked for and have not been carried out, by when they were asked for."""
+    recent: deque[AnyEvent] = field(default_factory=lambda: deque[AnyEvent](maxlen=SHOWN))
+    """The last events but for steps and checkpoints."""
+    unstepped: int = 0
+    """Faults since the last committed step."""
+    status: RunStatus = field(default_factory=RunStatus)
+    moved_at: float = field(default_factory=time.monotonic)
+    """When the last step or fault was seen."""
+
+    def __post_init__(self) -> None:
+        self._reader = EventReader(self.run.events)
+        self.read()
+
+    def read(self) -> None:
+        """Read what is new; raises when the run does not go on."""
+        for event in self._reader.read():
+            self.status = advance(self.status, event)
+            match event:
+                case StepCommitted():
+                    self.unstepped, self.moved_at = 0, time.monotonic()
+                    continue
+                case DrillRequested():
+                    self.faults, self.unstepped, self.moved_at = self.faults + 1, self.unstepped + 1, time.monotonic()
+                    if event.target is not _CONTROLLER:  # of two at once, it is carried out once
+                        self.undone.add(event.at)
+                case DrillDone():
+                    self.undone.discard(event.requested_at)
+                case CheckpointCommitted():
+                    continue
+                case _:
+                    pass
+            self.recent.append(event)
+            if isinstance(event, RunFinished):
+                raise Stuck(f"the run has ended\n{self.story()}")
+        if time.monotonic() - self.moved_at > STUCK_S:
+            raise Stuck(f"no step for {STUCK_S:g} s\n{self.story()}")
+
+    @property
+    def well(self) -> bool:
+        """Whether all is as it was before the first fault."""
+        return not self.unstepped and not self.undone and self.status.phase is Phase.RUNNING
+
+    def story(self) -> str:
+        return "\n".join(map(line, self.recent))
+
+    def wait(self, until: float) -> None:
+        """Read on until a moment (monotonic seconds), and longer while too many faults are without a step."""
+        while time.monotonic() < until or self.unstepped >= MOST_UNSTEPPED:
+            self.read()
+            time.sleep(BEAT_S)
+
+    def settle(self) -> None:
+        """Read on until every fault has been carried out and steps go on."""
+        while not self.well:
+            self.read()
+            time.sleep(BEAT_S)
+
+
+def main() -> int:
+    """Soak, tell, and say by the exit code whether all went well."""
+    parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
+    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every-s", type=float, help="mean seconds between faults")
+    parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
+    parser.add_argument("--netns", action="store_true", help="a network for each node, and partitions among the faults")
+    parser.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
+    parser.add_argument(
+        "--torch", action="store_true", help="the quickstart's Llama rather than a program without torch"
+    )
+    options = parser.parse_args()
+    headline(f"soak: {options.faults} random faults, seed {options.seed}, one run of {NODES} nodes x 1 rank")
+    with contextlib.ExitStack() as stack:
+        state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        state.mkdir(parents=True, exist_ok=True)
+        os.environ["HOLDFAST_HOME"] = str(state.absolute() / "home")
+        run = _run(state, netns=options.netns, torch=options.torch)
+        rows = [row for row in ROWS if (options.netns or not row.netns) and not (options.brisk and row.slow)]
+        every_s = options.every_s or (TORCH_EVERY_S if options.torch else EVERY_S)
+        trouble = _soak(run, state / "samples.jsonl", options.faults, options.seed, rows, every_s)
+        left = _end(run)
+        return _tell(run, footprint.load(state / "samples.jsonl"), [*trouble, *left], noted=not options.torch)
+
+
+def _run(state: Path, *, netns: bool, torch: bool) -> RunFolder:
+    """The run of this state: found, and taken up again where nobody goes on with it, or started."""
+    for run in api.runs():
+        api.revive(run)
+        say(f"going on with {run.run}")
+        return run
+    profiles = state / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "soak.yaml").write_text(f"isolation: {'netns' if netns else 'process'}\ncode: shipped\n")
+    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak"]
+    if torch:
+        shutil.copy(QUICKSTART / "train.py", state)
+        command = (sys.executable, "train.py")
+        overrides += ["env={STEPS: 100000000}", "checkpoint.every_steps=10", "recovery.step_deadline_s=10"]
+    else:
+        shutil.copy(STEPPER, state)
+        command = (sys.executable, "stepper.py", "100000000", "0.03")
+        overrides += ["recovery.step_deadline_s=2"]
+    return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
+
+
+def _soak(run: RunFolder, kept: Path, faults: int, seed: int, rows: Sequence[Row], every_s: float) -> list[str]:
+    """Give the run its faults, from where it stands; what went wrong."""
+    if api.finished(run):
+        return []
+    try:
+        watch = Watch(run)
+        while watch.faults < faults:
+            fault = draw(seed, watch.faults, rows, every_s)
+            watch.wait(time.monotonic() + fault.after_s)
+            if watch.well:
+                footprint.keep(kept, footprint.samples(run, watch.faults))
+            say(f"  {watch.faults + 1:4d}/{faults}  {fault}")
+            _give(watch, fault)
+        watch.settle()
+        footprint.keep(kept, footprint.samples(run, watch.faults))
+    except Stuck as error:
+        return [str(error)]
+    return []
+
+
+def _give(watch: Watch, fault: Fault) -> None:
+    """Ask for a fault until it is in the log: there may be no controller at the moment to ask."""
+    before = watch.faults
+    while watch.faults == before:
+        with contextlib.suppress(HoldfastError):
+            row = fault.row
+            api.drill(watch.run, target=row.target, index=fault.index, action=row.action, for_s=fault.for_s)
+        watch.read()
+        time.sleep(BEAT_S)
+
+
+def _end(run: RunFolder) -> list[str]:
+    """End the run, and say what is left of it."""
+    with contextlib.suppress(HoldfastError):
+        api.cancel(run, force=True)  # it may have ended already
+    for _ in api.follow(run):
+        pass
+    left = [f"process {pid} is left" for pid in footprint.processes_of(run)]
+    return [*left, *(f"{folder} is left" for folder in footprint.socket_folders(run))]
+
+
+def _tell(run: RunFolder, samples: Sequence[footprint.Sample], trouble: Sequence[str], *, noted: bool) -> int:
+    events = api.events(run)
+    summary = api.summary(run)
+    came = ordeal(events, summary, noted_steps(run.checkpoints, NODES) if noted else {})
+    problems = [*trouble, *came.problems]
+    every = [second for seconds in came.recovered_s.values() for second in seconds]
+    rows = [(code, str(len(seconds)), *_spread(seconds)) for code, seconds in sorted(came.recovered_s.items())]
+    ettr = share(summary.account.ettr) if summary.account.ettr is not None else "-"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(came.asked).most_common())
+    say("")
+    say(f"{came.faults} faults in {summary.account.total_s / 60:.1f} min ({kinds})")
+    say(f"recoveries {len(every)}, failed recoveries {came.unrecovered + bool(trouble)}, ETTR {ettr}")
+    account = summary.account
+    say(f"steps {account.steps}, done again {account.redone_steps}, not exactly once {len(came.problems)}")
+    say("")
+    say(
+        table(("what failed", "recovered", "p50", "p99", "longest"), [*rows, ("all", str(len(every)), *_spread(every))])
+    )
+    say("")
+    say(table(("who", "what", "first", "last", "slope per 100 faults", "processes"), _trend_rows(samples)))
+    for problem in problems:
+        say(f"\nFAILED: {problem}")
+    return 1 if problems or came.unrecovered else 0
+
+
+def _spread(seconds: Sequence[float]) -> tuple[str, str, str]:
+    if not seconds:
+        return ("-", "-", "-")
+    return (f"{statistics.median(seconds):.2f} s", f"{percentile(seconds, 99):.2f} s", f"{max(seconds):.2f} s")
+
+
+def _trend_rows(samples: Sequence[footprint.Sample]) -> list[tuple[str, ...]]:
+    return [
+        (
+            trend.who,
+            trend.what,
+            f"{trend.first:.4g}",
+            f"{trend.last:.4g}",
+            "-" if trend.slope is None else f"{trend.slope:+.2f}",
+            str(trend.processes),
+        )
+        for trend in footprint.trends(samples)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

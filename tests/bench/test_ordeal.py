@@ -1,0 +1,93 @@
+"""What a soak makes of a log: each kind of lost, doubled or untold step is seen."""
+
+from __future__ import annotations
+
+from bench.ordeal import Notes, ordeal
+
+from holdfast.events import (
+    AnyEvent,
+    ControllerStarted,
+    DrillAction,
+    DrillRequested,
+    DrillTarget,
+    RecoveryDecided,
+    RunCreated,
+    StepCommitted,
+)
+from holdfast.findings import Finding
+from holdfast.report.summary import summarise
+
+CREATED = RunCreated(at=0, run="soak", job={})
+
+
+def step(number: int, attempt: int = 0) -> StepCommitted:
+    at = attempt * 100.0 + number
+    return StepCommitted(at=at, replica=0, attempt=attempt, step=number, started=at - 1, ended=at)
+
+
+def steps(attempt: int, first: int, last: int) -> list[StepCommitted]:
+    return [step(number, attempt) for number in range(first, last + 1)]
+
+
+def problems(events: list[AnyEvent], notes: Notes) -> tuple[str, ...]:
+    log = [CREATED, *events]
+    return ordeal(log, summarise(log, run="soak", logs="", now=1000), notes).problems
+
+
+def both(**attempts: tuple[int, int]) -> Notes:
+    """The same notes of two ranks: `a0=(1, 7)` is steps 1 to 7 in attempt 0."""
+    noted = {int(name[1:]): set(range(first, last + 1)) for name, (first, last) in attempts.items()}
+    return {0: noted, 1: noted}
+
+
+def test_redone_steps_are_no_problem() -> None:
+    assert problems([*steps(0, 1, 7), *steps(1, 6, 9)], both(a0=(1, 7), a1=(6, 9))) == ()
+
+
+def test_last_words_of_a_life_may_be_missing_where_the_ranks_did_them() -> None:
+    assert problems([*steps(0, 1, 3), *steps(1, 6, 9)], both(a0=(1, 5), a1=(6, 9))) == ()
+
+
+def test_step_that_nobody_finished_is_lost() -> None:
+    (problem,) = problems([*steps(0, 1, 3), *steps(1, 6, 9)], both(a0=(1, 4), a1=(6, 9)))
+    assert problem == "attempt 1 goes on with step 6, and no full set of ranks finished step 5"
+
+
+def test_step_that_one_rank_alone_finished_is_lost() -> None:
+    notes = {0: {0: {1, 2, 3}, 1: {4}}, 1: {0: {1, 2}, 1: {4}}}
+    (problem,) = problems([*steps(0, 1, 2), step(4, 1)], notes)
+    assert problem.endswith("no full set of ranks finished step 3")
+
+
+def test_step_that_was_rolled_back_and_not_done_again_is_lost() -> None:
+    (problem,) = problems([*steps(0, 1, 9), *steps(1, 4, 5), *steps(2, 8, 9)], both(a0=(1, 9), a1=(4, 5), a2=(8, 9)))
+    assert problem == "attempt 2 goes on with step 8, and no full set of ranks finished 2 steps from 6"
+
+
+def test_commit_of_an_unfinished_step_is_a_problem() -> None:
+    (problem,) = problems(steps(0, 1, 3), both(a0=(1, 2)))
+    assert problem == "attempt 0 committed step 3, which no full set of ranks finished"
+
+
+def test_doubled_missing_and_late_steps_are_problems() -> None:
+    assert problems([step(1), step(1)], {}) == ("in attempt 0 step 1 follows step 1",)
+    assert len(problems([step(1), step(3)], both(a0=(1, 3)))) == 2
+    assert problems([step(1), step(2, 1), step(2)], {}) == (
+        "step 2 of attempt 0 was committed after attempt 1 had steps",
+    )
+
+
+def test_recoveries_are_timed_by_what_failed_and_counted_when_they_have_no_end() -> None:
+    lost = RecoveryDecided(
+        at=5, replica=0, attempt=0, action="restart", failed_at=4, finding=Finding(code="node-lost", what="")
+    )
+    drill = DrillRequested(at=120, target=DrillTarget.CONTROLLER, index=0, action=DrillAction.KILL)
+    back = ControllerStarted(at=121.5, pid=1, incarnation="b")
+    again = RecoveryDecided(
+        at=130, replica=0, attempt=1, action="restart", failed_at=129, finding=Finding(code="rank-hung", what="")
+    )
+    log: list[AnyEvent] = [CREATED, step(1), lost, step(2, 1), drill, back, again]
+    came = ordeal(log, summarise(log, run="soak", logs="", now=1000), {})
+    assert came.asked == {"kill controller": 1}
+    assert came.recovered_s == {"node-lost": [98], "controller": [1.5]}
+    assert came.unrecovered == 1
