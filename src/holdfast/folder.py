@@ -7,6 +7,8 @@ RUNS/<run id>/
     control.sock            where this user's commands reach the controller
     lock                    held as long as the run has a keeper or a controller
     token, secrets.json     0600; secrets.json goes when the run ends
+    ca.pem, identity.pem    where agents come over a network: what they know the controller by, and its key (0600),
+                            which goes with the secrets
     controller.log          the controller's own words
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
     nodes/node1.0/          one node slot and generation: agent.log, stacks, the node's own token (0600)
@@ -93,6 +95,19 @@ class RunFolder:
     @property
     def code(self) -> Path:
         return self.path / "code"
+
+    @property
+    def ca(self) -> Path:
+        return self.path / "ca.pem"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.pem"
+
+    def forget_secrets(self) -> None:
+        """Remove what only a run that goes on needs."""
+        self.secrets.unlink(missing_ok=True)
+        self.identity.unlink(missing_ok=True)
 
     @property
     def checkpoints(self) -> Path:

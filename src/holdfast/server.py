@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -54,6 +55,7 @@ from holdfast.guard.door import Arrival, Server
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
 from holdfast.guard.sparing import Sparing
+from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.launch.code.archive import archive_path
@@ -252,7 +254,7 @@ async def _close(websocket: WebSocket) -> None:
         await websocket.close(code=1002)
 
 
-def listening(port: Port, *, nodes: int, limits: Limits = LIMITS) -> Server:
+def listening(port: Port, *, nodes: int, limits: Limits = LIMITS, tls: ssl.SSLContext | None = None) -> Server:
     """The port as it is served: quiet about itself, with limits, at once over when the run is."""
     config = uvicorn.Config(
         port,
@@ -265,7 +267,16 @@ def listening(port: Port, *, nodes: int, limits: Limits = LIMITS) -> Server:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    return Server(config, limits=limits, nodes=nodes, tls=None)
+    return Server(config, limits=limits, nodes=nodes, tls=tls)
+
+
+def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:
+    """TLS where agents come over a network, under the identity that an earlier controller of the run made."""
+    if not leaves_the_machine(host):
+        return None
+    if not folder.identity.exists():
+        make_identity(folder.ca, folder.identity)
+    return controllers_end(folder.identity)
 
 
 def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
@@ -298,16 +309,22 @@ async def serve(
     `place` makes the back end.
     """
     if isinstance(last_event(folder.events), RunFinished):
-        folder.secrets.unlink(missing_ok=True)
+        folder.forget_secrets()
         return
     beat = asyncio.ensure_future(_beat(keeper))
     accepted = Accepted.model_validate_json(folder.job.read_text())
     private = json.loads(folder.secrets.read_text())
     host, number = agents.getsockname()[:2]
+    tls = _tls(folder, host)
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    backend = place(folder=folder, accepted=accepted, isolation=isolation, url=f"ws://{host}:{number}/v1/agent")
+    backend = place(
+        folder=folder,
+        accepted=accepted,
+        isolation=isolation,
+        url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
+    )
     share = shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = RunCreated(
@@ -356,11 +373,11 @@ async def serve(
     controller.feed(*news)
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
     port = Port(controller, Keys(folder.token.read_text().strip()), archive)
-    server = listening(port, nodes=accepted.job.nodes.max)
+    server = listening(port, nodes=accepted.job.nodes.max, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:
         await controller.run()
-    folder.secrets.unlink(missing_ok=True)
+    folder.forget_secrets()
     server.should_exit = True
     await serving
     beat.cancel()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 
-from holdfast.agent.link import Link, Refused
+from holdfast.agent.link import Link, Refused, log
 from holdfast.events import AgentJoined, FindingRaised
 from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode
 from holdfast.findings import Finding
+from holdfast.guard.tls import controllers_end, make_identity
 
 TOKEN = "token"
 
@@ -40,12 +44,13 @@ def word() -> FindingRaised:
 class Office:
     """A controller that takes connections and hands them to the test one by one."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.port = port
+        self.tls = tls
         self.connections: asyncio.Queue[ServerConnection] = asyncio.Queue()
 
     async def open(self) -> Server:
-        return await serve(self._take, "127.0.0.1", self.port, process_request=self._admit)
+        return await serve(self._take, "127.0.0.1", self.port, process_request=self._admit, ssl=self.tls)
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.headers.get("Authorization") == f"Bearer {TOKEN}":
@@ -169,6 +174,47 @@ def test_orders_are_obeyed_and_unknown_ones_passed_over() -> None:
             assert [await obeyed.get(), await obeyed.get()] == [AskCheckpoint(), Leave()]
 
     play(scene)
+
+
+def test_controller_of_another_run_is_told_nothing_and_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in ("ours", "theirs"):
+        make_identity(tmp_path / f"{run}.ca", tmp_path / f"{run}.identity")
+    heard: list[bytes] = []
+    told = asyncio.Event()
+
+    def note(record: logging.LogRecord) -> bool:
+        if "is not this run's controller" in record.getMessage():
+            told.set()
+        return True
+
+    monkeypatch.setattr(log, "filters", [note])
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+        writer.close()
+
+    async def scene(port: int) -> None:
+        tls = controllers_end(tmp_path / "theirs.identity")
+        async with await asyncio.start_server(hear, "127.0.0.1", port, ssl=tls):
+            link = Link(
+                f"wss://127.0.0.1:{port}/v1/agent",
+                TOKEN,
+                "node0.0/x",
+                greet=greeting,
+                obey=lambda _: None,
+                ca=tmp_path / "ours.ca",
+            )
+            async with running(link):
+                await told.wait()
+        office = Office(port, controllers_end(tmp_path / "ours.identity"))
+        async with await office.open(), running(link):
+            await office.next()
+        assert set(heard) <= {b""}
+
+    play(scene)
+    assert TOKEN not in caplog.text
 
 
 def test_refused_token_is_final() -> None:

@@ -13,7 +13,7 @@ from tests.runs.conftest import Runs
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import ControllerStarted, RanksStarted, StepCommitted
+from holdfast.events import AgentJoined, ControllerStarted, DrillAction, DrillTarget, RanksStarted, StepCommitted
 from holdfast.folder import RunFolder
 from holdfast.launch.local.processes import all_pids
 
@@ -105,6 +105,28 @@ def test_controller_listens_on_loopback_only(runs: Runs) -> None:
     watched = runs.steps(10_000)
     watched.until(ControllerStarted)
     assert _address(watched.folder)[0] == "127.0.0.1"
+
+
+def test_controller_on_a_network_speaks_tls_and_keeps_its_identity(isolated: Runs) -> None:
+    watched = isolated.steps(10_000, profile="apart")
+    watched.until(StepCommitted)
+    folder = watched.folder
+    identity = folder.identity.read_bytes()
+    for path in (folder.ca, folder.identity):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL)
+    watched.until(AgentJoined)
+    watched.until(StepCommitted)
+    assert folder.identity.read_bytes() == identity
+    api.cancel(folder, force=True)
+    watched.end()
+    assert not folder.identity.exists()
+    agents = [path.read_text() for path in folder.path.glob("nodes/*/agent.log")]
+    assert len(agents) == 2
+    assert not any("not this run's controller" in said for said in agents)
+    key = identity[: identity.index(b"-----END PRIVATE")].splitlines()[1]
+    for path in folder.path.rglob("*"):
+        assert not path.is_file() or key not in path.read_bytes(), path
 
 
 def test_missing_secret_is_said_before_anything_starts(runs: Runs) -> None:

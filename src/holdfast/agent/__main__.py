@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
     parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
+    parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where its URL says wss")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
     parser.add_argument(
         "--sockets", required=True, type=Path, help="private folder with a short path, for ranks' sockets"
@@ -34,6 +35,7 @@ def main() -> None:
         generation=options.generation,
         controller=options.controller,
         token=options.token_file.read_text().strip(),
+        ca=options.ca,
         folder=options.folder,
         sockets=options.sockets,
         code=options.code,

@@ -43,6 +43,7 @@ class Settings:
     generation: int
     controller: str
     token: str
+    ca: Path | None
     folder: Path
     sockets: Path
     code: Path
@@ -59,7 +60,7 @@ class Agent:
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
         self._clock = Clock()
         self._port = HeldPort(settings.address)
-        self._code = CodeFolder(settings.controller, settings.token, settings.code)
+        self._code = CodeFolder(settings.controller, settings.token, settings.code, ca=settings.ca)
         self._retention = Retention(self._found)
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
@@ -67,7 +68,9 @@ class Agent:
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._quiet = asyncio.Event()
         self._leaving = asyncio.Event()
-        self._link = Link(settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey)
+        self._link = Link(
+            settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey, ca=settings.ca
+        )
         self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
 
     async def run(self) -> None:

@@ -18,10 +18,11 @@ from holdfast.launch.local.processes import die_with_parent
 class CodeFolder:
     """Folders of unpacked code by digest, filled from the controller at `controller` (the agent's WebSocket URL)."""
 
-    def __init__(self, controller: str, token: str, folder: Path) -> None:
+    def __init__(self, controller: str, token: str, folder: Path, *, ca: Path | None = None) -> None:
         self._controller = controller
         self._token = token
         self._folder = folder
+        self._known_by = () if ca is None else ("--ca", str(ca))
 
     async def get(self, digest: str) -> Path:
         """The unpacked code, pulled first where it is not there; raises HoldfastError when it cannot be had."""
@@ -37,6 +38,7 @@ class CodeFolder:
             "holdfast.agent.fetch",
             _archive_url(self._controller, digest),
             str(self._folder),
+            *self._known_by,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             preexec_fn=die_with_parent,

@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault
+from holdfast.guard.tls import NAME, agents_end
 from holdfast.launch.code.archive import Damaged, archive_path, unpack
 
 log = logging.getLogger("holdfast.agent")
@@ -41,36 +42,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="holdfast.agent.fetch")
     parser.add_argument("url", help="where the controller serves the archive; its digest is the last part")
     parser.add_argument("folder", type=Path, help="folder that takes the unpacked code, under its digest")
+    parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where the URL says https")
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     try:
-        fetch(options.url, sys.stdin.read().strip(), options.folder)
+        fetch(options.url, sys.stdin.read().strip(), options.folder, ca=options.ca)
     except HoldfastError as error:
         sys.stdout.buffer.write(msgspec.json.encode(error.findings[0]))
         return 1
     return 0
 
 
-def fetch(url: str, token: str, folder: Path) -> Path:
+def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None) -> Path:
     """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had."""
     digest = PurePosixPath(url).name
     into = folder / digest
+    client = httpx.Client(
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        verify=True if ca is None else agents_end(ca),
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _alone(folder / f"{digest}.lock"):
+        with client, _alone(folder / f"{digest}.lock"):
             if not into.is_dir():
-                _pull_and_unpack(url, token, digest, into)
+                _pull_and_unpack(client, url, digest, into)
     except OSError as error:
         raise _failure("the code cannot be unpacked", folder, str(error), "Make room, or permit it.") from error
     return into
 
 
-def _pull_and_unpack(url: str, token: str, digest: str, into: Path) -> None:
+def _pull_and_unpack(client: httpx.Client, url: str, digest: str, into: Path) -> None:
     damage = ""
     part = archive_path(into.parent, f"{digest}.part")
     for _ in range(TRIES):
         try:
-            _pull(url, token, digest, part)
+            _pull(client, url, digest, part)
             unpack(part, into)
             return
         except Damaged as error:
@@ -89,11 +97,11 @@ def _alone(lock: Path) -> Generator[None]:
         yield
 
 
-def _pull(url: str, token: str, digest: str, part: Path) -> None:
+def _pull(client: httpx.Client, url: str, digest: str, part: Path) -> None:
     """Write the archive to `part`, however long the controller is away; raises Damaged when it has another digest."""
     for wait_s in itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1])):
         try:
-            found = _download(url, token, part)
+            found = _download(client, url, part)
         except httpx.TransportError as error:
             log.warning("the controller is out of reach: %s", error)
             time.sleep(wait_s)
@@ -103,13 +111,11 @@ def _pull(url: str, token: str, digest: str, part: Path) -> None:
         return
 
 
-def _download(url: str, token: str, part: Path) -> str:
+def _download(client: httpx.Client, url: str, part: Path) -> str:
     """Write what the controller serves to `part`; its digest."""
     hashed = hashlib.sha256()
-    headers = {"Authorization": f"Bearer {token}"}
     with (
-        httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False) as client,
-        client.stream("GET", url) as answer,
+        client.stream("GET", url, extensions={"sni_hostname": NAME}) as answer,
         open(part, "wb", opener=_private) as file,
     ):
         if not answer.is_success:

@@ -13,6 +13,8 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -20,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from holdfast.events import AgentEvent, AgentJoined
 from holdfast.events.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
+from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
 
@@ -47,12 +50,14 @@ class Link:
         *,
         greet: Callable[[], AgentJoined],
         obey: Callable[[AnyOrder], None],
+        ca: Path | None = None,
     ) -> None:
         self._url = url
         self._token = token
         self._source = source
         self._greet = greet
         self._obey = obey
+        self._tls: dict[str, Any] = {} if ca is None else {"ssl": agents_end(ca), "server_hostname": NAME}
         self._seq = 0
         self._outbox: OrderedDict[int, bytes] = OrderedDict()
         self._sent = 0
@@ -92,6 +97,7 @@ class Link:
                     ping_interval=5,
                     ping_timeout=20,
                     open_timeout=10,
+                    **self._tls,
                 ) as connection:
                     began = time.monotonic()
                     try:
@@ -103,7 +109,11 @@ class Link:
                 if error.response.status_code in (401, 403):
                     raise Refused from error
                 log.warning("the controller answered %s", error.response.status_code)
-            except (OSError, WebSocketException, TimeoutError, ssl.SSLError) as error:
+            except ssl.SSLCertVerificationError as error:
+                # Nothing was said to it, not even the token. What stands in the way may go away, so this goes on.
+                if tries == 0:
+                    log.error("%s is not this run's controller: %s", self._url, error.verify_message)
+            except (OSError, WebSocketException, TimeoutError) as error:
                 if tries == 0:
                     log.warning("the controller is out of reach: %s", error)
             finally:

@@ -109,6 +109,8 @@ class LocalBackend:
             "--address": node.address,
             "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
         }
+        if self._url.startswith("wss:"):
+            options["--ca"] = str(self._folder.ca)
         environ = os.environ | {"HOLDFAST_NODE": _mark(self._folder.run, place)}
         with (node_folder / "agent.log").open("ab") as output:
             process = subprocess.Popen(

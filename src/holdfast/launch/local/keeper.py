@@ -58,7 +58,7 @@ def main() -> int:
     with _listen(folder, address) as (agents, clients):
         code = _keep(folder, agents, clients, lock)
     end_all(lambda: descendants(os.getpid()), within_s=SWEEP_S)
-    folder.secrets.unlink(missing_ok=True)
+    folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
     isolation.remove()
     return code
