@@ -58,13 +58,14 @@ clean: ## remove the environment and all that was built; runs and their logs sta
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The lock holds the installer and the build back end too: everything that is fetched is checked against a hash.
+# The lock holds the installer and the build back ends too: everything that is fetched is checked against a hash.
+# DeepSpeed comes as source only, and is built with the lock's setuptools.
 $(READY): requirements.lock pyproject.toml | prerequisites
 	@echo 'Setting up $(ENV) (the first time fetches about 5 GB, because torch comes with CUDA)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(ENV)
-	@awk '/^[^ ]/ { on = /^uv==/ } on' requirements.lock > $(ENV)/uv.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(ENV)/uv.lock
-	@$(INSTALLER) pip sync --quiet --require-hashes requirements.lock
+	@awk '/^[^ ]/ { on = /^(setuptools|uv)==/ } on' requirements.lock > $(ENV)/first.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(ENV)/first.lock
+	@$(INSTALLER) pip sync --quiet --require-hashes --no-build-isolation requirements.lock
 	@$(INSTALLER) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

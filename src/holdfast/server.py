@@ -59,7 +59,8 @@ from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identit
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.environment import Attempt, launches
+from holdfast.launch.environment import Attempt
+from holdfast.launch.launchers import launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
@@ -350,7 +351,7 @@ async def serve(
             attempt=start.attempt,
             nodes=members,
             master_addr=start.master_addr,
-            master_port=start.master_port,
+            master_port=str(start.master_port),
         )
         return StartRanks(
             replica=start.replica,

@@ -117,7 +117,7 @@ WRONG = [
     ("command: [a]\ngpus_per_node: 65", "out-of-range", "must be at most 64", ""),
     ("command: [a]\nresources: {cpu: 0}", "out-of-range", "must be more than 0", ""),
     ("command: [a]\nrecovery: {window_s: .nan}", "out-of-range", "must be a finite number", ""),
-    ("command: [a]\nlaunch: pernode", "bad-value", "must be 'per-rank' or 'per-node'", "Did you mean `per-node`?"),
+    ("command: [a]\nlaunch: pernode", "bad-value", "must be 'per-rank', 'per-node',", "Did you mean `per-node`?"),
     ("command: [a]\nversion: 2", "bad-value", "`version` must be 1", ""),
     ('command: ["a\\0b"]', "bad-text", "`command[0]` contains the character U+0000", "Remove"),
     ('command: [a]\nworkdir: "a\\0b"', "bad-text", "U+0000", "Remove"),

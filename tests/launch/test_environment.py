@@ -10,7 +10,8 @@ import pytest
 from holdfast.events.orders import RankLaunch
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.launch.environment import Attempt, Share, launches
+from holdfast.launch.environment import Attempt, Share
+from holdfast.launch.launchers import launches
 
 FOLDER = RunFolder(Path("/runs/demo-abc234"))
 
@@ -25,7 +26,7 @@ def launched(share: Share | None = None, storage: str | None = None, **job: Any)
         "fabric_env": {"NCCL_NET": "Socket"},
         "storage": storage,
     }
-    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=(0, 1), master_addr="a", master_port=1)
+    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=(0, 1), master_addr="a", master_port="1")
     return launches(Accepted.model_validate(fields), FOLDER, attempt, 1, {}, share or Share(cpus=8))
 
 

@@ -2,10 +2,11 @@
 
     python stepper.py STEPS STEP_S [FAULT]
 
-Ranks meet at MASTER_ADDR:MASTER_PORT; a step is done when every rank has asked rank 0 for it, so one lost rank stops
-all. Rank 0 checkpoints every fifth step into HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to
-`steps-RANK.txt` there, for a count from outside. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of raise, exit,
-segv, hang, allocate, daemonise; without ATTEMPT it comes in every attempt.
+Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there itself, at a port of rank 0's. A step is
+done when every rank has asked rank 0 for it, so one lost rank stops all. Rank 0 checkpoints every fifth step into
+HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. FAULT is
+`ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of raise, exit, segv, hang, allocate, daemonise; without ATTEMPT it comes
+in every attempt.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ CHECKPOINT = FOLDER / "step.txt"
 
 def rendezvous() -> list[socket.socket]:
     """Sockets to every other rank on rank 0; the one to rank 0 elsewhere."""
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    note = FOLDER / f"port-{ATTEMPT}"
     if RANK == 0:
-        server = socket.create_server(address)
+        server = socket.create_server((host, 0 if taken else port))
+        if taken:
+            note.with_suffix(".new").write_text(str(server.getsockname()[1]))
+            note.with_suffix(".new").rename(note)
         return [server.accept()[0] for _ in range(WORLD_SIZE - 1)]
     while True:
         try:
-            return [socket.create_connection(address)]
-        except ConnectionRefusedError:
+            return [socket.create_connection((host, int(note.read_text()) if taken else port))]
+        except (ConnectionRefusedError, FileNotFoundError):
             time.sleep(0.005)
 
 

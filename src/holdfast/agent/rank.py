@@ -58,6 +58,8 @@ class RankProcess:
         environ = launch.defaults | os.environ | launch.env | {"HOLDFAST_RANK_SOCKET": str(self._socket)}
         try:
             log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path, text in launch.files.items():
+                _write_private(path, text)
             with open(log, "ab", opener=_open_private) as output:
                 self._process = subprocess.Popen(
                     launch.argv,
@@ -131,6 +133,11 @@ class RankProcess:
     def _was_stopped(self, status: int) -> bool:
         """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
         return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
+
+
+def _write_private(path: str, text: str) -> None:
+    with open(path, "w", opener=_open_private) as file:
+        file.write(text)
 
 
 def _open_private(path: str, flags: int) -> int:

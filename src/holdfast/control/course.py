@@ -13,7 +13,7 @@ from holdfast.control.policy import STOP_GRACE_S, Action, Failure, Verdict, judg
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, StopDecided
-from holdfast.job.spec import Job, Launch
+from holdfast.job.spec import Job
 
 
 def halt(job: Job, state: State, index: int, at: float) -> Transition:
@@ -84,8 +84,7 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
 
 def _all_well(job: Job, replica: ReplicaState) -> bool:
     """Whether every process of the attempt ended by itself with code 0; what befell its node later is no matter."""
-    per_node = 1 if job.launch is Launch.PER_NODE else job.local_world_size
-    return replica.well.bit_count() == replica.slots.bit_count() * per_node
+    return replica.well.bit_count() == replica.slots.bit_count() * job.processes_per_node
 
 
 def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float) -> Transition:

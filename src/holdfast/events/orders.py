@@ -30,8 +30,10 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: str
     """File that takes the rank's output."""
     ranks: int = 1
-    """How many ranks this one process stands for (`launch: per-node` starts them itself)."""
+    """How many ranks this one process stands for, when it is a launcher that starts them itself."""
     defaults: dict[str, str] = {}
+    files: dict[str, str] = {}
+    """Files to write before it starts: path and text."""
 
 
 class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):

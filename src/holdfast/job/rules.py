@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.complaints import nearest
+from holdfast.job.launchers import LAUNCHERS, find_launcher
 from holdfast.job.source import shown
 from holdfast.job.spec import Job, Launch
 
@@ -18,14 +19,9 @@ RESERVED_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"}
     | {"ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     | {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
+    | {"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"}
 )
 RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
-
-LAUNCHER_PROGRAMS = frozenset({"torchrun", "accelerate", "deepspeed", "colossalai", "horovodrun"})
-CLUSTER_LAUNCHERS = frozenset({"mpirun", "mpiexec", "srun"})
-LAUNCHER_MODULES = frozenset(
-    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.launch"}
-)
 
 _SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
@@ -87,15 +83,64 @@ def secrets_in_env(job: Job) -> Iterator[Finding]:
 
 def launcher_for_every_rank(job: Job) -> Iterator[Finding]:
     """A launcher started once for every rank starts too many processes."""
-    launcher = _launcher(job.command)
-    if launcher is None or job.launch is Launch.PER_NODE:
+    found = find_launcher(job.command)
+    if found is None or job.launch is not Launch.PER_RANK:
         return
-    if launcher in CLUSTER_LAUNCHERS:
-        remedy = "Let holdfast start the ranks: leave the launcher and its flags out of the command."
-    else:
-        remedy = "Write `launch: per-node`, or leave the launcher and its flags out of the command."
-    what = f"`{launcher}` starts its own ranks, and with `launch: per-rank` it is started once for every rank"
+    launcher = found.launcher
+    instead = (
+        f"Write `launch: {launcher.launch}`, or leave" if launcher.launch else "Let holdfast start the ranks: leave"
+    )
+    what = f"`{launcher.name}` starts its own ranks, and with `launch: per-rank` it is started once for every rank"
+    remedy = f"{instead} the launcher and its flags out of the command."
     yield _warning("launcher-per-rank", "command", what, remedy)
+
+
+def launcher_unaware_of_nodes(job: Job) -> Iterator[Finding]:
+    """Of the launchers only torchrun reads its node's place from the environment."""
+    found = find_launcher(job.command)
+    kind = found.launcher.launch if found else None
+    if found and kind and job.launch is Launch.PER_NODE is not kind and job.nodes.max > 1:
+        what = (
+            f"`{found.launcher.name}` reads no node variables, so with `launch: per-node` every node trains by itself"
+        )
+        yield _warning("launcher-unaware-of-nodes", "launch", what, f"Write `launch: {kind}`.")
+
+
+def launcher_that_is_none(job: Job) -> Iterator[Finding]:
+    """What is given to a launcher by name means something to that launcher only."""
+    wired = next((one for one in LAUNCHERS if one.launch is job.launch), None)
+    if wired is None or job.launch is Launch.PER_NODE:
+        return
+    found = find_launcher(job.command)
+    if found is None or found.launcher is not wired:
+        line = " ".join(wired.heads[0])
+        what = f"`launch: {job.launch}` gives the command options of `{line}`, and the command is `{job.command[0]}`"
+        remedy = f"Begin the command with `{line}`, or write `launch: per-rank` to have holdfast start the ranks."
+        yield _error("not-that-launcher", "command", what, remedy)
+
+
+def launcher_options(job: Job) -> Iterator[Finding]:
+    """An option that holdfast sets cannot say something else."""
+    found = find_launcher(job.command)
+    if found is None or found.launcher.launch is not job.launch:
+        return
+    for option, value in found.options():
+        allowed = found.launcher.options.get(option)
+        if allowed is not None and value not in allowed(job):
+            what = f"`{option}` of `{found.launcher.name}` is set by holdfast, from the job and anew for each attempt"
+            yield _error("launcher-option", "command", what, "Leave it out of the command.")
+
+
+def accelerate_without_gpus(job: Job) -> Iterator[Finding]:
+    """Where accelerate sees no GPUs it starts a single process, unless it is told which kind of launcher to be."""
+    found = find_launcher(job.command)
+    if found is None or job.launch is not Launch.ACCELERATE or job.gpus_per_node or job.local_world_size == 1:
+        return
+    telling = {"multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm", "config-file", "tpu"}
+    if not telling & {option for option, _ in found.options()}:
+        what = f"without GPUs `accelerate launch` starts one process on each node, not {job.local_world_size}"
+        remedy = "Add `--multi_gpu` to it, which starts processes on CPUs as well, or write `ranks_per_node: 1`."
+        yield _warning("accelerate-one-process", "ranks_per_node", what, remedy)
 
 
 def shell_syntax(job: Job) -> Iterator[Finding]:
@@ -146,6 +191,10 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     name_clashes,
     secrets_in_env,
     launcher_for_every_rank,
+    launcher_unaware_of_nodes,
+    launcher_that_is_none,
+    launcher_options,
+    accelerate_without_gpus,
     shell_syntax,
     shared_gpus,
     hangs_outlast_window,
@@ -157,17 +206,6 @@ def _variables(job: Job) -> Iterator[tuple[str, str]]:
     for field, names in (("env", job.env), ("secrets", job.secrets), ("fabric.env", job.fabric.env)):
         for name in names:
             yield field, name
-
-
-def _launcher(command: tuple[str, ...]) -> str | None:
-    """The launcher that the command is, if it is one: by its program's name, or by `python -m`."""
-    program = PurePath(command[0]).name
-    if program in LAUNCHER_PROGRAMS | CLUSTER_LAUNCHERS:
-        return program
-    if program.startswith("python") and "-m" in command:
-        module = command[command.index("-m") + 1 :][:1]
-        return next((name for name in module if name in LAUNCHER_MODULES), None)
-    return None
 
 
 def _error(code: str, where: str, what: str, remedy: str) -> Finding:

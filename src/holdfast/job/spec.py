@@ -49,6 +49,10 @@ class Launch(StrEnum):
     """holdfast starts the command once for every rank."""
     PER_NODE = "per-node"
     """The command is started once on every node and starts its own ranks, as torchrun does."""
+    ACCELERATE = "accelerate"
+    """Per node; the command is an `accelerate launch` line, which is given its node's arguments."""
+    DEEPSPEED = "deepspeed"
+    """Per node; the command is a `deepspeed` line, which is given its node's arguments and a host file."""
 
 
 def _whole_text(text: str) -> str:
@@ -272,7 +276,7 @@ class Job(Model):
     ]
     """The program and its arguments: a list, or one string that is split as a shell splits words (no shell is run)."""
     launch: Launch = Launch.PER_RANK
-    """`per-rank` (holdfast starts every rank) or `per-node` (the command starts its own ranks, as torchrun does)."""
+    """Who starts the ranks: holdfast (`per-rank`), or the command, once on every node (the others)."""
     image: Filled | None = None
     """Container image; not used by the local back end, which says so."""
     workdir: Filled = "."
@@ -309,6 +313,11 @@ class Job(Model):
     def local_world_size(self) -> int:
         """Ranks on each node."""
         return self.ranks_per_node or max(1, self.gpus_per_node)
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes that holdfast itself starts on each node."""
+        return self.local_world_size if self.launch is Launch.PER_RANK else 1
 
     @property
     def world_size(self) -> int:

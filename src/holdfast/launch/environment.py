@@ -1,7 +1,6 @@
-"""Owns what every rank is given: its environment, arguments, folder and log, for both kinds of launch.
+"""Owns the variables that ranks are given, whoever starts them.
 
-Pure. The names are torchrun's, so a script that runs under torchrun runs unchanged;
-PET_* are what torchrun itself reads.
+Pure. The names are torchrun's, so a script that runs under torchrun runs unchanged.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.events.orders import RankLaunch
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.job.spec import Job, Launch
+from holdfast.job.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +23,8 @@ class Attempt:
     nodes: tuple[int, ...]
     """Node slots of the replica, in rank order."""
     master_addr: str
-    master_port: int
+    master_port: str
+    """A number, or a word that stands for it where it is not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,51 +36,14 @@ class Share:
     """GPUs as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the node, which has a machine of its own."""
 
 
-def launches(
-    accepted: Accepted, folder: RunFolder, attempt: Attempt, node: int, secrets: dict[str, str], share: Share
-) -> tuple[RankLaunch, ...]:
-    """What a node starts for an attempt: one process a rank, or one for the node when the command starts its own ranks.
-
-    What a rank sees of a variable is, the first that has it: what holds the ranks together, the job's own, the
-    fabric's, the share's, the node's own environment, our defaults.
-    """
-    job = accepted.job
-    group_rank = attempt.nodes.index(node)
-    first = group_rank * job.local_world_size
-    cwd = accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir))
-    common = _common(accepted, folder, attempt, group_rank, share) | secrets
-    defaults = _defaults(job, share)
-    replicas = attempt.replica_count
-
-    def log(rank: int) -> str:
-        return str(folder.rank_log(attempt.attempt, rank, attempt.replica, replicas))
-
-    if job.launch is Launch.PER_NODE:
-        env = common | _per_node(job, attempt, group_rank)
-        count = job.local_world_size
-        return (
-            RankLaunch(rank=first, ranks=count, argv=job.command, env=env, defaults=defaults, cwd=cwd, log=log(first)),
-        )
-    return tuple(
-        RankLaunch(
-            rank=first + local_rank,
-            argv=job.command,
-            env=common | _per_rank(job, attempt, first, local_rank),
-            defaults=defaults,
-            cwd=cwd,
-            log=log(first + local_rank),
-        )
-        for local_rank in range(job.local_world_size)
-    )
-
-
-def _defaults(job: Job, share: Share) -> dict[str, str]:
+def defaults(job: Job, share: Share) -> dict[str, str]:
     """What torchrun and Python would be told by a careful user; whatever the node's environment says goes over it."""
     threads = max(1, int((job.resources.cpu or share.cpus) // job.local_world_size))
     return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-def _common(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank: int, share: Share) -> dict[str, str]:
+def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank: int, share: Share) -> dict[str, str]:
+    """What all ranks of a node are given alike."""
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
     checkpoint = job.checkpoint
@@ -90,7 +52,10 @@ def _common(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
     env |= accepted.fabric_env | job.fabric.env | job.env
     env |= {
         "MASTER_ADDR": attempt.master_addr,
-        "MASTER_PORT": str(attempt.master_port),
+        "MASTER_PORT": attempt.master_port,
+        "JAX_COORDINATOR_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
+        # Without it the coordinator listens on every address of the machine.
+        "JAX_COORDINATOR_BIND_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
         "GROUP_RANK": str(group_rank),
@@ -124,17 +89,12 @@ def _checkpoints(accepted: Accepted, folder: RunFolder) -> Path:
     return folder.checkpoints
 
 
-def _per_rank(job: Job, attempt: Attempt, first: int, local_rank: int) -> dict[str, str]:
+def of_rank(job: Job, first: int, local_rank: int) -> dict[str, str]:
+    """What tells a rank from the others; `first` is the first rank of its node."""
     rank = str(first + local_rank)
-    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
-
-
-def _per_node(job: Job, attempt: Attempt, group_rank: int) -> dict[str, str]:
-    """Torchrun takes its options from PET_* where its command line leaves them out."""
-    return {
-        "PET_NNODES": str(len(attempt.nodes)),
-        "PET_NPROC_PER_NODE": str(job.local_world_size),
-        "PET_NODE_RANK": str(group_rank),
-        "PET_MASTER_ADDR": attempt.master_addr,
-        "PET_MASTER_PORT": str(attempt.master_port),
-    }
+    env = {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
+    if gpus := job.gpus_per_node // job.local_world_size:
+        # JAX would take every GPU it sees, in every rank.
+        mine = range(local_rank * gpus, (local_rank + 1) * gpus)
+        env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, mine))
+    return env

@@ -27,7 +27,8 @@ from holdfast.guard.keys import Keys
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job
-from holdfast.launch.environment import Attempt, launches
+from holdfast.launch.environment import Attempt
+from holdfast.launch.launchers import launches
 from holdfast.launch.local.isolation import Isolation
 from holdfast.launch.local.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
 from holdfast.launch.local.share import shares
@@ -271,7 +272,9 @@ def render(accepted: Accepted) -> str:
     job = accepted.job
     folder = RunFolder(runs_root() / "RUN_ID")
     nodes = tuple(range(job.nodes.max))
-    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=nodes, master_addr="HEAD_ADDRESS", master_port=0)
+    attempt = Attempt(
+        replica=0, replica_count=1, attempt=0, nodes=nodes, master_addr="HEAD_ADDRESS", master_port="HEAD_PORT"
+    )
     hidden = dict.fromkeys(job.secrets, "SECRET")
     lines = list(_shipped(accepted))
     for node, share in enumerate(shares(job, os.environ)):
@@ -295,9 +298,10 @@ def _section(place: NodePlace, launch: RankLaunch, code: Path, at_run_time: dict
     last = launch.rank + launch.ranks - 1
     yield f"# node{place.node}, " + (f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}")
     yield f"cd {shlex.quote(str(code / launch.cwd))}"
+    for path, text in launch.files.items():
+        yield f"cat > {shlex.quote(path)} <<END\n{text}END"
     defaults = {name: os.environ.get(name, value) for name, value in launch.defaults.items()}
-    ports = dict.fromkeys(launch.env.keys() & {"MASTER_PORT", "PET_MASTER_PORT"}, "HEAD_PORT")
-    for name, value in sorted((defaults | launch.env | ports | at_run_time).items()):
+    for name, value in sorted((defaults | launch.env | at_run_time).items()):
         yield f"{name}={shlex.quote(value)}"
     yield f"$ {shlex.join(launch.argv)}"
     yield ""

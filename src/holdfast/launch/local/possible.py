@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
-from holdfast.job.spec import Job, Launch
+from holdfast.job.spec import Job
 from holdfast.launch.local.share import visible_devices
 
 RANKS_PER_CPU = 32
@@ -111,9 +111,9 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
     if cpus > here.cpus:
         what = f"the job asks for {cpus:g} CPU cores{each}, and this machine has {here.cpus}; its ranks will share them"
         yield _told("too-few-cpus", Severity.WARNING, "resources.cpu", what)
-    ranks = job.world_size if job.launch is Launch.PER_RANK else nodes
-    if ranks > RANKS_PER_CPU * here.cpus:
-        what = f"{ranks} processes are too many for a machine with {here.cpus} CPU cores"
+    processes = nodes * job.processes_per_node
+    if processes > RANKS_PER_CPU * here.cpus:
+        what = f"{processes} processes are too many for a machine with {here.cpus} CPU cores"
         remedy = f"Ask for at most {RANKS_PER_CPU * here.cpus}: fewer nodes, or fewer ranks on each."
         yield _error("too-many-ranks", "nodes", what, remedy)
 

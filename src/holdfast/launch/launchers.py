@@ -1,0 +1,128 @@
+"""Owns what a node starts for an attempt: its processes, and how each launcher is told its node's place; one row each.
+
+Pure. What can be given in variables is, so that the command stays as it was typed; the rest goes before the user's own
+options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.events.orders import RankLaunch
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.job.launchers import find_launcher
+from holdfast.job.spec import Job, Launch
+from holdfast.launch.environment import Attempt, Share, defaults, of_node, of_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A node's place in an attempt."""
+
+    job: Job
+    attempt: Attempt
+    group_rank: int
+    """The node's number among those of its replica."""
+    files: Path
+    """Folder for files of this attempt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """How a launcher is told its node's place."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    files: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def launches(
+    accepted: Accepted, folder: RunFolder, attempt: Attempt, node: int, secrets: dict[str, str], share: Share
+) -> tuple[RankLaunch, ...]:
+    """What a node starts for an attempt: one process a rank, or one for the node when the command starts its own ranks.
+
+    What a rank sees of a variable is, the first that has it: what holds the ranks together, the job's own, the
+    fabric's, the share's, the node's own environment, our defaults.
+    """
+    job = accepted.job
+    group_rank = attempt.nodes.index(node)
+    first = group_rank * job.local_world_size
+    common = of_node(accepted, folder, attempt, group_rank, share) | secrets
+    logs = folder.attempt_logs(attempt.attempt, attempt.replica, attempt.replica_count)
+
+    def launch(local_rank: int, wiring: Wiring, ranks: int = 1) -> RankLaunch:
+        rank = first + local_rank
+        own = of_rank(job, first, local_rank) if ranks == 1 else {}
+        return RankLaunch(
+            rank=rank,
+            ranks=ranks,
+            argv=wiring.argv,
+            env=common | own | wiring.env,
+            defaults=defaults(job, share),
+            cwd=accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir)),
+            log=str(folder.rank_log(attempt.attempt, rank, attempt.replica, attempt.replica_count)),
+            files=wiring.files,
+        )
+
+    wire = _WIRES.get(job.launch)
+    if wire is None:
+        return tuple(launch(local_rank, Wiring(argv=job.command)) for local_rank in range(job.local_world_size))
+    seat = Seat(job=job, attempt=attempt, group_rank=group_rank, files=logs)
+    return (launch(0, wire(seat), ranks=job.local_world_size),)
+
+
+def _torchrun(seat: Seat) -> Wiring:
+    """Torchrun takes its options from PET_* where its command line leaves them out."""
+    env = {
+        "PET_NNODES": str(len(seat.attempt.nodes)),
+        "PET_NPROC_PER_NODE": str(seat.job.local_world_size),
+        "PET_NODE_RANK": str(seat.group_rank),
+        "PET_MASTER_ADDR": seat.attempt.master_addr,
+        "PET_MASTER_PORT": seat.attempt.master_port,
+    }
+    return Wiring(argv=seat.job.command, env=env)
+
+
+def _accelerate(seat: Seat) -> Wiring:
+    nodes = len(seat.attempt.nodes)
+    return Wiring(
+        argv=_with_options(
+            seat.job,
+            {
+                "--num_machines": str(nodes),
+                "--num_processes": str(nodes * seat.job.local_world_size),
+                "--machine_rank": str(seat.group_rank),
+                "--main_process_ip": seat.attempt.master_addr,
+                "--main_process_port": seat.attempt.master_port,
+            },
+        )
+    )
+
+
+def _deepspeed(seat: Seat) -> Wiring:
+    """DeepSpeed counts nodes and ranks by a host file, whose names mean nothing to it where it uses no ssh."""
+    path = str(seat.files / f"hostfile-{seat.group_rank}")
+    hosts = "".join(f"node{node} slots={seat.job.local_world_size}\n" for node in seat.attempt.nodes)
+    options = {
+        "--hostfile": path,
+        "--node_rank": str(seat.group_rank),
+        "--master_addr": seat.attempt.master_addr,
+        "--master_port": seat.attempt.master_port,
+    }
+    return Wiring(argv=_with_options(seat.job, options, "--no_ssh"), files={path: hosts})
+
+
+def _with_options(job: Job, options: dict[str, str], *flags: str) -> tuple[str, ...]:
+    found = find_launcher(job.command)
+    assert found is not None, "job/rules.py refuses a command that is not the launcher's"
+    return found.with_options(*flags, *(word for option in options.items() for word in option))
+
+
+_WIRES: Mapping[Launch, Callable[[Seat], Wiring]] = {
+    Launch.PER_NODE: _torchrun,
+    Launch.ACCELERATE: _accelerate,
+    Launch.DEEPSPEED: _deepspeed,
+}

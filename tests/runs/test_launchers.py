@@ -1,0 +1,68 @@
+"""Every launcher starts its own ranks on two nodes, for real: they reduce together, and start again when one dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runs.conftest import STEPPER, Runs, Watched
+
+from holdfast.events import AttemptStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided, StepCommitted
+
+SUMMING = str(STEPPER.with_name("summing.py"))
+
+
+def beside_python(program: str) -> str:
+    return str(Path(sys.executable).with_name(program))
+
+
+def ranks(watched: Watched) -> dict[int, dict[str, Any]]:
+    """What every rank of the summing program has printed, by rank; several ranks may share a log."""
+    folder = watched.folder.attempt_logs(0)
+    lines = [line for log in folder.glob("rank-*.log") for line in log.read_text().splitlines()]
+    said = [json.loads(line) for line in lines if line.startswith('{"rank"')]
+    return {one["rank"]: one for one in said}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launch", "command"),
+    [
+        ("per-rank", (sys.executable, SUMMING, "jax")),
+        ("accelerate", (beside_python("accelerate"), "launch", "--multi_gpu", SUMMING, "accelerate")),
+        ("deepspeed", (beside_python("deepspeed"), SUMMING, "torch")),
+    ],
+    ids=["jax", "accelerate", "deepspeed"],
+)
+def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tuple[str, ...]) -> None:
+    overrides = (f"launch={launch}", "ranks_per_node=2", "fabric=tcp", "env={HELLO: there}")
+    watched = runs.start(*command, overrides=overrides)
+    assert watched.end().outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
+    said = ranks(watched)
+    assert {rank: one["sum"] for rank, one in said.items()} == dict.fromkeys(range(4), 6.0)
+    for one in said.values():
+        assert (one["environ"]["HELLO"], one["environ"]["NCCL_NET"]) == ("there", "Socket")
+
+
+@pytest.mark.slow
+def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> None:
+    """On CPUs it starts the program as it is, and leaves it to others to say which rank that is."""
+    command = (beside_python("accelerate"), "launch", SUMMING, "accelerate")
+    watched = runs.start(*command, overrides=("launch=accelerate",))
+    assert watched.end().outcome is Outcome.SUCCEEDED, watched.log(0)
+    assert {rank: one["sum"] for rank, one in ranks(watched).items()} == {0: 1.0, 1: 1.0}
+
+
+@pytest.mark.slow
+def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
+    overrides = ("launch=per-node", "ranks_per_node=2")
+    watched = runs.start(beside_python("torchrun"), str(STEPPER), "40", "0.02", overrides=overrides)
+    watched.drill(DrillTarget.RANK, 3, DrillAction.KILL, at_step=7)
+    assert watched.end().outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
+    assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.attempt == 0
+    assert watched.all(StepCommitted)[-1].step == 40
