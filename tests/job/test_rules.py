@@ -70,6 +70,52 @@ def test_launcher_for_every_rank_warned_of(command: str) -> None:
     assert codes(command=command, launch="per-node") == []
 
 
+@pytest.mark.parametrize(("command", "launch"), [("accelerate launch a.py", "accelerate"), ("ds a.py", "deepspeed")])
+def test_launcher_that_reads_no_node_variables_warned_of_without_its_own_kind(command: str, launch: str) -> None:
+    assert codes(command=command, launch=launch, nodes=2) == []
+    assert codes(command=command, launch="per-node") == []
+    unaware = [("launcher-unaware-of-nodes", Severity.WARNING, "launch")]
+    assert codes(command=command, launch="per-node", nodes=2) == unaware
+    assert codes(command=command) == [("launcher-per-rank", Severity.WARNING, "command")]
+
+
+@pytest.mark.parametrize("command", ["python a.py", "bash -c 'deepspeed a.py'", "accelerate test", "torchrun a.py"])
+@pytest.mark.parametrize("launch", ["accelerate", "deepspeed"])
+def test_kind_of_one_launcher_with_another_command_refused(command: str, launch: str) -> None:
+    assert ("not-that-launcher", Severity.ERROR, "command") in codes(command=command, launch=launch)
+
+
+@pytest.mark.parametrize(
+    ("launch", "command", "allowed"),
+    [
+        ("accelerate", "accelerate launch --num_machines 2 --num-processes=16 a.py", True),
+        ("accelerate", "accelerate launch --num_machines 3 a.py", False),
+        ("accelerate", "accelerate launch --multi_gpu --main-process-port=1 a.py", False),
+        ("accelerate", "accelerate launch a.py --machine_rank 0", True),
+        ("accelerate", "accelerate launch --mixed_precision bf16 a.py --num_machines 3", True),
+        ("accelerate", "accelerate launch -m train --num_machines 3", True),
+        ("accelerate", "python -m accelerate.commands.launch --machine_rank 0 a.py", False),
+        ("deepspeed", "deepspeed --num_gpus 8 a.py --deepspeed", True),
+        ("deepspeed", "deepspeed --no_local_rank --include node0:1 a.py", False),
+        ("deepspeed", "deepspeed -H hosts a.py", False),
+        ("per-node", "torchrun --nproc-per-node gpu --nnodes=2 a.py", True),
+        ("per-node", "torchrun --standalone a.py", False),
+        ("per-node", "python -m torch.distributed.run --nnodes=4 a.py", False),
+    ],
+)
+def test_option_of_a_launcher_that_says_other_than_the_job_refused(launch: str, command: str, allowed: bool) -> None:
+    expected = [] if allowed else [("launcher-option", Severity.ERROR, "command")]
+    assert codes(command=command, launch=launch, nodes=2, gpus_per_node=8) == expected
+
+
+def test_accelerate_without_gpus_told_which_launcher_to_be() -> None:
+    fields = {"launch": "accelerate", "ranks_per_node": 2}
+    one = [("accelerate-one-process", Severity.WARNING, "ranks_per_node")]
+    assert codes(command="accelerate launch a.py", **fields) == one
+    assert codes(command="accelerate launch --use_fsdp a.py", **fields) == []
+    assert codes(command="accelerate launch a.py", **(fields | {"gpus_per_node": 2})) == []
+
+
 def test_python_module_that_is_no_launcher_accepted() -> None:
     assert codes(command="python -m train") == []
     assert codes(command="python -m") == []

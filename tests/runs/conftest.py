@@ -40,20 +40,20 @@ class Watched:
     def __post_init__(self) -> None:
         self._events = api.follow(self.folder)
 
-    def until(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
+    def until(self, kind: type[E], which: Callable[[E], bool] = lambda _: True, within_s: float = DEADLINE_S) -> E:
         """Read on to the next event of a kind; fails when it does not come."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + within_s
         for event in self._events:
             if event is not None:
                 self.seen.append(event)
             if isinstance(event, kind) and which(event):
                 return event
-            assert time.monotonic() < deadline, f"no {kind.__name__} within {DEADLINE_S:g} s after {self.seen[-5:]}"
+            assert time.monotonic() < deadline, f"no {kind.__name__} within {within_s:g} s after {self.seen[-5:]}"
         raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
 
-    def end(self) -> RunFinished:
+    def end(self, within_s: float = DEADLINE_S) -> RunFinished:
         """Read to the end."""
-        return self.until(RunFinished)
+        return self.until(RunFinished, within_s=within_s)
 
     def all(self, kind: type[E]) -> list[E]:
         """Every event of a kind seen so far."""

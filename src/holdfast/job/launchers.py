@@ -28,7 +28,7 @@ class Launcher:
     launch: Launch | None = None
     """The kind of launch that wires it; none means that holdfast starts ranks without it."""
     options: Mapping[str, Option]
-    """What holdfast sets, without leading hyphens, words joined by hyphens."""
+    """What holdfast sets, without leading hyphens, words joined by underscores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Found:
         for word, following in zip(words, (*words[1:], ""), strict=True):
             if word.startswith("-"):
                 name, equals, value = word.lstrip("-").partition("=")
-                yield name.replace("_", "-"), value if equals else following
+                yield name.replace("-", "_"), value if equals else following
                 may_be_value = not equals
                 if name in ("m", "module"):
                     return
@@ -113,11 +113,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
         launch=Launch.PER_NODE,
         options={
             "nnodes": _nodes,
-            "nproc-per-node": _ranks_per_node,
-            "node-rank": _never,
-            "master-addr": _never,
-            "master-port": _never,
-            "rdzv-endpoint": _never,
+            "nproc_per_node": _ranks_per_node,
+            "node_rank": _never,
+            "master_addr": _never,
+            "master_port": _never,
+            "rdzv_endpoint": _never,
             "standalone": _never,
         },
     ),
@@ -127,11 +127,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
         modules=("accelerate.commands.launch",),
         launch=Launch.ACCELERATE,
         options={
-            "num-machines": _nodes,
-            "num-processes": _ranks,
-            "machine-rank": _never,
-            "main-process-ip": _never,
-            "main-process-port": _never,
+            "num_machines": _nodes,
+            "num_processes": _ranks,
+            "machine_rank": _never,
+            "main_process_ip": _never,
+            "main_process_port": _never,
         },
     ),
     Launcher(
@@ -140,18 +140,18 @@ LAUNCHERS: tuple[Launcher, ...] = (
         modules=("deepspeed.launcher.runner",),
         launch=Launch.DEEPSPEED,
         options={
-            "num-nodes": _nodes,
-            "num-gpus": _ranks_per_node,
-            "num-accelerators": _ranks_per_node,
+            "num_nodes": _nodes,
+            "num_gpus": _ranks_per_node,
+            "num_accelerators": _ranks_per_node,
             "H": _never,
             "hostfile": _never,
             "i": _never,
             "include": _never,
             "e": _never,
             "exclude": _never,
-            "node-rank": _never,
-            "master-addr": _never,
-            "master-port": _never,
+            "node_rank": _never,
+            "master_addr": _never,
+            "master_port": _never,
         },
     ),
     Launcher(name="deepspeed.launcher.launch", modules=("deepspeed.launcher.launch",), options={}),

@@ -136,7 +136,7 @@ def accelerate_without_gpus(job: Job) -> Iterator[Finding]:
     found = find_launcher(job.command)
     if found is None or job.launch is not Launch.ACCELERATE or job.gpus_per_node or job.local_world_size == 1:
         return
-    telling = {"multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm", "config-file", "tpu"}
+    telling = {"multi_gpu", "use_fsdp", "use_deepspeed", "use_megatron_lm", "config_file", "tpu"}
     if not telling & {option for option, _ in found.options()}:
         what = f"without GPUs `accelerate launch` starts one process on each node, not {job.local_world_size}"
         remedy = "Add `--multi_gpu` to it, which starts processes on CPUs as well, or write `ranks_per_node: 1`."

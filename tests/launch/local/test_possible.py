@@ -85,6 +85,13 @@ def test_more_than_the_machine_has_refused(tmp_path: Path) -> None:
     assert codes(tmp_path, ranks_per_node=65, launch="per-node") == []
 
 
+def test_deepspeed_nodes_that_would_share_gpus_refused(tmp_path: Path) -> None:
+    fields = {"gpus": 2, "gpus_per_node": 1, "launch": "deepspeed"}
+    assert codes(tmp_path, nodes=2, **fields) == ["numbered-gpus"]
+    assert codes(tmp_path, nodes=1, **fields) == []
+    assert codes(tmp_path, nodes=2, launch="deepspeed") == []
+
+
 def test_secret_without_its_source_refused(tmp_path: Path) -> None:
     secrets = {"A": {"env": "MY_A"}, "B": {"file": "b"}}
     assert codes(tmp_path, secrets=secrets) == ["missing-secret", "missing-secret"]

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
-from holdfast.job.spec import Job
+from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
 
 RANKS_PER_CPU = 32
@@ -118,6 +118,16 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
         yield _error("too-many-ranks", "nodes", what, remedy)
 
 
+def numbered_gpus(job: Job, here: Here) -> Iterator[Finding]:
+    """DeepSpeed's launcher numbers GPUs from 0 on each node, over what a node was given."""
+    if job.launch is Launch.DEEPSPEED and job.gpus_per_node and job.nodes.max > 1:
+        what = (
+            "`deepspeed` takes GPUs from number 0 on, and all nodes are on this one machine, so they would share them"
+        )
+        remedy = "Write `nodes: 1`, or start the program without `deepspeed` and with `launch: per-rank`."
+        yield _error("numbered-gpus", "launch", what, remedy)
+
+
 def secrets(job: Job, here: Here) -> Iterator[Finding]:
     """Every secret can be looked up now."""
     for name, ref in job.secrets.items():
@@ -158,7 +168,15 @@ def unused(job: Job, here: Here) -> Iterator[Finding]:
         yield _told("gpus-not-asked-for", Severity.INFO, "gpus_per_node", what)
 
 
-CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (folders, program, devices, secrets, isolation, unused)
+CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (
+    folders,
+    program,
+    devices,
+    numbered_gpus,
+    secrets,
+    isolation,
+    unused,
+)
 
 
 def _found(name: str, workdir: Path, search: str) -> bool:
