@@ -32,7 +32,7 @@ from holdfast.events import (
     RunCreated,
 )
 from holdfast.events.log import EventWriter, read_events
-from holdfast.events.orders import Acknowledge, order_decoder
+from holdfast.events.orders import PROTOCOL, Acknowledge, order_decoder
 from holdfast.findings import Finding
 from holdfast.guard.door import Hall
 from holdfast.guard.keys import Keys
@@ -146,6 +146,7 @@ def joined(node: int, *, generation: int = 0, source: str = "") -> bytes:
             address="127.0.0.1",
             port=4000,
             pid=1,
+            protocol=PROTOCOL,
         )
     )
 

@@ -49,7 +49,16 @@ from holdfast.events import (
 )
 from holdfast.events.bounds import Decoder
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
-from holdfast.events.orders import PROTOCOL, Order, StartRanks, agent_message_decoder, encode
+from holdfast.events.orders import (
+    PROTOCOL,
+    Order,
+    StartRanks,
+    agent_message_decoder,
+    divided,
+    encode,
+    messages,
+    progress_interval_s,
+)
 from holdfast.folder import RunFolder
 from holdfast.guard.door import Arrival, Server
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
@@ -206,7 +215,7 @@ class Port:
             while True:
                 text = await self._hear(websocket, holder)
                 if link is not None:
-                    self._controller.agent_said(link, [agent_message_decoder.decode(text)])
+                    self._controller.agent_said(link, messages(text))
         except WebSocketDisconnect:
             pass
         except _NOT_UNDERSTOOD as error:
@@ -353,10 +362,13 @@ async def serve(
             master_addr=start.master_addr,
             master_port=str(start.master_port),
         )
+        env, ranks = divided(launches(accepted, folder, attempt, node, private["secrets"], share[node]))
         return StartRanks(
             replica=start.replica,
             attempt=start.attempt,
-            ranks=launches(accepted, folder, attempt, node, private["secrets"], share[node]),
+            ranks=ranks,
+            env=env,
+            progress_s=progress_interval_s(len(members)),
             step_deadline_s=accepted.job.recovery.step_deadline_s,
             code=accepted.code.digest if accepted.code else "",
             log_max_bytes=accepted.job.logs.max_bytes,

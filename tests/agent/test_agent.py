@@ -27,14 +27,15 @@ from holdfast.events import (
 )
 from holdfast.events.orders import (
     Acknowledge,
+    AgentMessage,
     Break,
     Leave,
     Order,
     RankLaunch,
     StartRanks,
     StopRanks,
-    agent_message_decoder,
     encode,
+    messages,
 )
 from holdfast.launch.local.processes import identify
 
@@ -49,6 +50,7 @@ class Office:
         self.folder = folder
         self.connections: asyncio.Queue[ServerConnection] = asyncio.Queue()
         self.connection: ServerConnection | None = None
+        self.heard: list[AgentMessage] = []
         self.server: Server | None = None
         self.agent: asyncio.subprocess.Process | None = None
 
@@ -57,13 +59,15 @@ class Office:
         await connection.wait_closed()
 
     async def joined(self) -> AgentJoined:
-        self.connection = await self.connections.get()
+        self.connection, self.heard = await self.connections.get(), []
         return await self.hear(AgentJoined)
 
     async def hear(self, kind: type[M]) -> M:
         """The next message, which is of this kind; it is acknowledged."""
         assert self.connection is not None
-        message = agent_message_decoder.decode(await self.connection.recv())
+        if not self.heard:
+            self.heard += messages(await self.connection.recv())
+        message = self.heard.pop(0)
         assert isinstance(message, kind), message
         await self.order(Acknowledge(seq=message.seq))
         return message

@@ -16,7 +16,7 @@ from websockets.asyncio.server import Request, Response, Server, ServerConnectio
 
 from holdfast.agent.link import Link, Refused, log
 from holdfast.events import AgentJoined, FindingRaised
-from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode
+from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode, messages
 from holdfast.findings import Finding
 from holdfast.guard.tls import controllers_end, make_identity
 
@@ -68,7 +68,10 @@ class Office:
 
 
 async def seqs(connection: ServerConnection, count: int) -> list[int]:
-    return [agent_message_decoder.decode(await connection.recv()).seq for _ in range(count)]
+    heard: list[int] = []
+    while len(heard) < count:
+        heard += [message.seq for message in messages(await connection.recv())]
+    return heard
 
 
 def link_to(port: int, *, token: str = TOKEN, obey: Callable[[AnyOrder], None] = lambda _: None) -> Link:

@@ -41,9 +41,6 @@ from holdfast.launch.local.processes import descendants, end_all, marked, state_
 
 log = logging.getLogger("holdfast.agent")
 
-PROGRESS_S = 0.5
-"""Progress is said at once when nothing was said for this long, else gathered until then."""
-
 STEPS_TOGETHER = 128
 """Steps in one word at most: with every metric they may have they stay below the port's limit (guard/limits.py)."""
 
@@ -107,7 +104,7 @@ class Team:
         self._on_stopped = on_stopped
         self._expected = sum(launch.ranks for launch in order.ranks)
         names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
-        self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.ranks]
+        self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.launches]
         self._channels = {rank: RankChannel(path, self._hear, self._part) for rank, path in names.items()}
         self._ends: set[asyncio.Task[None]] = set()
         self._pulses: dict[int, _Pulse] = {}
@@ -248,9 +245,9 @@ class Team:
         whole = min(pulse.step for pulse in pulses)
         while (first := pulses[0].words[:1]) and first[0].step <= whole:
             words = [self._word(pulse, first[0].step) for pulse in pulses]
-            self._passed.append(_together([word for word in words if word is not None]))
+            self._passed.append(_together([word for word in words if word is not None], head=0 in self._pulses))
         if self._passed and self._flush is None:
-            wait_s = max(0.0, self._said_at + PROGRESS_S - time.monotonic())
+            wait_s = max(0.0, self._said_at + self._order.progress_s - time.monotonic())
             self._flush = asyncio.get_running_loop().call_later(wait_s, self._say_progress)
 
     def _word(self, pulse: _Pulse, step: int) -> Step | None:
@@ -387,12 +384,12 @@ def _on_our_clock(step: Step, ahead_s: float) -> Step:
     return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)
 
 
-def _together(words: list[Step]) -> StepPassed:
-    """A step that all ranks of the node have passed: the latest times, the first rank's metrics."""
+def _together(words: list[Step], *, head: bool) -> StepPassed:
+    """A step that all ranks of the node have passed: the latest times, and rank 0's metrics from its own node."""
     return StepPassed(
         step=words[0].step,
         started=max(word.started for word in words),
         ended=max(word.ended for word in words),
         checkpoint_s=max(word.checkpoint_s for word in words),
-        metrics=words[0].metrics,
+        metrics=words[0].metrics if head else {},
     )

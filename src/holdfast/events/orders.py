@@ -11,7 +11,7 @@ from holdfast.events import AgentEvent
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import DrillAction, DrillTarget
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol; an agent of another version is refused."""
 
 
@@ -36,17 +36,48 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files to write before it starts: path and text."""
 
 
+def divided(ranks: tuple[RankLaunch, ...]) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
+    """The variables that all of these are given alike, and each with only its own."""
+    first, *others = ranks
+    alike = {name: text for name, text in first.env.items() if all(one.env.get(name) == text for one in others)}
+    return alike, tuple(
+        msgspec.structs.replace(one, env={name: text for name, text in one.env.items() if name not in alike})
+        for one in ranks
+    )
+
+
+PROGRESS_S = 0.5
+"""Least time between two words of a node about its steps, unless there are very many nodes."""
+
+PROGRESS_PER_S = 256
+"""Most words about steps that a controller hears in a second, whatever the number of nodes: a tenth of a core."""
+
+
+def progress_interval_s(nodes: int) -> float:
+    """How long a node of so many gathers its steps before it speaks of them again."""
+    return max(PROGRESS_S, nodes / PROGRESS_PER_S)
+
+
 class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """Start these ranks of an attempt, unless they were started already."""
 
     replica: int
     attempt: int
     ranks: tuple[RankLaunch, ...]
+    env: dict[str, str] = {}
+    """What all of them are given alike; a rank's own goes over it."""
+    progress_s: float = PROGRESS_S
+    """Progress is said at once when nothing was said for this long, else gathered until then."""
     step_deadline_s: float | None = None
     code: str = ""
     """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
     log_max_bytes: int | None = None
     """How much is kept of what each rank writes; none means all."""
+
+    @property
+    def launches(self) -> tuple[RankLaunch, ...]:
+        """What each rank is started with, whole."""
+        return tuple(msgspec.structs.replace(rank, env=self.env | rank.env) for rank in self.ranks)
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
@@ -113,3 +144,8 @@ AgentMessage = AgentEvent | Progress
 order_decoder = msgspec.json.Decoder(AnyOrder)
 agent_message_decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
 encode = msgspec.json.Encoder().encode
+
+
+def messages(frame: bytes) -> list[AgentMessage]:
+    """What an agent says in one frame: a message a line, one at least."""
+    return [agent_message_decoder.decode(line) for line in frame.split(b"\n")]

@@ -1,0 +1,55 @@
+"""What goes over the wire once is what each rank is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.events.orders import (
+    PROGRESS_PER_S,
+    PROGRESS_S,
+    RankLaunch,
+    StartRanks,
+    divided,
+    encode,
+    messages,
+    order_decoder,
+    progress_interval_s,
+)
+
+
+def launch(rank: int, **env: str) -> RankLaunch:
+    return RankLaunch(rank=rank, argv=("train",), env=env, cwd="/", log="log")
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (launch(0, A="a", RANK="0"),),
+        (launch(0, A="a", RANK="0"), launch(1, A="a", RANK="1")),
+        (launch(0, A="a", ONLY="here"), launch(1, A="a"), launch(2, A="other")),
+        (launch(0), launch(1, A="a")),
+    ],
+)
+def test_order_gives_each_rank_what_it_was_meant_to_be_given(ranks: tuple[RankLaunch, ...]) -> None:
+    env, own = divided(ranks)
+    order = order_decoder.decode(encode(StartRanks(replica=0, attempt=0, ranks=own, env=env)))
+    assert isinstance(order, StartRanks)
+    assert order.launches == ranks
+
+
+def test_variable_that_all_ranks_share_is_sent_once() -> None:
+    env, own = divided((launch(0, SHARED="x" * 1000, RANK="0"), launch(1, SHARED="x" * 1000, RANK="1")))
+    assert env == {"SHARED": "x" * 1000}
+    assert [one.env for one in own] == [{"RANK": "0"}, {"RANK": "1"}]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 128, 512, 2048, 100_000])
+def test_words_about_steps_are_no_more_a_second_however_many_nodes_there_are(nodes: int) -> None:
+    assert progress_interval_s(nodes) >= PROGRESS_S
+    assert nodes / progress_interval_s(nodes) <= PROGRESS_PER_S
+
+
+@pytest.mark.parametrize("frame", [b"", b"\n", b'{"type":"ranks-stopped"}\n', b"null"])
+def test_frame_that_holds_no_message_or_half_a_one_is_refused(frame: bytes) -> None:
+    with pytest.raises(ValueError):
+        messages(frame)
