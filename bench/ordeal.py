@@ -87,34 +87,39 @@ def _log_problems(events: Iterable[AnyEvent]) -> Iterator[str]:
         if not isinstance(event, StepCommitted):
             continue
         if event.attempt < attempt:
-            yield f"step {event.step} of attempt {event.attempt} was committed after attempt {attempt} had steps"
-        elif event.attempt == attempt and event.step != last + 1:
-            yield f"in attempt {attempt} step {event.step} follows step {last}"
+            yield f"step {event.first} of attempt {event.attempt} was committed after attempt {attempt} had steps"
+        elif event.attempt == attempt and event.first != last + 1:
+            yield f"in attempt {attempt} step {event.first} follows step {last}"
         attempt, last = event.attempt, event.step
 
 
 def _note_problems(events: Iterable[AnyEvent], notes: Notes) -> Iterator[str]:
-    """Every step was kept in exactly one attempt, finished there by every rank; and so was what the log says."""
+    """Every step was kept from exactly one attempt that did it; and what ranks did is what the log says.
+
+    A rank leaves a step of that program only when all have come to its end, so one rank's note stands for all.
+    """
     if not notes:
         return
     attempts = sorted(set.union(*(set(rank) for rank in notes.values())))
-    whole = {attempt: set.intersection(*(rank.get(attempt, set()) for rank in notes.values())) for attempt in attempts}
+    done = {attempt: set.union(*(rank.get(attempt, set()) for rank in notes.values())) for attempt in attempts}
     kept: set[int] = set()
     for attempt in attempts:
-        first = min(step for rank in notes.values() for step in rank.get(attempt, {1 << 60}))
+        first = min(done[attempt])
+        kept = {step for step in kept if step < first}
         if lost := set(range(1, first)) - kept:
-            yield f"attempt {attempt} goes on with step {first}, and no full set of ranks finished {_some(lost)}"
-        kept = {step for step in kept if step < first} | whole[attempt]
-    logged: dict[int, list[int]] = defaultdict(list)
+            yield f"attempt {attempt} goes on with step {first}, without {_some(lost)}"
+        kept |= done[attempt] | set(range(1, first))  # what is lost is told once
+    logged: dict[int, set[int]] = defaultdict(set)
     for event in events:
         if isinstance(event, StepCommitted):
-            logged[event.attempt].append(event.step)
+            logged[event.attempt] |= set(range(event.first, event.step + 1))
     for attempt, steps in logged.items():
-        if unfinished := set(steps) - whole.get(attempt, set()):
-            yield f"attempt {attempt} committed {_some(unfinished)}, which no full set of ranks finished"
+        if undone := steps - done.get(attempt, set()):
+            yield f"attempt {attempt} committed {_some(undone)}, which no rank finished"
         # The last steps of a life may have nobody left to tell of them; a later attempt proves them by where it starts.
-        if unsaid := {step for step in whole.get(attempt, set()) if step < max(steps)} - set(steps):
-            yield f"all ranks of attempt {attempt} finished {_some(unsaid)}, and it was never committed"
+        whole = set.intersection(*(rank.get(attempt, set()) for rank in notes.values()))
+        if unsaid := {step for step in whole if step < max(steps)} - steps:
+            yield f"all ranks of attempt {attempt} finished {_some(unsaid)}, without a commit"
 
 
 def _some(steps: set[int]) -> str:
