@@ -100,7 +100,14 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
 
     place, loaded = _profile(profile, base), _loaded(job)
     code = _survey(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
-    here = possible(loaded.job, isolation=place.isolation, base=base, environ=os.environ, storage=place.storage)
+    here = possible(
+        loaded.job,
+        isolation=place.isolation,
+        base=base,
+        environ=os.environ,
+        storage=place.storage,
+        capacity=place.capacity,
+    )
     return (*loaded.findings, *map(loaded.placed, (*here, *code)))
 
 
@@ -352,6 +359,7 @@ def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         isolation=profile.isolation,
+        capacity=profile.capacity,
         profile=name,
         storage=profile.storage,
     )

@@ -157,7 +157,9 @@ def test_last_agent_to_join_starts_the_attempt_at_the_heads_port() -> None:
     start = Start(replica=0, attempt=0, nodes=(0, 1), master_addr="10.0.0.0", master_port=4000)
     assert run.do(joined(0, at=2.0)) == [start]
     assert run.decisions == [
-        AttemptStarted(at=2.0, replica=0, attempt=0, world_size=2, master_addr="10.0.0.0", master_port=4000)
+        AttemptStarted(
+            at=2.0, replica=0, attempt=0, world_size=2, master_addr="10.0.0.0", master_port=4000, nodes=(0, 1)
+        )
     ]
 
 

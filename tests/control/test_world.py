@@ -2,7 +2,8 @@
 
 The world's agents keep the promises of the real ones (an outbox resent after every reconnection, orders obeyed once, a
 fresh port after every attempt, ranks that die with their agent), the back end those of `job/backend.py` (what is left
-of a slot's earlier generation goes before the next one is made). All else is allowed to go wrong at any time.
+of a slot's earlier generation goes before the next one is made; a node for which there is no machine is made when there
+is one). All else is allowed to go wrong at any time, machines that are lost for good included.
 
 HOLDFAST_WORLDS=N tries N worlds drawn by chance instead of the fixed few.
 """
@@ -27,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.control.commands import Command, Finish, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.commands import Command, Finish, Record, ReplaceNode, Start, Stop, SubmitNodes, WindDown
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase, State
 from holdfast.events import (
@@ -37,9 +38,12 @@ from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     CancelRequested,
+    CheckpointCommitted,
     ControllerStarted,
     DeadlinePassed,
     NodeGone,
+    NodeMade,
+    NodeUnavailable,
     Outcome,
     RankExit,
     RankExited,
@@ -50,11 +54,15 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     StepCommitted,
+    WorldChanged,
 )
 from holdfast.events.log import decode, sealed
+from holdfast.job.backend import NodePlace
 from holdfast.job.spec import Job, Nodes, Recovery
 
+STOPPED_EARLY = 75
 WINDOW_S = 1000.0
+WAIT_S = 30.0
 MAX_RESTARTS = 4
 PATIENCE = 1000
 """Deliveries and deadlines within which a world without further faults must come to rest."""
@@ -75,6 +83,10 @@ class Team:
     attempt: int
     ranks: list[Rank]
     stopping: bool = False
+    leaving: bool = False
+    """Whether it was asked to leave after a checkpoint."""
+    deaf: bool = False
+    """Its ranks have no Session, and go on."""
 
     @property
     def alive(self) -> list[Rank]:
@@ -116,7 +128,7 @@ class Wire:
 
     agent: Agent
     up: deque[AgentEvent] = field(default_factory=deque)
-    down: deque[Start | Stop | int] = field(default_factory=deque)
+    down: deque[Start | Stop | WindDown | int] = field(default_factory=deque)
     """Orders; a number acknowledges."""
     sent: int = 0
     open: bool = True
@@ -125,10 +137,10 @@ class Wire:
 class World:
     """Nodes, agents, ranks, a back end and a controller around one machine."""
 
-    def __init__(self, *, nodes: int, replicas: int, ranks_per_node: int) -> None:
+    def __init__(self, *, nodes: int, least: int, replicas: int, ranks_per_node: int) -> None:
         job = Job(
             command=("train",),
-            nodes=Nodes(min=nodes, max=nodes),
+            nodes=Nodes(min=least, max=nodes, wait_s=WAIT_S),
             ranks_per_node=ranks_per_node,
             recovery=Recovery(max_restarts=MAX_RESTARTS, window_s=WINDOW_S, stop_grace_s=5.0),
         )
@@ -146,14 +158,23 @@ class World:
         self.wires: list[Wire] = []
         self.links: dict[int, Wire] = {}
         """The controller's view: the connection by which it reaches each node."""
+        self.least = least
+        self.machines = nodes
         self.backend: deque[SubmitNodes | ReplaceNode] = deque()
+        self.waiting: dict[int, NodePlace] = {}
+        """Nodes for which there is no machine."""
         self.gone: deque[Agent] = deque()
+        self.seen_nodes: deque[NodeMade | NodeUnavailable] = deque()
         self.finishing = False
         self.cancelled = False
         self.whole = True
         self.started: set[tuple[int, int]] = set()
         self.rendezvous: set[tuple[int, str, int]] = set()
         self.attempts = [-1] * replicas
+        self.members: dict[tuple[int, int], tuple[int, ...]] = {}
+        """The nodes of each attempt, by replica and attempt."""
+        self.emptied = dict.fromkeys(range(nodes), self.now)
+        """When each slot was last known to have lost its node."""
         self.feed(RunCreated(at=self.now, run="world", job={}))
         self.feed(ControllerStarted(at=self.now, pid=1, incarnation="0"))
 
@@ -162,7 +183,11 @@ class World:
     def feed(self, event: AnyEvent) -> None:
         """As Controller.feed does, and every promise about commands is checked where a command appears."""
         self.whole = False
-        self.state, commands = self.machine.step(self.state, event)
+        before = self.state
+        self.state, commands = self.machine.step(before, event)
+        for was, now in zip(before.nodes, self.state.nodes, strict=False):
+            if now.missing and not was.missing:
+                self.emptied[now.node] = self.now
         lines = [event, *(command.event for command in commands if isinstance(command, Record))]
         self.log.extend(lines)
         for line in lines:
@@ -184,7 +209,7 @@ class World:
             case Start():
                 self.check_start(command)
                 self.order(command)
-            case Stop():
+            case Stop() | WindDown():
                 assert command.nodes
                 self.order(command)
             case Finish():
@@ -194,7 +219,7 @@ class World:
             case _:
                 pass
 
-    def order(self, order: Start | Stop) -> None:
+    def order(self, order: Start | Stop | WindDown) -> None:
         for node in order.nodes:
             if node in self.links and self.links[node].open:
                 self.links[node].down.append(order)
@@ -202,6 +227,8 @@ class World:
     def check_attempt(self, started: AttemptStarted) -> None:
         assert started.attempt == self.attempts[started.replica] + 1
         self.attempts[started.replica] = started.attempt
+        self.members[started.replica, started.attempt] = started.nodes
+        self.check_members(started)
         place = (started.replica, started.master_addr, started.master_port)
         assert place not in self.rendezvous, f"{place} met before"
         self.rendezvous.add(place)
@@ -210,7 +237,21 @@ class World:
         assert len(recent) <= MAX_RESTARTS, "restarted beyond its budget"
         assert not self.alive_ranks(started.replica), "ranks of an earlier attempt live"
         assert not self.ended_well(started.replica, started.attempt - 1), "restarted though it had succeeded"
-        assert all(node.phase == "joined" for node in self.state.nodes_of(started.replica))
+
+    def check_members(self, started: AttemptStarted) -> None:
+        """Nobody is left out who is there, or for whom it has not been waited."""
+        slots = self.state.nodes_of(started.replica)
+        assert list(started.nodes) == sorted(started.nodes)
+        assert len(started.nodes) * self.ranks_per_node == started.world_size
+        assert len(started.nodes) * len(self.attempts) >= self.least
+        for node in slots:
+            assert (node.phase == "joined") == (node.node in started.nodes), f"{started.nodes} of {slots}"
+            assert node.phase == "joined" or not node.coming
+            assert node.phase == "joined" or self.now >= self.emptied[node.node] + WAIT_S
+        former = self.members.get((started.replica, started.attempt - 1), tuple(node.node for node in slots))
+        told = [event for event in self.log if isinstance(event, WorldChanged)]
+        told = [one for one in told if (one.replica, one.attempt) == (started.replica, started.attempt)]
+        assert [one.world_size for one in told] == [started.world_size] * (len(former) != len(started.nodes))
 
     def check_start(self, start: Start) -> None:
         assert not self.state.ending, "started while the run ends"
@@ -226,7 +267,7 @@ class World:
             and (event.replica, event.attempt) == (replica, attempt)
             and (event.how, event.code, event.stopped) == (RankExit.CODE, 0, False)
         }
-        return len(ends) == self.per_replica * self.ranks_per_node
+        return len(ends) == len(self.members.get((replica, attempt), ())) * self.ranks_per_node > 0
 
     def alive_ranks(self, replica: int) -> list[tuple[int, int]]:
         """(attempt, rank) of every process of a replica, whichever agent it has."""
@@ -244,6 +285,7 @@ class World:
         self.wires.clear()
         self.links.clear()
         self.backend.clear()
+        self.waiting.clear()
         self.finishing = False
         self.log = [event for event in (decode(sealed(event)) for event in self.log) if event is not None]
         replayed = self.machine.replay(self.log)
@@ -254,6 +296,8 @@ class World:
             self.seen[event.source] = max(event.seq, self.seen.get(event.source, 0))
         # A back end tells a new observer of every node that is gone.
         self.gone = deque(agent for agent in self.agents if not agent.alive)
+        alive = (agent for agent in self.agents if agent.alive)
+        self.seen_nodes = deque(NodeMade(at=0, node=agent.node, generation=agent.generation) for agent in alive)
         self.feed(ControllerStarted(at=self.now, pid=2, incarnation="n"))
 
     # What may happen next, by itself
@@ -265,7 +309,24 @@ class World:
                 if agent.node == place.node and agent.generation < place.generation and agent.alive:
                     self.kill(agent)
             if not any((agent.node, agent.generation) == (place.node, place.generation) for agent in self.agents):
-                self.make_agent(place.node, place.generation)
+                self.waiting[place.node] = place
+                if not self.free:
+                    why = "there is no machine"
+                    sight = NodeUnavailable(at=0, node=place.node, generation=place.generation, reason=why)
+                    self.seen_nodes.append(sight)
+
+    @property
+    def free(self) -> int:
+        """Machines without a node."""
+        return self.machines - sum(agent.alive for agent in self.agents)
+
+    def fill(self) -> None:
+        place = self.waiting.pop(min(self.waiting))
+        self.make_agent(place.node, place.generation)
+        self.seen_nodes.append(NodeMade(at=0, node=place.node, generation=place.generation))
+
+    def see_node(self) -> None:
+        self.feed(msgspec.structs.replace(self.seen_nodes.popleft(), at=self.now))
 
     def make_agent(self, node: int, generation: int) -> None:
         self.births += 1
@@ -334,6 +395,9 @@ class World:
                     del agent.outbox[seq]
             case Start():
                 self.start(agent, order)
+            case WindDown():
+                if agent.team:
+                    agent.team.leaving = True
             case Stop():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
@@ -349,7 +413,7 @@ class World:
         assert (agent.node, order.attempt) not in self.started, "ranks of one attempt are started twice on a node"
         self.started.add((agent.node, order.attempt))
         agent.known = order.attempt
-        first = agent.node % self.per_replica * self.ranks_per_node
+        first = self.members[order.replica, order.attempt].index(agent.node) * self.ranks_per_node
         agent.team = Team(order.attempt, [Rank(first + local) for local in range(self.ranks_per_node)])
         started = tuple(RankState(rank=rank.rank, pid=1) for rank in agent.team.ranks)
         agent.say(
@@ -384,6 +448,18 @@ class World:
         assert agent.team is not None
         for rank in agent.team.alive:
             self.end_rank(agent, rank, RankExit.SIGNAL, 9, stopped=True)
+
+    def leave(self, agent: Agent) -> None:
+        """Ranks with a Session take a checkpoint, then leave."""
+        team = agent.team
+        assert team is not None
+        if self.members[agent.replica, team.attempt][0] == agent.node:
+            checkpoint = CheckpointCommitted(
+                at=self.now, node=agent.node, replica=agent.replica, attempt=team.attempt, step=1, path="step-1"
+            )
+            agent.say(checkpoint)
+        for rank in team.alive:
+            self.end_rank(agent, rank, RankExit.CODE, STOPPED_EARLY)
 
     def kill(self, agent: Agent) -> None:
         """An agent dies, and its ranks with it; what is under way on its connections may still arrive."""
@@ -425,11 +501,17 @@ class World:
             yield self.finish
         if self.backend:
             yield self.run_backend
+        if self.waiting and self.free > 0:
+            yield self.fill
+        if self.seen_nodes:
+            yield self.see_node
         if self.gone:
             yield self.observe
         for agent in self.agents:
             if agent.alive and agent.team and agent.team.stopping and not agent.stubborn:
                 yield lambda agent=agent: self.end_stopping(agent)
+            elif agent.alive and agent.team and agent.team.leaving and not agent.team.deaf:
+                yield lambda agent=agent: self.leave(agent)
             if agent.alive and not agent.cut_off and not self.connected(agent):
                 yield lambda agent=agent: self.connect(agent)
         for wire in self.wires:
@@ -462,12 +544,21 @@ class World:
         raise AssertionError(f"no rest after {PATIENCE} deadlines: {self.state}")
 
     def check_at_work(self) -> None:
-        """Every replica that is not done has, on each node, ranks of its attempt or none that still has to end."""
+        """Every replica that is not done has, on each node that is there, ranks of its attempt or none left to end.
+
+        One that has too few nodes waits.
+        """
         for replica in self.state.replicas:
             if replica.phase is ReplicaPhase.DONE:
                 continue
+            joined = tuple(node.node for node in self.state.nodes_of(replica.replica) if node.phase == "joined")
+            if len(joined) * len(self.attempts) < self.least:
+                assert replica.phase is ReplicaPhase.GATHERING, f"goes on with too few: {self.state}"
+                assert self.machines < self.least
+                continue
+            assert replica.members == joined, f"does without a node that is there: {self.state}"
             assert replica.phase is ReplicaPhase.RUNNING, f"stands still: {self.state}"
-            for node in self.state.nodes_of(replica.replica):
+            for node in map(self.state.nodes.__getitem__, joined):
                 agent = self.agent_of(node.node, node.generation)
                 if node.busy:
                     assert agent.team, f"nothing runs on node {node.node}: {self.state}"
@@ -499,12 +590,14 @@ class World:
 class Play(RuleBasedStateMachine):
     """Faults and ordinary progress, interleaved as hypothesis likes."""
 
-    nodes, replicas, ranks_per_node = 2, 1, 2
+    nodes, least, replicas, ranks_per_node = 2, 2, 1, 2
     pick = st.integers(0, 7)
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(nodes=self.nodes, replicas=self.replicas, ranks_per_node=self.ranks_per_node)
+        self.world = World(
+            nodes=self.nodes, least=self.least, replicas=self.replicas, ranks_per_node=self.ranks_per_node
+        )
 
     def living(self) -> list[Agent]:
         return [agent for agent in self.world.agents if agent.alive]
@@ -646,12 +739,9 @@ class Play(RuleBasedStateMachine):
     @precondition(lambda self: self.living())
     @rule(index=pick)
     def network_is_gone_for_good(self, index: int) -> None:
-        """Of an agent that had joined; one that never does is pending for as long as its back end lets it be."""
+        """Of an agent that had joined, or of one that never will."""
         living = self.living()
         agent = living[index % len(living)]
-        node = self.world.state.nodes[agent.node]
-        if node.incarnation != agent.incarnation:
-            return
         agent.cut_off = True
         for wire in self.world.wires:
             if wire.agent is agent and wire.open:
@@ -662,6 +752,28 @@ class Play(RuleBasedStateMachine):
     def ranks_cannot_be_ended(self, index: int) -> None:
         teams = self.teams()
         teams[index % len(teams)].stubborn = True
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick)
+    def ranks_cannot_leave(self, index: int) -> None:
+        """They have no Session, or are in a long step."""
+        for agent in self.teams():
+            assert agent.team is not None
+            agent.team.deaf = index % 2 == 0
+
+    @precondition(lambda self: self.world.machines > 0)
+    @rule(index=pick)
+    def machine_is_lost(self, index: int) -> None:
+        """With the node on it, if there is one, and for good."""
+        living = self.living()
+        self.world.machines -= 1
+        if self.world.free < 0:
+            self.world.kill(living[index % len(living)])
+
+    @rule(count=st.integers(1, 3))
+    def machines_are_there_again(self, count: int) -> None:
+        """Spares among them."""
+        self.world.machines = min(self.world.machines + count, self.nodes + 1)
 
     @rule()
     def controller_dies(self) -> None:
@@ -690,6 +802,10 @@ class Play(RuleBasedStateMachine):
         world.settle()
         if not world.state.finished:
             world.check_at_work()
+            world.machines = max(world.machines, world.least)
+            world.settle()
+        if not world.state.finished:
+            world.check_at_work()
             ended_before = world.state.ending
             assert ended_before is None, "an ending that does not end"
             for agent in self.teams():
@@ -704,17 +820,21 @@ class Play(RuleBasedStateMachine):
 
 
 class TwoReplicas(Play):
-    nodes, replicas, ranks_per_node = 4, 2, 1
+    nodes, least, replicas, ranks_per_node = 4, 4, 2, 1
 
 
 class OneNode(Play):
-    nodes, replicas, ranks_per_node = 1, 1, 1
+    nodes, least, replicas, ranks_per_node = 1, 1, 1, 1
+
+
+class Elastic(Play):
+    nodes, least, replicas, ranks_per_node = 4, 2, 1, 1
 
 
 _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 
-@pytest.mark.parametrize("play", [Play, TwoReplicas, OneNode])
+@pytest.mark.parametrize("play", [Play, TwoReplicas, OneNode, Elastic])
 def test_world_that_misbehaves_keeps_every_promise(play: type[Play]) -> None:
     run_state_machine_as_test(
         play,

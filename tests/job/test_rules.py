@@ -33,8 +33,11 @@ def test_unknown_fabric_nearest_name_offered() -> None:
     assert check_job(job, ()) == ()
 
 
-def test_range_of_nodes_not_built_yet() -> None:
-    assert codes(nodes="2..4") == [("not-yet", Severity.ERROR, "nodes")]
+def test_range_of_nodes_taken_and_what_a_kept_batch_makes_of_the_learning_rate_told() -> None:
+    assert codes(nodes="2..4") == []
+    assert codes(nodes="2..4", recovery={"global_batch": "scale", "learning_rate": "sqrt"}) == []
+    kept = ("learning-rate-kept", Severity.WARNING, "recovery.learning_rate")
+    assert codes(nodes="2..4", recovery={"learning_rate": "sqrt"}) == [kept]
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "HOLDFAST_RUN", "PET_NNODES", "TORCHELASTIC_RUN_ID"])

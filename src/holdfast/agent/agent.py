@@ -24,8 +24,8 @@ from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.events import AgentJoined, FindingRaised, RanksStopped
-from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks
-from holdfast.events.rank import CheckpointNow
+from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks, WindDown
+from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
@@ -160,6 +160,9 @@ class Agent:
             case AskCheckpoint():
                 for team in self._teams.values():
                     team.ask(CheckpointNow())
+            case WindDown():
+                for team in self._teams.values():
+                    team.ask(StopNow(reason=order.reason))
             case Leave():
                 self._leaving.set()
             case _:
@@ -169,6 +172,7 @@ class Agent:
         if order.attempt <= self._attempts.get(order.replica, -1):
             return
         self._attempts[order.replica] = order.attempt
+        self._drills.begin_anew()
         team = Team(
             order,
             node=self._settings.node,

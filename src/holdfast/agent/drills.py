@@ -60,6 +60,10 @@ class Drills:
         if order.at_step is None:
             self._do(order, step=-1)
 
+    def begin_anew(self) -> None:
+        """Forget what is still to be done: in a new attempt a rank may be another node's, and the controller knows."""
+        self._known = {at: order for at, order in self._known.items() if order.at_step is None}
+
     def step_passed(self, rank: int, step: int) -> None:
         """A rank of this node has passed a step: do what waited for it."""
         for order in list(self._known.values()):
@@ -134,6 +138,7 @@ _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] 
     (DrillAction.KILL, DrillTarget.RANK): _kill_rank,
     (DrillAction.STOP, DrillTarget.RANK): _stop_rank,
     (DrillAction.KILL, DrillTarget.NODE): _kill_node,
+    (DrillAction.LOSE, DrillTarget.NODE): _kill_node,
     (DrillAction.STOP, DrillTarget.NODE): _stop_node,
     (DrillAction.KILL, DrillTarget.AGENT): _kill_agent,
     (DrillAction.STOP, DrillTarget.AGENT): _stop_agent,

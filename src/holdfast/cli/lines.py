@@ -22,9 +22,11 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     NodeGone,
+    NodeMade,
     NodeRequested,
     NodesStarted,
     NodesStopped,
+    NodeUnavailable,
     RankExited,
     RankHung,
     RanksExited,
@@ -36,9 +38,11 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    WorldChanged,
 )
 from holdfast.report.advance import exit_in_words
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
+from holdfast.report.world import in_words
 
 STEP_LINE_EVERY_S = 1.0
 """Least time, by the events' own clock, between two lines of the same kind that come with every step."""
@@ -81,7 +85,16 @@ class Narrator:
         return due
 
 
-_QUIET = (ControllerStarted, RanksStarted, RanksStopped, NodesStarted, NodesStopped, AgentLeft, DeadlinePassed)
+_QUIET = (
+    ControllerStarted,
+    RanksStarted,
+    RanksStopped,
+    NodesStarted,
+    NodesStopped,
+    NodeMade,
+    AgentLeft,
+    DeadlinePassed,
+)
 """Steps of the machinery that say nothing to somebody who watches a run."""
 
 
@@ -126,6 +139,18 @@ def _recovery_decided(event: RecoveryDecided) -> str:
 def _node_requested(event: NodeRequested) -> str:
     because = f": {event.reason}" if event.reason else ""
     return f"node{event.node}.{event.generation} asked for{because}"
+
+
+def _node_made(event: NodeMade) -> str:
+    return f"node{event.node}.{event.generation} made; its agent is on its way"
+
+
+def _node_unavailable(event: NodeUnavailable) -> str:
+    return f"node{event.node}.{event.generation} cannot be had now: {event.reason}"
+
+
+def _world_changed(event: WorldChanged) -> str:
+    return f"{in_words(event)}{_of(event.replica)}"
 
 
 def _stop_decided(event: StopDecided) -> str:
@@ -241,6 +266,9 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     RunFinished: _finished,
     DeadlinePassed: _deadline_passed,
     NodeGone: _node_gone,
+    NodeMade: _node_made,
+    NodeUnavailable: _node_unavailable,
+    WorldChanged: _world_changed,
     AgentLeft: _agent_left,
     FindingRaised: _finding_raised,
     AgentJoined: _agent_joined,

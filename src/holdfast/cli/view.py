@@ -19,6 +19,7 @@ from holdfast.events import AnyEvent
 from holdfast.report.advance import advance
 from holdfast.report.status import NodePhase, NodeStatus, Phase, RankPhase, RankStatus, ReplicaStatus, RunStatus
 from holdfast.report.words import clean, count, duration, listed, short
+from holdfast.report.world import in_words
 
 MOST_ROWS = 16
 """Rows of the table of nodes; with more ranks than this, each node gets one row for all of its ranks."""
@@ -69,7 +70,7 @@ class View:
 
 def picture(status: RunStatus, now: float) -> RenderableType:
     """Headline, progress, and the table of nodes and ranks."""
-    parts: list[RenderableType] = [_headline(status, now), *_progress(status, now)]
+    parts: list[RenderableType] = [_headline(status, now), *_worlds(status), *_progress(status, now)]
     if status.waiting_for:
         parts.append(Text(clean(status.waiting_for), style="yellow"))
     if status.nodes:
@@ -85,6 +86,13 @@ def _headline(status: RunStatus, now: float) -> Text:
     facts = [fact for fact in (age, restarts, code) if fact]
     phase = (status.phase.value, _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
+
+
+def _worlds(status: RunStatus) -> Iterator[Text]:
+    """What a run goes on with that has lost nodes."""
+    for replica in status.replicas.values():
+        if replica.world is not None and replica.world.missing and status.finished_at is None:
+            yield Text(in_words(replica.world), style="bold yellow")
 
 
 def _progress(status: RunStatus, now: float) -> Iterator[Text]:

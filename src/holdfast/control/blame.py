@@ -7,6 +7,7 @@ import re
 
 from holdfast.control.policy import Failure, FailureKind
 from holdfast.control.state import ReplicaState
+from holdfast.errors import ExitCode
 from holdfast.events import RankExit, RankExited, RankHung
 
 # What a rank says when a peer has gone: never the cause while another failure is known.
@@ -37,6 +38,11 @@ _KINDS: dict[RankExit, FailureKind] = {
 def is_failure(exited: RankExited) -> bool:
     """Whether a rank's end, by itself, fails its attempt."""
     return not exited.stopped and (exited.how is not RankExit.CODE or exited.code != 0)
+
+
+def left_as_asked(replica: ReplicaState, exited: RankExited) -> bool:
+    """Whether a rank's end is what its replica was asked for: a checkpoint, and then to leave."""
+    return replica.winding_down and exited.how is RankExit.CODE and exited.code == ExitCode.STOPPED_EARLY
 
 
 def first_failure(replica: ReplicaState, at: float) -> Failure:

@@ -28,6 +28,21 @@ class ReplaceNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cordon:
+    """Have the back end put nothing new on the machine under a node."""
+
+    place: NodePlace
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncordon:
+    """Have the back end use the machine that was under a node again."""
+
+    place: NodePlace
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """Have these nodes start their ranks of an attempt; the controller fills in what each rank is given."""
 
@@ -46,6 +61,14 @@ class Stop:
     attempt: int
     nodes: tuple[int, ...]
     grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindDown:
+    """Ask the ranks of these nodes to take a checkpoint and leave; those that cannot go on as if nothing was said."""
+
+    nodes: tuple[int, ...]
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,5 +96,7 @@ class Finish:
     """Dismiss the agents, have the back end remove every node, and close the log."""
 
 
-Command = SubmitNodes | ReplaceNode | Start | Stop | Inject | Checkpoint | Record | Finish
+Command = (
+    SubmitNodes | ReplaceNode | Cordon | Uncordon | Start | Stop | WindDown | Inject | Checkpoint | Record | Finish
+)
 Commands = tuple[Command, ...]

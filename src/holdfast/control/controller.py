@@ -20,7 +20,20 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.clock import LOOK_S, Clock, clock_jumped
-from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.commands import (
+    Checkpoint,
+    Command,
+    Cordon,
+    Finish,
+    Inject,
+    Record,
+    ReplaceNode,
+    Start,
+    Stop,
+    SubmitNodes,
+    Uncordon,
+    WindDown,
+)
 from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
@@ -42,10 +55,13 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     NodeGone,
+    NodeMade,
+    NodeUnavailable,
     OperatorEvent,
     RunCreated,
     RunFinished,
     StepCommitted,
+    orders,
 )
 from holdfast.events.log import EventWriter
 from holdfast.events.orders import (
@@ -59,7 +75,7 @@ from holdfast.events.orders import (
     StopRanks,
 )
 from holdfast.findings import Finding, Severity
-from holdfast.job.backend import Backend
+from holdfast.job.backend import Backend, NodeObservation, Sight
 from holdfast.shortage import finding_of, shortage_of
 
 Timed = TypeVar("Timed", bound=msgspec.Struct)
@@ -376,7 +392,8 @@ class Controller:
     def _settled_steps(self) -> list[AnyEvent]:
         """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
         at_work = (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
-        ended = (index for index, replica in enumerate(self._state.replicas) if replica.phase not in at_work)
+        begun = (replica for replica in self._state.replicas if replica.members)
+        ended = (replica.replica for replica in begun if replica.phase not in at_work)
         return [
             line
             for index in ended
@@ -389,8 +406,7 @@ class Controller:
         replica = self._state.replicas[index]
         ledger = self._ledgers.get(index)
         if ledger is None or ledger.attempt != replica.attempt:
-            nodes = tuple(node.node for node in self._state.nodes_of(index))
-            ledger = self._ledgers[index] = StepLedger(index, replica.attempt, nodes)
+            ledger = self._ledgers[index] = StepLedger(index, replica.attempt, replica.members)
         return ledger
 
     def _acknowledge(self, link: AgentLink) -> None:
@@ -415,12 +431,18 @@ class Controller:
                 self._spawn(self._made(lambda: self._backend.submit(command.places)))
             case ReplaceNode():
                 self._spawn(self._made(lambda: self._backend.replace_node(command.place, command.reason)))
+            case Cordon():
+                self._spawn(self._backend.cordon(command.place, command.reason))
+            case Uncordon():
+                self._spawn(self._made(lambda: self._backend.uncordon(command.place)))
             case Start():
-                members = tuple(node.node for node in self._state.nodes_of(command.replica))
+                members = self._state.replicas[command.replica].members
                 self._order(command.nodes, lambda node: self._start_orders(command, node, members))
             case Stop():
                 order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
                 self._order(command.nodes, lambda _: order)
+            case WindDown(nodes=nodes, reason=reason):
+                self._order(nodes, lambda _: orders.WindDown(reason=reason))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
             case Inject(drill=drill, node=int(node)):
@@ -495,8 +517,7 @@ class Controller:
 
     async def _watch_nodes(self) -> None:
         async for seen in self._backend.observe():
-            place = seen.place
-            self.feed(NodeGone(at=self._clock(), node=place.node, generation=place.generation, reason=seen.reason))
+            self.feed(_as_event(seen, self._clock()))
 
     async def _watch_time(self) -> None:
         while True:
@@ -548,6 +569,17 @@ class Controller:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("the controller failed and will be restarted from its log", exc_info=error)
             os._exit(70)
+
+
+def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
+    node, generation = seen.place.node, seen.place.generation
+    match seen.sight:
+        case Sight.MADE:
+            return NodeMade(at=at, node=node, generation=generation)
+        case Sight.UNAVAILABLE:
+            return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
+        case Sight.GONE:
+            return NodeGone(at=at, node=node, generation=generation, reason=seen.reason)
 
 
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")

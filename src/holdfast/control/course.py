@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control import world
 from holdfast.control.blame import first_failure
 from holdfast.control.commands import Commands, Finish, Record, Start, Stop
-from holdfast.control.policy import STOP_GRACE_S, Action, Failure, Verdict, judge
+from holdfast.control.drills import pending
+from holdfast.control.policy import STOP_GRACE_S, Action, Failure, FailureKind, Verdict, judge
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
-from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, StopDecided
+from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided
 from holdfast.job.spec import Job
 
 
@@ -32,12 +34,25 @@ def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
     busy = tuple(node for node in state.nodes_of(index) if node.busy)
     if not busy:
         return state, ()
-    grace_s = state.ending.grace_s if state.ending else 0.0
+    grace_s = _grace_s(job, state, state.replicas[index], at)
     latest = at + grace_s + STOP_GRACE_S
     state = state.with_deadline(
         Deadline.STOP.of(index), min(latest, state.deadlines.get(Deadline.STOP.of(index), latest))
     )
     return state, (stop(state.replicas[index], busy, grace_s),)
+
+
+def _grace_s(job: Job, state: State, replica: ReplicaState, at: float) -> float:
+    """A recovery kills at once; an ending has its own grace, and ranks that are to go on elsewhere get the job's."""
+    if state.ending:
+        return state.ending.grace_s
+    return job.recovery.stop_grace_s if _leaves_as_planned(replica, at) else 0.0
+
+
+def _leaves_as_planned(replica: ReplicaState, at: float) -> bool:
+    """Whether a replica's ranks end because they are to start again with more; of those left behind, some complain."""
+    failure = first_failure(replica, at)
+    return replica.winding_down and (failure.secondary or failure.kind is FailureKind.UNEXPLAINED)
 
 
 def proceed(job: Job, state: State, index: int, at: float) -> Transition:
@@ -47,12 +62,23 @@ def proceed(job: Job, state: State, index: int, at: float) -> Transition:
         return state, ()
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING | ReplicaPhase.STOPPING:
-            state = state.with_deadline(Deadline.STOP.of(index), None).with_deadline(Deadline.JUDGE.of(index), None)
+            for over in (Deadline.STOP, Deadline.JUDGE, Deadline.LEAVE):
+                state = state.with_deadline(over.of(index), None)
             return _quiet(job, state, replica, at)
-        case ReplicaPhase.GATHERING if state.ready & replica.slots == replica.slots:
-            return _launch(job, state, replica, state.nodes_of(index), at)
-        case _:
+        case ReplicaPhase.GATHERING:
+            members = world.company(job, state, replica)
+            return _launch(job, state, replica, members, at) if members else (state, ())
+        case ReplicaPhase.DONE:
             return state, ()
+
+
+def waited(job: Job, state: State, index: int, at: float) -> Transition:
+    """The time for missing nodes is up: go on without them, or say what is missing."""
+    if state.ending or state.replicas[index].phase is not ReplicaPhase.GATHERING:
+        return state, ()
+    if finding := world.too_few(job, state, index, at):
+        return state, (Record(event=FindingRaised(at=at, finding=finding)),)
+    return proceed(job, state, index, at)
 
 
 def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
@@ -60,20 +86,13 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     if state.ending or _all_well(job, replica):
         state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
         return _done(state, at)
+    if _leaves_as_planned(replica, at):
+        state = state.with_replica(replace(_cleared(replica), growths=(*replica.growths, at)))
+        return proceed(job, state, replica.replica, at)
     failure = first_failure(replica, at)
     verdict = judge(failure, replica.failures, job.recovery)
     record = _record(replica, verdict, failure, at)
-    after = replace(
-        replica,
-        phase=ReplicaPhase.GATHERING,
-        failures=(*replica.failures, failure),
-        well=0,
-        exits=(),
-        hung=0,
-        hangs=(),
-        losses=(),
-    )
-    state = state.with_replica(after)
+    state = state.with_replica(replace(_cleared(replica), failures=(*replica.failures, failure)))
     if verdict.action is Action.STOP:
         ending = Ending(outcome=Outcome.FAILED, exit_code=verdict.exit_code, reason=verdict.finding.what)
         state, commands = end(job, state, ending, at, verdict)
@@ -82,22 +101,33 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     return state, (record, *commands)
 
 
+def _cleared(replica: ReplicaState) -> ReplicaState:
+    """A replica whose attempt is over, and which is to start again."""
+    gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False)
+    return replace(gathering, well=0, exits=(), hung=0, hangs=(), losses=())
+
+
 def _all_well(job: Job, replica: ReplicaState) -> bool:
     """Whether every process of the attempt ended by itself with code 0; what befell its node later is no matter."""
-    return replica.well.bit_count() == replica.slots.bit_count() * job.processes_per_node
+    return 0 < replica.well.bit_count() == len(replica.members) * job.processes_per_node
 
 
 def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float) -> Transition:
     """Start the next attempt with the head node's fresh port: no address, port or key of a dead one."""
-    head = nodes[0]
+    head, members = nodes[0], tuple(node.node for node in nodes)
+    changed = world.change(job, state, replica, members, at)
     replica = replace(
         replica,
+        members=members,
         phase=ReplicaPhase.RUNNING,
         attempt=replica.attempt + 1,
         started_at=at,
         master_addr=head.address,
         master_port=head.port,
     )
+    state = state.with_deadline(Deadline.WAIT.of(replica.replica), None)
+    if len(members) == replica.slots.bit_count():
+        state = state.with_deadline(Deadline.JOIN.of(replica.replica), None)
     state = state.with_nodes(replace(node, busy=True) for node in nodes)
     started = AttemptStarted(
         at=at,
@@ -106,8 +136,12 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         world_size=len(nodes) * job.local_world_size,
         master_addr=head.address,
         master_port=head.port,
+        nodes=members,
     )
-    return state.with_replica(replica), (Record(event=started), start(replica, nodes))
+    state = state.with_replica(replica)
+    drills = tuple(drill for node in members for drill in pending(job, state, node)) if state.drills else ()
+    said = (Record(event=changed), Record(event=started)) if changed else (Record(event=started),)
+    return state, (*said, start(replica, nodes), *drills)
 
 
 def end(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | None = None) -> Transition:

@@ -2,7 +2,8 @@
 
 The log holds the events this machine was fed, so folding the log through it gives back the state; commands are then
 dropped, except those that `ControllerStarted` and `AgentJoined` ask for again. Clock, randomness and processes come in
-as events. The rows are in nodes.py, ranks.py and requests.py, and what follows from them in course.py. Policy
+as events. The rows are in nodes.py, ranks.py, growth.py, drills.py and requests.py, and what follows
+from them in course.py. Policy
 (policy.py) says what a failure deserves; blame (blame.py) says which failure came first.
 """
 
@@ -12,20 +13,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from holdfast.control import course, nodes, ranks, requests
+from holdfast.control import course, drills, growth, nodes, ranks, requests
 from holdfast.control.state import Deadline, NodeState, ReplicaState, State, Transition
 from holdfast.events import (
     AgentJoined,
     AgentLeft,
     AnyEvent,
     CancelRequested,
+    CheckpointCommitted,
     CheckpointRequested,
     ControllerStarted,
     DeadlinePassed,
     DrillDone,
     DrillRequested,
     NodeGone,
+    NodeMade,
     NodesStopped,
+    NodeUnavailable,
     RankExited,
     RankHung,
     RanksExited,
@@ -51,7 +55,7 @@ class Machine:
         if state.finished:
             return state, ()
         if isinstance(event, RunCreated):
-            return self._first(), ()
+            return self._first(event.at), ()
         handler = _TABLE.get(type(event))
         return handler(self.job, state, event) if handler else (state, ())
 
@@ -72,13 +76,15 @@ class Machine:
         """Whether events of a kind are the machine's own, written down as it decides them."""
         return kind in get_args(RunEvent) and not Machine.takes(kind)
 
-    def _first(self) -> State:
+    def _first(self, at: float) -> State:
         """The state in which every run begins: no node is there, and none was asked for."""
         per_replica = self.job.nodes.max // self.replicas
-        slots = tuple(NodeState(node=index, replica=index // per_replica) for index in range(self.job.nodes.max))
+        slots = range(self.job.nodes.max)
+        nodes = tuple(NodeState(node=slot, replica=slot // per_replica, since=at) for slot in slots)
         whole = (1 << per_replica) - 1
         replicas = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(self.replicas))
-        return State(nodes=slots, replicas=tuple(replicas))
+        waits = {Deadline.WAIT.of(index): at + self.job.nodes.wait_s for index in range(self.replicas)}
+        return State(nodes=nodes, replicas=tuple(replicas), deadlines=waits)
 
 
 def _deadline_passed(job: Job, state: State, event: DeadlinePassed) -> Transition:
@@ -96,6 +102,8 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     ControllerStarted: nodes.controller_started,
     AgentJoined: nodes.agent_joined,
     AgentLeft: nodes.agent_left,
+    NodeMade: nodes.node_made,
+    NodeUnavailable: nodes.node_unavailable,
     NodeGone: nodes.node_gone,
     RankExited: ranks.rank_exited,
     RankHung: ranks.rank_hung,
@@ -105,8 +113,9 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     RanksHung: ranks.ranks_hung,
     StepCommitted: ranks.step_committed,
     CancelRequested: requests.cancel,
-    DrillRequested: requests.drill,
-    DrillDone: requests.drill_done,
+    CheckpointCommitted: growth.checkpoint_committed,
+    DrillRequested: drills.requested,
+    DrillDone: drills.done,
     CheckpointRequested: requests.checkpoint,
     DeadlinePassed: _deadline_passed,
     RunFinished: _finished,
@@ -116,4 +125,8 @@ _DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
     Deadline.AWAY: nodes.out_of_reach,
     Deadline.STOP: nodes.stubborn,
     Deadline.JUDGE: course.halt,
+    Deadline.JOIN: nodes.not_joined,
+    Deadline.WAIT: course.waited,
+    Deadline.GROW: growth.consider,
+    Deadline.LEAVE: growth.not_left,
 }

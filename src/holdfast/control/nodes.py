@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.control import drills, growth, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes
 from holdfast.control.course import halt, proceed, start, stop, stop_busy
-from holdfast.control.policy import AWAY_GRACE_S, JUDGE_S, Failure, FailureKind
-from holdfast.control.requests import pending_drills
+from holdfast.control.policy import AWAY_GRACE_S, JUDGE_S, Failure, FailureKind, never_joined
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, State, Transition
-from holdfast.events import AgentJoined, AgentLeft, ControllerStarted, NodeGone, NodeRequested
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    ControllerStarted,
+    FindingRaised,
+    NodeGone,
+    NodeMade,
+    NodeRequested,
+    NodeUnavailable,
+)
 from holdfast.job.spec import Job
 
 
@@ -17,10 +26,11 @@ def controller_started(job: Job, state: State, event: ControllerStarted) -> Tran
     """No connection survives a controller: every agent is away until it has joined this one, with its time anew."""
     if state.ending and state.done:
         return state, (Finish(),)
-    commands = _ask_again(state, event.at)
+    missing = tuple(node for node in state.nodes if node.missing)
     for node in state.nodes:
-        if node.phase is not NodePhase.REQUESTED:
+        if not node.missing:
             state = _away(state, node, event.at)
+    state, commands = _ask_again(job, state, missing, event.at)
     for replica in state.replicas:
         if replica.phase is ReplicaPhase.JUDGING:
             state = state.with_deadline(Deadline.JUDGE.of(replica.replica), event.at + JUDGE_S)
@@ -31,22 +41,43 @@ def controller_started(job: Job, state: State, event: ControllerStarted) -> Tran
     return state, commands
 
 
-def _ask_again(state: State, at: float) -> Commands:
+def _ask_again(job: Job, state: State, missing: tuple[NodeState, ...], at: float) -> Transition:
     """Ask for the nodes that are needed and not there: whether they were asked for before is not known."""
     if state.ending:
-        return ()
+        return state, ()
     done = {replica.replica for replica in state.replicas if replica.phase is ReplicaPhase.DONE}
-    waiting = tuple(
-        node.place for node in state.nodes if node.phase is NodePhase.REQUESTED and node.replica not in done
-    )
+    waiting = tuple(node.place for node in missing if node.replica not in done)
+    for place in waiting:
+        state = _expect(job, state, replace(state.nodes[place.node], phase=NodePhase.REQUESTED, since=at))
     requests = (NodeRequested(at=at, node=place.node, generation=place.generation) for place in waiting)
     fresh = tuple(place for place in waiting if place.generation == 0)
     again = "the controller was replaced before this was known to be done"
-    return (
+    return state, (
+        *drills.cordons(state),
         *(Record(event=request) for request in requests),
         *((SubmitNodes(places=fresh),) if fresh else ()),
         *(ReplaceNode(place=place, reason=again) for place in waiting if place.generation > 0),
     )
+
+
+def node_made(job: Job, state: State, event: NodeMade) -> Transition:
+    """A node exists, and nothing of its former one; from now on its agent has its time to join."""
+    node = state.nodes[event.node]
+    if event.generation != node.generation or not node.missing or _unwanted(state, node.replica):
+        return state, ()
+    state = _expect(job, state, replace(node, phase=NodePhase.MADE, since=event.at, haunted=False))
+    return proceed(job, state, node.replica, event.at)
+
+
+def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transition:
+    """A node cannot be had, and nothing is left of its former one; it comes, unasked, when it can."""
+    node = state.nodes[event.node]
+    if event.generation != node.generation or not node.missing:
+        return state, ()
+    state = state.with_node(replace(node, phase=NodePhase.UNAVAILABLE, reason=event.reason, haunted=False))
+    state, commands = proceed(job, state, node.replica, event.at)
+    state, more = growth.consider(job, state, node.replica, event.at)
+    return state, (*commands, *more)
 
 
 def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
@@ -58,13 +89,16 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
     node = replace(
         node,
         phase=NodePhase.JOINED,
+        reason="",
+        doubted=False,
+        haunted=False,
         incarnation=event.incarnation,
         address=event.address,
         port=event.port,
         busy=node.busy and not reborn,
     )
     state = state.with_node(node).with_deadline(Deadline.AWAY.of(node.node), None)
-    commands: Commands = pending_drills(job, state, node.node)
+    commands: Commands = drills.pending(job, state, node.node)
     if reborn:
         reason = "its agent was restarted, and ranks die with their agent"
         state, more = fail(job, state, (node,), event.at, reason)
@@ -72,13 +106,16 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
     replica = state.replicas[node.replica]
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING if event.attempt < replica.attempt and node.busy:
-            commands = (*commands, start(replica, (node,)))
+            commands = (start(replica, (node,)), *commands)
         case ReplicaPhase.STOPPING | ReplicaPhase.GATHERING | ReplicaPhase.DONE if node.busy:
             commands = (*commands, stop(replica, (node,), state.ending.grace_s if state.ending else 0.0))
+        case ReplicaPhase.RUNNING if replica.winding_down and node.busy:
+            commands = (*commands, growth.wind_down((node.node,)))
         case _:
             pass
     state, more = proceed(job, state, node.replica, event.at)
-    return state, (*commands, *more)
+    state, grown = growth.consider(job, state, node.replica, event.at)
+    return state, (*commands, *more, *grown)
 
 
 def agent_left(job: Job, state: State, event: AgentLeft) -> Transition:
@@ -94,41 +131,93 @@ def node_gone(job: Job, state: State, event: NodeGone) -> Transition:
     node = state.nodes[event.node]
     if event.generation != node.generation:
         return state, ()
-    return lose(job, state, (node,), event.at, event.reason)
+    return lose(job, state, (node,), event.at, event.reason, buried=True)
 
 
 def lose(
-    job: Job, state: State, nodes: tuple[NodeState, ...], at: float, reason: str, *, failed_at: float | None = None
+    job: Job,
+    state: State,
+    nodes: tuple[NodeState, ...],
+    at: float,
+    reason: str,
+    *,
+    kind: FailureKind = FailureKind.NODE_LOST,
+    failed_at: float | None = None,
+    buried: bool = False,
 ) -> Transition:
-    """Nodes of a replica are lost: what ran on them, or was about to, has failed; their slots are filled again."""
-    gone = tuple(
-        replace(node, phase=NodePhase.REQUESTED, busy=False, incarnation="", generation=node.generation + 1)
-        for node in nodes
-    )
+    """Nodes of a replica are lost: what ran on them, or was about to, has failed; their slots are filled again.
+
+    `buried` says that nothing of them is left.
+    """
+    gone = tuple(_emptied(node, at, reason, haunted=node.busy and not buried) for node in nodes)
     for node in gone:
-        state = state.with_node(node).with_deadline(Deadline.AWAY.of(node.node), None)
-    index = nodes[0].replica
-    phase = state.replicas[index].phase
-    if state.ending or phase is ReplicaPhase.DONE:
-        return proceed(job, state, index, at)
-    commands: Commands = ()
-    if any(node.busy for node in nodes) or phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
-        state, commands = fail(job, state, gone, at, reason, failed_at=failed_at)
+        state = _expect(job, state, node).with_deadline(Deadline.AWAY.of(node.node), None)
+    replica = state.replicas[nodes[0].replica]
+    if not all(node.missing for node in nodes):
+        state = state.with_deadline(Deadline.WAIT.of(replica.replica), at + job.nodes.wait_s)
+    if state.ending or replica.phase is ReplicaPhase.DONE:
+        return proceed(job, state, replica.replica, at)
+    if _needed(job, state, nodes):
+        state, commands = fail(job, state, gone, at, reason, kind=kind, failed_at=failed_at)
+    else:
+        state, commands = proceed(job, state, replica.replica, at)
     if state.ending:
         return state, commands
+    state, more = growth.consider(job, state, replica.replica, at)
     requests = (NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason) for node in gone)
     records = (Record(event=request) for request in requests)
-    return state, (*commands, *records, *(ReplaceNode(place=node.place, reason=reason) for node in gone))
+    replacements = (ReplaceNode(place=node.place, reason=reason) for node in gone)
+    return state, (*commands, *records, *replacements, *more)
+
+
+def _emptied(node: NodeState, at: float, reason: str, *, haunted: bool) -> NodeState:
+    """The slot of a lost node, for its next one."""
+    return replace(
+        node,
+        phase=NodePhase.REQUESTED,
+        since=at,
+        reason=reason,
+        haunted=haunted or node.haunted,
+        busy=False,
+        incarnation="",
+        generation=node.generation + 1,
+    )
+
+
+def _expect(job: Job, state: State, node: NodeState) -> State:
+    """A node was asked for, or made: it has its time to join."""
+    key, until = Deadline.JOIN.of(node.replica), node.since + job.recovery.join_deadline_s
+    return state.with_node(node).with_deadline(key, min(until, state.deadlines.get(key, until)))
+
+
+def _needed(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
+    """Whether the loss of these nodes, as they were, is a failure of their replica and not only of theirs."""
+    replica = state.replicas[nodes[0].replica]
+    match replica.phase:
+        case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING:
+            return any(node.busy for node in nodes)
+        case ReplicaPhase.STOPPING:
+            return any(node.node in replica.members for node in nodes)
+        case _:
+            there = [node for node in state.nodes_of(replica.replica) if not node.missing]
+            return not job.nodes.elastic or len(there) < world.least(job, state)
 
 
 def fail(
-    job: Job, state: State, nodes: tuple[NodeState, ...], at: float, reason: str, *, failed_at: float | None = None
+    job: Job,
+    state: State,
+    nodes: tuple[NodeState, ...],
+    at: float,
+    reason: str,
+    *,
+    kind: FailureKind = FailureKind.NODE_LOST,
+    failed_at: float | None = None,
 ) -> Transition:
     """What ran on these nodes is gone, so their replica fails."""
     replica = state.replicas[nodes[0].replica]
     losses = tuple(
         Failure(
-            kind=FailureKind.NODE_LOST,
+            kind=kind,
             at=at if failed_at is None else failed_at,
             node=node.node,
             attempt=replica.attempt,
@@ -146,6 +235,26 @@ def out_of_reach(job: Job, state: State, index: int, at: float) -> Transition:
     """A node's time to come back is up."""
     reason = f"its agent has been out of reach for {AWAY_GRACE_S:g} s"
     return lose(job, state, (state.nodes[index],), at, reason, failed_at=at - AWAY_GRACE_S)
+
+
+def not_joined(job: Job, state: State, index: int, at: float) -> Transition:
+    """Nodes that have not joined in time are made again; where too few are there without them, that is a failure."""
+    patience_s = job.recovery.join_deadline_s
+    expected = [node for node in state.nodes_of(index) if node.phase in (NodePhase.REQUESTED, NodePhase.MADE)]
+    if not expected or _unwanted(state, index):
+        return state, ()
+    late = tuple(replace(node, doubted=True) for node in expected if at >= node.since + patience_s)
+    if not late:
+        until = min(node.since for node in expected) + patience_s
+        return state.with_deadline(Deadline.JOIN.of(index), until), ()
+    reason = f"no word from its agent for {patience_s:g} s"
+    found = tuple(Record(event=FindingRaised(at=at, finding=never_joined(node.node, reason))) for node in late)
+    state, commands = lose(job, state, late, at, reason, kind=FailureKind.NEVER_JOINED)
+    return state, (*found, *commands)
+
+
+def _unwanted(state: State, replica: int) -> bool:
+    return state.ending is not None or state.replicas[replica].phase is ReplicaPhase.DONE
 
 
 def stubborn(job: Job, state: State, index: int, at: float) -> Transition:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.errors import ExitCode
-from holdfast.findings import Fault, Finding
+from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.spec import Recovery
 
 CRASH_LOOP_LENGTH = 3
@@ -37,6 +37,16 @@ JUDGE_S = 8.0
 """Seconds the other ranks get to report after the first reported a hang; longer than py-spy takes for a node."""
 
 
+JOIN_TRIES = 3
+"""Times in a row that a node is made again because it does not join."""
+
+LEAVE_S = 5.0
+"""Seconds that ranks which were asked to leave get for it after their checkpoint, before they are told to end."""
+
+GROW_PAUSE_S = 60.0
+"""Seconds between the first two times that a run grows; each later time waits twice as long as the one before."""
+
+
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
@@ -50,6 +60,7 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "rank-out-of-memory"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
+    NEVER_JOINED = "node-never-joined"
     UNEXPLAINED = "attempt-unexplained"
     """It ended without any word of why: a log that lost a line can tell no more."""
 
@@ -83,6 +94,13 @@ class Failure:
         return (self.kind, self.rank, self.code, _NUMBER.sub("#", self.error))
 
 
+_OF_NODES = (FailureKind.NODE_LOST, FailureKind.NEVER_JOINED)
+
+_WHERE_TO_LOOK = (
+    "Its agent's own log says why, where the place keeps one: nodes/node{node}.*/agent.log in the run's folder."
+)
+
+
 class Action(StrEnum):
     """What is done about a failure."""
 
@@ -98,6 +116,12 @@ class Verdict:
     action: Action
     finding: Finding
     exit_code: int = 0
+
+
+def growth_due(growths: tuple[float, ...], at: float, window_s: float) -> float:
+    """When a run that has grown at these times may grow again, in Unix seconds: at once, unless it did so of late."""
+    recent = [growth for growth in growths if growth > at - window_s]
+    return recent[-1] + GROW_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
 
 def judge(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
@@ -134,7 +158,7 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
 
 def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A program that reports no steps may have made progress nonetheless, if it lived long enough."""
-    if failure.kind is FailureKind.NODE_LOST or (not failure.said_hello and failure.lived_s > LOOP_HORIZON_S):
+    if failure.kind in _OF_NODES or (not failure.said_hello and failure.lived_s > LOOP_HORIZON_S):
         return None
     last = (*earlier, failure)[-CRASH_LOOP_LENGTH:]
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
@@ -145,6 +169,16 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
         f"the same failure came {CRASH_LOOP_LENGTH} times in a row without a step between",
         "It does not depend on chance: look at the step after the last checkpoint and at that rank's log.",
     )
+
+
+def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A node that does not join however often it is made will not do so the next time."""
+    if failure.kind is not FailureKind.NEVER_JOINED:
+        return None
+    tries = [one for one in (*earlier, failure) if (one.kind, one.node) == (failure.kind, failure.node)]
+    if len([one for one in tries if one.attempt == failure.attempt]) < JOIN_TRIES:
+        return None
+    return _stop(failure, f"it was made {JOIN_TRIES} times", _WHERE_TO_LOOK.format(node=failure.node))
 
 
 def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -158,7 +192,7 @@ def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
 
 
 def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    if failure.kind is not FailureKind.NODE_LOST:
+    if failure.kind not in _OF_NODES:
         return None
     return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", "Nothing: the node is replaced."))
 
@@ -173,6 +207,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _not_started,
     _error_before_first_step,
     _crash_loop,
+    _never_joins,
     _budget_spent,
     _replace,
     _restart,
@@ -194,7 +229,7 @@ def _exit_code(failure: Failure) -> int:
             return ExitCode.HUNG
         case FailureKind.NO_CODE:
             return ExitCode.UNAVAILABLE
-        case FailureKind.NODE_LOST:
+        case FailureKind.NODE_LOST | FailureKind.NEVER_JOINED:
             return ExitCode.NODES_LOST
         case FailureKind.UNEXPLAINED:
             return ExitCode.STORAGE
@@ -208,8 +243,22 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.OUT_OF_MEMORY: Fault.USER,
     FailureKind.HUNG: Fault.USER,
     FailureKind.NODE_LOST: Fault.CLUSTER,
+    FailureKind.NEVER_JOINED: Fault.CLUSTER,
     FailureKind.UNEXPLAINED: Fault.CLUSTER,
 }
+
+
+def never_joined(node: int, reason: str) -> Finding:
+    """What there is to say of a node that was waited for in vain, whether or not it was needed."""
+    return Finding(
+        code=FailureKind.NEVER_JOINED.value,
+        severity=Severity.WARNING,
+        what=f"node{node} has not joined and is made again",
+        where=f"node{node}",
+        evidence=(reason,),
+        remedy=_WHERE_TO_LOOK.format(node=node),
+        fault=Fault.CLUSTER,
+    )
 
 
 def _finding(failure: Failure, why_stop: str, remedy: str) -> Finding:
@@ -245,6 +294,8 @@ def describe(failure: Failure) -> str:
             return f"{who} passed no step within its deadline"
         case FailureKind.NODE_LOST:
             return f"{who} was lost"
+        case FailureKind.NEVER_JOINED:
+            return f"{who} has not joined"
         case FailureKind.UNEXPLAINED:
             return f"attempt {failure.attempt} ended, and the log does not say why"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import is_failure
+from holdfast.control.blame import is_failure, left_as_asked
 from holdfast.control.commands import Inject
 from holdfast.control.course import halt, proceed
+from holdfast.control.drills import due
+from holdfast.control.growth import hurry
 from holdfast.control.nodes import fail
 from holdfast.control.policy import JUDGE_S
-from holdfast.control.requests import due_drills
-from holdfast.control.state import Deadline, ReplicaPhase, State, Transition
+from holdfast.control.state import Deadline, Pace, ReplicaPhase, State, Transition
 from holdfast.events import (
     NodesStopped,
     RankExit,
@@ -25,12 +26,17 @@ from holdfast.events import (
 )
 from holdfast.job.spec import Job
 
+NEWEST_STEP = 0.1
+"""How much the latest step counts in a replica's pace."""
+
 
 def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     """A rank ended: by itself and well, or its attempt has failed."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
+    if left_as_asked(replica, event):
+        return hurry(state, event.replica, event.at), ()
     if is_failure(event):
         state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
         return halt(job, state, event.replica, event.at)
@@ -50,7 +56,7 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
     hung = replica.hung | 1 << event.rank
     replica = replace(replica, phase=ReplicaPhase.JUDGING, hung=hung, hangs=(*replica.hangs, event))
     state = state.with_replica(replica)
-    if hung.bit_count() >= replica.slots.bit_count() * job.local_world_size:
+    if hung.bit_count() >= len(replica.members) * job.local_world_size:
         return halt(job, state, event.replica, event.at)
     if Deadline.JUDGE.of(event.replica) not in state.deadlines:
         state = state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S)
@@ -91,7 +97,7 @@ def ranks_hung(job: Job, state: State, event: RanksHung) -> Transition:
         return state, ()
     hung = replica.hung | _bits(event.ranks)
     state = state.with_replica(replace(replica, hung=hung))
-    if hung.bit_count() >= replica.slots.bit_count() * job.local_world_size:
+    if hung.bit_count() >= len(replica.members) * job.local_world_size:
         return halt(job, state, event.replica, event.at)
     return state, ()
 
@@ -103,8 +109,18 @@ def _bits(spans: Spans) -> int:
 def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     """A replica is a step further; drills of the controller wait for that."""
     replica = state.replicas[event.replica]
-    state = state.with_replica(replace(replica, step=max(replica.step, event.step)))
-    due = due_drills(job, state, event.step)
-    if due:
-        state = replace(state, drills=tuple(drill for drill in state.drills if drill not in due))
-    return state, tuple(Inject(drill=drill, node=None) for drill in due)
+    pace = _paced(replica.pace, event)
+    state = state.with_replica(replace(replica, step=max(replica.step, event.step), pace=pace))
+    if drills := due(job, state, event.step):
+        state = replace(state, drills=tuple(drill for drill in state.drills if drill not in drills))
+    return state, tuple(Inject(drill=drill, node=None) for drill in drills)
+
+
+def _paced(pace: Pace, event: StepCommitted) -> Pace:
+    took_s = max(0.0, event.ended - event.started) / event.steps
+    total, samples = event.metrics.get("total_steps"), event.metrics.get("global_batch")
+    return Pace(
+        step_s=took_s if pace.step_s is None else pace.step_s + NEWEST_STEP * (took_s - pace.step_s),
+        total_steps=pace.total_steps if total is None else int(total),
+        global_batch=None if samples is None else int(samples),
+    )

@@ -21,6 +21,14 @@ class Deadline(StrEnum):
     """A replica's ranks are to end."""
     JUDGE = "judge"
     """A hung replica's other ranks are to report."""
+    JOIN = "join"
+    """A replica's nodes that were made are to join."""
+    WAIT = "wait"
+    """A replica's missing nodes are to come, or it does without them."""
+    GROW = "grow"
+    """A replica that could have more nodes is to take them in."""
+    LEAVE = "leave"
+    """A replica that is winding down is to have left."""
 
     def of(self, index: int) -> str:
         """The key of this deadline of a node or replica."""
@@ -37,7 +45,11 @@ class NodePhase(StrEnum):
     """Where a node slot stands."""
 
     REQUESTED = "requested"
-    """Asked of the back end; its agent has not been heard of."""
+    """Asked of the back end, which has not answered."""
+    UNAVAILABLE = "unavailable"
+    """The back end cannot make it now, and will as soon as it can."""
+    MADE = "made"
+    """It exists; its agent has not been heard of."""
     JOINED = "joined"
     AWAY = "away"
     """Its agent's connection closed; it has until its deadline to come back."""
@@ -65,6 +77,14 @@ class NodeState:
     replica: int
     generation: int = 0
     phase: NodePhase = NodePhase.REQUESTED
+    since: float = 0.0
+    """Unix seconds at which a missing node was asked for, or made."""
+    reason: str = ""
+    """Why it is missing."""
+    doubted: bool = False
+    """Whether a node in this slot did not join in time, and none has since."""
+    haunted: bool = False
+    """Whether ranks of the node that was lost may still live: its back end has yet to say that nothing is left."""
     incarnation: str = ""
     address: str = ""
     port: int = 0
@@ -76,8 +96,30 @@ class NodeState:
         return NodePlace(node=self.node, generation=self.generation)
 
     @property
+    def missing(self) -> bool:
+        """Whether nobody is there, nor known to be out of reach."""
+        return self.phase in (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.MADE)
+
+    @property
+    def coming(self) -> bool:
+        """Whether it is worth waiting for a while: it will join, or be missing for good."""
+        on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.MADE) and not self.doubted
+        return on_its_way or self.phase is NodePhase.AWAY
+
+    @property
     def ready(self) -> bool:
         return self.phase is NodePhase.JOINED and not self.busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What a replica's steps have shown of themselves."""
+
+    step_s: float | None = None
+    """Seconds a step takes, those of late counting more."""
+    total_steps: int | None = None
+    global_batch: int | None = None
+    """Samples in a step, where ranks take their micro-batches from a Session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +132,18 @@ class ReplicaState:
     phase: ReplicaPhase = ReplicaPhase.GATHERING
     attempt: int = -1
     """The attempt in hand, from 0; -1 before the first."""
+    members: tuple[int, ...] = ()
+    """The attempt's nodes, in the order of their ranks."""
     started_at: float = 0.0
     master_addr: str = ""
     master_port: int = 0
     step: int = 0
     """Highest step ever committed."""
+    pace: Pace = Pace()
+    winding_down: bool = False
+    """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
+    growths: tuple[float, ...] = ()
+    """Unix seconds at which it stopped for that, oldest first."""
     well: int = 0
     """Ranks of this attempt that ended by themselves with code 0, a bit each."""
     exits: tuple[RankExited, ...] = ()
@@ -132,6 +181,8 @@ class State:
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
     drills: tuple[DrillRequested, ...] = ()
     """Drills that wait: the controller's own for a step, others for an agent's word that they were done."""
+    cordoned: tuple[NodePlace, ...] = ()
+    """Places whose machine is out of use, by a drill."""
     ending: Ending | None = None
     finished: bool = False
 
@@ -167,7 +218,14 @@ class State:
         return replace(self, deadlines=deadlines)
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
+        """Its slots, filled or not."""
         return tuple(node for node in self.nodes if node.replica == replica)
+
+    def holder(self, rank: int, local_world_size: int) -> int | None:
+        """The node that has a rank in the attempts in hand; none where they have not so many ranks."""
+        members = [node for replica in self.replicas for node in replica.members]
+        place = rank // local_world_size
+        return members[place] if place < len(members) else None
 
 
 def _with_bit(bits: int, index: int, on: bool) -> int:

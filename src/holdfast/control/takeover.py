@@ -26,6 +26,7 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     StopDecided,
+    WorldChanged,
 )
 from holdfast.events.log import Damage
 from holdfast.findings import Fault, Finding, Severity
@@ -95,7 +96,8 @@ def take_over(machine: Machine, entries: Iterable[AnyEvent | Damage], created: R
         except (AssertionError, LookupError) as error:
             disagreement = f"what is left leads to {_words(entry)}, which is impossible there: {error!r}"
             continue
-        expected.extend(command.event for command in commands if isinstance(command, Record))
+        records = (command.event for command in commands if isinstance(command, Record))
+        expected.extend(event for event in records if machine.decides(type(event)))
     return Takeover(events=tuple(events), finding=_finding(damage, disagreement, log))
 
 
@@ -125,7 +127,7 @@ def _finding(damage: list[Damage], disagreement: str, log: str) -> Finding:
 
 def _ahead(state: State, event: AnyEvent) -> str:
     """What an event speaks of that has not begun yet, as far as the state knows; a decision is what begins it."""
-    if isinstance(event, AttemptStarted | NodeRequested):
+    if isinstance(event, AttemptStarted | NodeRequested | WorldChanged):
         return ""
     index: int = getattr(event, "node", -1)
     node = state.nodes[index] if 0 <= index < len(state.nodes) else None

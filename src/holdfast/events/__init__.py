@@ -26,15 +26,19 @@ from holdfast.events.run import (
     CodeShipped,
     ControllerStarted,
     DeadlinePassed,
+    Effect,
     FindingRaised,
     NodeGone,
+    NodeMade,
     NodeRequested,
+    NodeUnavailable,
     Outcome,
     RecoveryDecided,
     RunCreated,
     RunFinished,
     StepCommitted,
     StopDecided,
+    WorldChanged,
 )
 
 AgentEvent = (
@@ -53,7 +57,10 @@ RunEvent = (
     | RunFinished
     | DeadlinePassed
     | NodeGone
+    | NodeMade
+    | NodeUnavailable
     | AgentLeft
+    | WorldChanged
 )
 CrowdEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
 AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
@@ -61,8 +68,9 @@ AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
 __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
     "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "CrowdEvent", "DeadlinePassed",
-    "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Event", "FindingRaised", "NodeGone",
-    "NodeRequested", "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung",
-    "RankState", "RanksExited", "RanksHung", "RanksStarted", "RanksStopped", "RecoveryDecided", "RunCreated",
-    "RunEvent", "RunFinished", "Spans", "StepCommitted", "StopDecided", "numbers", "spans",
+    "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised", "NodeGone",
+    "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome",
+    "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted", "RanksStopped",
+    "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "StepCommitted", "StopDecided",
+    "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

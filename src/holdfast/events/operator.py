@@ -23,6 +23,8 @@ class DrillAction(StrEnum):
     STOP = "stop"
     PARTITION = "partition"
     SKEW = "skew"
+    LOSE = "lose"
+    RETURN = "return"
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

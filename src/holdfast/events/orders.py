@@ -105,6 +105,12 @@ class AskCheckpoint(Order, frozen=True, kw_only=True, tag="checkpoint"):
     """Ask every rank to checkpoint at its next step."""
 
 
+class WindDown(Order, frozen=True, kw_only=True, tag="wind-down"):
+    """Ask every rank to checkpoint at its next step, then to leave."""
+
+    reason: str = ""
+
+
 class Leave(Order, frozen=True, kw_only=True, tag="leave"):
     """The run is over: stop whatever is left and exit."""
 
@@ -115,7 +121,7 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
     seq: int
 
 
-AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | Leave | Acknowledge
+AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Leave | Acknowledge
 
 
 class StepPassed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -49,13 +49,54 @@ class ControllerStarted(Event, frozen=True, kw_only=True):
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True):
-    """All ranks of a replica were told to start, with a rendezvous nobody has used before."""
+    """All ranks of a replica were told to start, with a rendezvous nobody has used before.
+
+    `nodes` are those it has, in the order of their ranks.
+    """
 
     replica: int
     attempt: int
     world_size: int
     master_addr: str
     master_port: int
+    nodes: tuple[int, ...] = ()
+
+
+class Effect(StrEnum):
+    """What a changed world size does to a quantity of the training."""
+
+    KEPT = "kept"
+    SCALED = "scaled"
+    AS_CONFIGURED = "as configured"
+    """Whatever the program makes of its WORLD_SIZE: it does not take its micro-batches from a Session."""
+
+
+class WorldChanged(Event, frozen=True, kw_only=True):
+    """An attempt starts with another number of nodes than the one before, or at first with fewer than were asked for.
+
+    `global_batch` and `learning_rate` say what becomes of them, as far as is known (`confirmed`): that ranks honour
+    what the job says is known when they have committed a step.
+    """
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+    """Nodes that were asked for and are not there."""
+    world_size: int
+    former_world_size: int = 0
+    """0 at the first attempt."""
+    full_world_size: int
+    global_batch: Effect
+    samples: int | None = None
+    """Samples in a step from now on, where that is known."""
+    learning_rate: Effect
+    learning_rate_factor: float = 1.0
+    confirmed: bool = False
+    remaining_s: float | None = None
+    """Seconds to the last step, guessed from the former speed, where steps and their total are known."""
+    reason: str = ""
+    """Why nodes are missing."""
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
@@ -128,6 +169,21 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
 
 class NodeGone(Event, frozen=True, kw_only=True):
     """The back end says that a node, or the agent on it, no longer exists."""
+
+    node: int
+    generation: int
+    reason: str
+
+
+class NodeMade(Event, frozen=True, kw_only=True):
+    """The back end has made a node that was asked for; its agent is on its way."""
+
+    node: int
+    generation: int
+
+
+class NodeUnavailable(Event, frozen=True, kw_only=True):
+    """The back end cannot make a node now; it will as soon as it can, unasked."""
 
     node: int
     generation: int

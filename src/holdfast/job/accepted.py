@@ -36,3 +36,5 @@ class Accepted(Model):
     """Name of the profile the run was started with."""
     storage: str | None = None
     """The profile's folder for checkpoints of jobs that name none; each run has one of its own in it."""
+    capacity: int | None = None
+    """How many nodes the place has machines for; none means as many as the job asks for."""

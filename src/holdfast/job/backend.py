@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -22,12 +23,24 @@ class NodePlace:
     generation: int
 
 
+class Sight(StrEnum):
+    """What a back end sees of a node."""
+
+    MADE = "made"
+    """It exists, and its agent is on its way."""
+    UNAVAILABLE = "unavailable"
+    """There is no machine for it now; it is made, unasked, as soon as there is one."""
+    GONE = "gone"
+    """It, or the agent on it, has ceased to exist."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeObservation:
-    """A node, or the agent on it, has ceased to exist."""
+    """What a back end sees of a node."""
 
     place: NodePlace
-    reason: str
+    sight: Sight
+    reason: str = ""
 
 
 class Backend(Protocol):
@@ -38,11 +51,14 @@ class Backend(Protocol):
         ...
 
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
-        """Make these nodes and start an agent on each; a node that exists already is left alone."""
+        """Make these nodes and start an agent on each; a node that exists already is left alone.
+
+        One that cannot be made now is made as soon as it can, unless a later generation has been asked for by then.
+        """
         ...
 
     def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as they cease to exist, including those that did so while nobody was looking."""
+        """Nodes as they are made, are found unavailable or cease to exist, while nobody was looking included."""
         ...
 
     async def logs(self, place: NodePlace) -> Path | None:
@@ -54,7 +70,11 @@ class Backend(Protocol):
         ...
 
     async def cordon(self, place: NodePlace, reason: str) -> None:
-        """Put nothing new on the machine under this node; a no-op where there is only one machine."""
+        """Put nothing new on the machine under this node."""
+        ...
+
+    async def uncordon(self, place: NodePlace) -> None:
+        """Use the machine that was under this node again."""
         ...
 
     async def cancel(self) -> None:

@@ -35,7 +35,6 @@ NOT_YET: Mapping[str, str] = {
     "fabric.on_fallback": "what to do when the fabric is not the one asked for",
     "recovery.replicas": "groups of ranks that survive one another",
     "recovery.sync": "how replicas are kept in step",
-    "recovery.global_batch": "what a lost replica does to the batch",
     "recovery.standby": "nodes that wait to replace others",
     "recovery.quarantine": "keeping bad nodes out",
 }

@@ -22,6 +22,8 @@ class Doer(StrEnum):
     """The agent of the target's node, also once it has come back from being away."""
     CONTROLLER = "controller"
     """The controller, or the place it runs in."""
+    PLACE = "place"
+    """The place that nodes come from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Drill:
 
 
 _KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
+_LOSE, _RETURN = DrillAction.LOSE, DrillAction.RETURN
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
@@ -47,6 +50,10 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     (_KILL, _NODE): Drill(does="SIGKILL to all of it at once, agent included: it is replaced."),
     (_KILL, _AGENT): Drill(does="SIGKILL to the agent; its ranks die with it, and the node is replaced."),
     (_KILL, _CONTROLLER): Drill(does="SIGKILL: it comes back and no rank restarts.", by=Doer.CONTROLLER),
+    (_LOSE, _NODE): Drill(
+        does="As kill, and its machine is out of use: it is replaced if there is a spare, else the job shrinks."
+    ),
+    (_RETURN, _NODE): Drill(does="Its machine is of use again: what misses a node gets it.", by=Doer.PLACE),
     (_STOP, _RANK): Drill(does="SIGSTOP to its process: a hang, which `recovery.step_deadline_s` finds.", lasting=True),
     (_STOP, _NODE): Drill(does="SIGSTOP to all of it: out of reach, with its connections open.", lasting=True),
     (_STOP, _AGENT): Drill(does="SIGSTOP to the agent alone: its ranks go on without it.", lasting=True),
@@ -86,6 +93,8 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
     if (asked.amount is None) is not (drill.unit == ""):
         what = f"a {asked.action} is told by how many {drill.unit}" if drill.unit else f"a {asked.action} has no amount"
         raise _unusable(what, "Add `--by AMOUNT`." if drill.unit else "Leave `--by` out.")
+    if asked.at_step is not None and drill.by is Doer.PLACE:
+        raise _unusable(f"a {asked.action} waits for no step", "Leave out `--at-step`.")
     if drill.isolation not in ("", accepted.isolation):
         raise failure(
             "drill-unavailable",

@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import Field
+
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 from holdfast.job.complaints import finding_at, nearest
 from holdfast.job.document import read_text, validate
 from holdfast.job.source import Source, parse, shown
-from holdfast.job.spec import Filled, Model
+from holdfast.job.spec import Count, Filled, Model
 
 LOCAL = "local"
 PLANNED_BACKENDS = ("kubernetes", "slurm", "monarch")
@@ -58,6 +60,11 @@ class Profile(Model):
     """Local back end: `process`, or `netns` for a network namespace per node."""
     code: Delivery = Delivery.IN_PLACE
     """Local back end: `in-place`, or `shipped` to run a copy of the code that later edits leave alone."""
+    capacity: Count | None = Field(default=None, ge=1)
+    """Local back end: how many nodes it pretends to have machines for.
+
+    None means as many as a job asks for; more than that are spares, with fewer a job with a range starts smaller.
+    """
     context: Filled | None = None
     """Cluster back ends: the kubeconfig context; none means the current one."""
     namespace: Filled | None = None

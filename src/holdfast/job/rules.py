@@ -13,7 +13,7 @@ from holdfast.findings import Finding, Severity
 from holdfast.job.complaints import nearest
 from holdfast.job.launchers import LAUNCHERS, find_launcher
 from holdfast.job.source import shown
-from holdfast.job.spec import Job, Launch
+from holdfast.job.spec import GlobalBatch, Job, Launch, LearningRate
 
 RESERVED_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"}
@@ -46,11 +46,12 @@ def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
         yield _error("unknown-fabric", "fabric.name", f"there is no fabric `{name}`", remedy)
 
 
-def elastic_nodes(job: Job) -> Iterator[Finding]:
-    """A range of nodes is part of the schema, but the number cannot change yet."""
-    if job.nodes.min < job.nodes.max:
-        what = f"a range of nodes ({job.nodes.min}..{job.nodes.max}) is not built yet"
-        yield _error("not-yet", "nodes", what, f"Write `nodes: {job.nodes.max}`.")
+def learning_rate_of_a_kept_batch(job: Job) -> Iterator[Finding]:
+    """The learning rate follows the global batch, and that is kept unless the job says otherwise."""
+    recovery = job.recovery
+    if recovery.learning_rate is not LearningRate.KEEP and recovery.global_batch is GlobalBatch.KEEP:
+        what = f"`learning_rate: {recovery.learning_rate}` changes nothing while the global batch is kept"
+        yield _warning("learning-rate-kept", "recovery.learning_rate", what, "Add `global_batch: scale`, or remove it.")
 
 
 def reserved_names(job: Job) -> Iterator[Finding]:
@@ -186,7 +187,7 @@ def hangs_outlast_window(job: Job) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
-    elastic_nodes,
+    learning_rate_of_a_kept_batch,
     reserved_names,
     name_clashes,
     secrets_in_env,

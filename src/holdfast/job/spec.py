@@ -6,6 +6,7 @@ The same models are the Python API.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -114,6 +115,25 @@ JobName = Annotated[str, Field(pattern=JOB_NAME_PATTERN)]
 EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN)]
 
 
+class GlobalBatch(StrEnum):
+    """What becomes of the samples in a step when the number of nodes changes."""
+
+    KEEP = "keep"
+    """Each rank takes more micro-batches, so that a step has the same samples on fewer ranks."""
+    SCALE = "scale"
+    """Each rank takes what it always takes, so that a step has fewer samples on fewer ranks."""
+
+
+class LearningRate(StrEnum):
+    """What becomes of the learning rate when the global batch is scaled."""
+
+    KEEP = "keep"
+    LINEAR = "linear"
+    """It is scaled like the batch, as suits SGD."""
+    SQRT = "sqrt"
+    """It is scaled like the batch's square root, as suits Adam."""
+
+
 class Nodes(Model):
     """How many nodes the whole job uses: a number, or the range `min..max` it can live with."""
 
@@ -121,6 +141,21 @@ class Nodes(Model):
     """Fewest nodes the job may run on."""
     max: Count = Field(ge=1, le=MAX_NODES)
     """Most nodes the job may use."""
+    wait_s: Seconds = 60.0
+    """Seconds that the job waits for nodes that cannot be had, before it goes on without them if `min` are there.
+
+    A node that can be had is waited for until it has joined, or `recovery.join_deadline_s` is over.
+    """
+    grow_within_s: Seconds = 1800.0
+    """Longest, in seconds, that a run waits for its next checkpoint before it restarts with a node that came back.
+
+    Ranks with a `holdfast.train` Session take a checkpoint at once when asked, so only others make it wait.
+    """
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job can live with fewer nodes than it would like."""
+        return self.min < self.max
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -258,8 +293,23 @@ class Recovery(Model):
     Only ranks with a `holdfast.train` Session are watched. The first step of an attempt, which compiles and connects,
     gets ten deadlines. It must be longer than the slowest honest step, checkpoint included.
     """
+    join_deadline_s: Seconds = 120.0
+    """Seconds that a node which was made has to join; then it is replaced, three times at most."""
+    global_batch: GlobalBatch = GlobalBatch.KEEP
+    """What becomes of the samples in a step when the number of nodes changes: `keep` or `scale`.
+
+    It is done by ranks that take their micro-batches from a `holdfast.train` Session; others do as they are programmed.
+    """
+    learning_rate: LearningRate = LearningRate.KEEP
+    """What becomes of the learning rate when the global batch is scaled: `keep`, `linear` or `sqrt`.
+
+    It is done by a `holdfast.train` Session.
+    """
     stop_grace_s: Annotated[Number, Field(ge=0)] = 30.0
-    """Seconds between SIGTERM and SIGKILL when the run is cancelled. A recovery does not wait: it kills at once."""
+    """Seconds between SIGTERM and SIGKILL when the run is cancelled, or stops to go on with more nodes.
+
+    A recovery does not wait: it kills at once.
+    """
     controller_grace_s: Seconds = 1800.0
     """Seconds an agent goes on without its controller before it asks for a checkpoint, stops its ranks and leaves."""
 
@@ -323,3 +373,16 @@ class Job(Model):
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.nodes.max * self.local_world_size
+
+    def learning_rate_factor(self, world_size: int, full_world_size: int) -> float:
+        """What the learning rate is to be multiplied by when this many ranks of a full number train."""
+        ratio = world_size / full_world_size
+        if self.recovery.global_batch is GlobalBatch.KEEP:
+            return 1.0
+        match self.recovery.learning_rate:
+            case LearningRate.KEEP:
+                return 1.0
+            case LearningRate.LINEAR:
+                return ratio
+            case LearningRate.SQRT:
+                return math.sqrt(ratio)

@@ -5,7 +5,8 @@
     checkpointing  `checkpoint_s` of every step
     detecting      from RecoveryDecided.failed_at to RecoveryDecided.at
     recovering     from there to the start of the next attempt's first step; a recovery that fails is recovering until
-                   it fails, then detecting, then recovering again
+                   it fails, then detecting, then recovering again. Where nothing failed and the run only starts again
+                   with more nodes, from its last step
     redone work    steps that had been committed before, and the piece of a step between the last one committed and
                    the failure, which will be done again
     stopping       from the last step, or else from StopDecided, to RunFinished
@@ -199,8 +200,12 @@ def _created(ledger: Ledger, event: RunCreated) -> Ledger:
 
 
 def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
-    """Make the replica known, so that time it never uses is accounted for as well."""
-    return _with(ledger, event.replica, ledger.column(event.replica))
+    """Make the replica known; where it was at work and nothing failed, it starts again with more nodes."""
+    column = ledger.column(event.replica)
+    if column.mode is _Mode.STEPPING:
+        column = column.until(_microseconds(event.at), Part.RECOVERING)
+        column = replace(column, mode=_Mode.RECOVERING, failed_attempt=event.attempt - 1)
+    return _with(ledger, event.replica, column)
 
 
 def _ranks_started(ledger: Ledger, event: RanksStarted | NodesStarted) -> Ledger:

@@ -20,9 +20,11 @@ from holdfast.events import (
     ControllerStarted,
     FindingRaised,
     NodeGone,
+    NodeMade,
     NodeRequested,
     NodesStarted,
     NodesStopped,
+    NodeUnavailable,
     RankExit,
     RankExited,
     RankHung,
@@ -35,6 +37,7 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    WorldChanged,
     numbers,
 )
 from holdfast.findings import Finding
@@ -48,6 +51,7 @@ from holdfast.report.status import (
     RunStatus,
     StepTime,
 )
+from holdfast.report.world import observed
 
 WINDOW_STEPS = 20
 """Steps over which speed is measured."""
@@ -88,7 +92,9 @@ def exit_in_words(event: RankExited | RanksExited) -> str:
 
 def _created(status: RunStatus, event: RunCreated) -> RunStatus:
     job = str(event.job.get("name") or event.run.rpartition("-")[0])
-    return replace(status, run=event.run, job=job, created_at=event.at)
+    nodes = event.job.get("nodes", {})
+    least = nodes["min"] if nodes and nodes["min"] < nodes["max"] else 0
+    return replace(status, run=event.run, job=job, created_at=event.at, least_nodes=least)
 
 
 def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:
@@ -135,6 +141,22 @@ def _with_finding(status: RunStatus, finding: Finding) -> RunStatus:
 def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
     status = _lose_ranks(status, event.node) if event.generation > 0 else status
     return _with_node(status, NodeStatus(node=event.node, generation=event.generation, reason=event.reason))
+
+
+def _node_made(status: RunStatus, event: NodeMade) -> RunStatus:
+    return _while_missing(status, event.node, event.generation, NodePhase.MADE)
+
+
+def _node_unavailable(status: RunStatus, event: NodeUnavailable) -> RunStatus:
+    return _while_missing(status, event.node, event.generation, NodePhase.UNAVAILABLE, event.reason)
+
+
+def _while_missing(status: RunStatus, node: int, generation: int, phase: NodePhase, reason: str = "") -> RunStatus:
+    known = status.nodes.get(node)
+    missing = (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.MADE)
+    if known is None or known.generation != generation or known.phase not in missing:
+        return status
+    return _with_node(status, replace(known, phase=phase, reason=reason or known.reason))
 
 
 def _agent_joined(status: RunStatus, event: AgentJoined) -> RunStatus:
@@ -187,6 +209,10 @@ def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
     return _with_replica(replace(status, restarts=status.restarts + (event.attempt > 0)), after)
 
 
+def _world_changed(status: RunStatus, event: WorldChanged) -> RunStatus:
+    return _with_replica(status, replace(_replica(status, event.replica), world=event))
+
+
 def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
@@ -219,9 +245,13 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
     tokens = event.metrics.get("tokens")
     time = StepTime(first=event.first, step=event.step, started=event.started, ended=event.ended, tokens=tokens)
     total = event.metrics.get("total_steps")
+    world = replica.world
+    if world is not None and world.attempt == event.attempt:
+        world = observed(world, event)
     after = replace(
         replica,
         step=event.step,
+        world=world,
         total_steps=replica.total_steps if total is None else int(total),
         loss=event.metrics.get("loss", replica.loss),
         window=(*replica.window, time)[-WINDOW_STEPS:],
@@ -332,6 +362,9 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     AgentJoined: _agent_joined,
     AgentLeft: _agent_left,
     NodeGone: _node_gone,
+    NodeMade: _node_made,
+    NodeUnavailable: _node_unavailable,
+    WorldChanged: _world_changed,
     AttemptStarted: _attempt_started,
     RanksStarted: _ranks_started,
     StepCommitted: _step_committed,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from holdfast.clock import Anchor, Clock
-from holdfast.events import Outcome
+from holdfast.events import Outcome, WorldChanged
 from holdfast.findings import Finding
 
 
@@ -34,6 +34,8 @@ class NodePhase(StrEnum):
     """What is known of a node."""
 
     REQUESTED = "requested"
+    UNAVAILABLE = "cannot be had"
+    MADE = "made"
     JOINED = "joined"
     AWAY = "out of reach"
     GONE = "gone"
@@ -102,6 +104,8 @@ class ReplicaStatus:
     replica: int
     attempt: int = 0
     world_size: int = 0
+    world: WorldChanged | None = None
+    """How its world size changed last; none while it has been whole all the time."""
     recovering: bool = False
     ranks: Mapping[int, RankStatus] = field(default_factory=dict[int, RankStatus])
     step: int | None = None
@@ -158,6 +162,8 @@ class RunStatus:
     clock: Anchor | None = None
     """The run's clock, as its controller has told it."""
     nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])
+    least_nodes: int = 0
+    """Fewest nodes it can go on with, where the job asks for a range; else 0."""
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict[int, ReplicaStatus])
     restarts: int = 0
     checkpoint: CheckpointStatus | None = None
@@ -190,6 +196,11 @@ class RunStatus:
         return Clock(self.clock)()
 
     @property
+    def degraded(self) -> bool:
+        """Whether it goes on with fewer nodes than it was asked to."""
+        return any(replica.world and replica.world.missing for replica in self.replicas.values())
+
+    @property
     def lead(self) -> ReplicaStatus:
         """The replica whose step, loss and speed stand for the run."""
         return self.replicas.get(0) or next(iter(self.replicas.values()), ReplicaStatus(replica=0))
@@ -214,12 +225,17 @@ class RunStatus:
             return "every node is there; the ranks are on their way to their first step"
         names = ", ".join(_waited(node) for node in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        return f"{len(self.nodes) - len(missing)} of {len(self.nodes)} nodes are there; waiting for {names}{more}"
+        least = f" ({self.least_nodes} would do)" if self.least_nodes else ""
+        return (
+            f"{len(self.nodes) - len(missing)} of {len(self.nodes)} nodes are there{least}; waiting for {names}{more}"
+        )
 
 
 def _waited(node: NodeStatus) -> str:
     told = {
         NodePhase.REQUESTED: "asked for",
+        NodePhase.UNAVAILABLE: "cannot be had",
+        NodePhase.MADE: "made, and has not joined",
         NodePhase.AWAY: "out of reach",
         NodePhase.GONE: "gone",
         NodePhase.JOINED: "",

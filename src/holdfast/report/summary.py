@@ -18,10 +18,12 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    WorldChanged,
 )
 from holdfast.findings import Finding
 from holdfast.report.accounting import Account, Ledger, Part, post
 from holdfast.report.words import clean, count, duration, share, short
+from holdfast.report.world import in_words, observed
 
 BAR_WIDTH = 24
 """Characters of a bar that stands for all the time."""
@@ -68,6 +70,8 @@ class Summary:
     """What ended it, where something did."""
     account: Account
     recoveries: tuple[Recovery, ...]
+    worlds: tuple[WorldChanged, ...]
+    """How the world size changed, oldest first."""
     restarts: int
     logs: str
     damaged_lines: int = 0
@@ -84,6 +88,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     finished: RunFinished | None = None
     ledger = Ledger()
     recoveries: list[Recovery] = []
+    worlds: list[WorldChanged] = []
     steps: dict[int, int] = {}
     restarts = 0
     for event in events:
@@ -101,7 +106,10 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 restarts += event.attempt > 0
             case RecoveryDecided():
                 recoveries.append(_recovery(event, created, steps.get(event.replica)))
+            case WorldChanged():
+                worlds.append(event)
             case StepCommitted():
+                worlds = [_seen(world, event) for world in worlds]
                 recoveries = [_resumed(recovery, event) for recovery in recoveries]
                 steps[event.replica] = event.step
             case _:
@@ -116,6 +124,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         finding=decided.finding if decided else None,
         account=ledger.run(now),
         recoveries=tuple(recoveries),
+        worlds=tuple(worlds),
         restarts=restarts,
         logs=logs,
         damaged_lines=damaged_lines,
@@ -144,9 +153,14 @@ def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
     return replace(recovery, resumed_step=step.first, until_step_s=max(0.0, step.ended - recovery.failed_at))
 
 
+def _seen(world: WorldChanged, step: StepCommitted) -> WorldChanged:
+    same = (world.replica, world.attempt) == (step.replica, step.attempt)
+    return observed(world, step) if same and not world.confirmed else world
+
+
 def tell(summary: Summary) -> str:
     """The summary as text, for people."""
-    blocks = [_result(summary), _time(summary.account), *_failures(summary), _places(summary)]
+    blocks = [_result(summary), _time(summary.account), *_failures(summary), *_worlds(summary), _places(summary)]
     if summary.damaged_lines:
         blocks.insert(1, f"  incomplete: {count(summary.damaged_lines, 'line')} of the event log cannot be read")
     return "\n\n".join(blocks)
@@ -201,6 +215,11 @@ def _failures(summary: Summary) -> list[str]:
     if ended is not None and ended.remedy:
         lines.append(f"  what to do: {clean(ended.remedy)}")
     return ["\n".join(["what failed", *lines])] if lines else []
+
+
+def _worlds(summary: Summary) -> list[str]:
+    lines = [f"  attempt {world.attempt}  {in_words(world)}" for world in summary.worlds]
+    return ["\n".join(["how many took part", *lines])] if lines else []
 
 
 def _cost(recovery: Recovery) -> str:

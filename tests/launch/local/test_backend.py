@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.local.backend import LocalBackend, sockets_folder
 from holdfast.launch.local.isolation import SharedNetwork
@@ -36,9 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolde
         yield run
 
 
-def backend(folder: RunFolder) -> LocalBackend:
-    job = Job.model_validate({"command": "true"})
-    accepted = Accepted(job=job, base=str(folder.path), created_at=0.0, fabric="tcp")
+def backend(folder: RunFolder, nodes: int = 1, capacity: int | None = None) -> LocalBackend:
+    job = Job.model_validate({"command": "true", "nodes": nodes})
+    accepted = Accepted(job=job, base=str(folder.path), created_at=0.0, fabric="tcp", capacity=capacity)
     # Nobody listens there: the agent tries again and again.
     return LocalBackend(folder=folder, accepted=accepted, isolation=SharedNetwork(), url="ws://127.0.0.1:1/v1/agent")
 
@@ -72,7 +72,12 @@ async def end(here: LocalBackend, folder: RunFolder, number: int) -> NodeObserva
     """Send the agent a signal, and what is observed then."""
     (agent,) = agents(folder)
     os.kill(agent, number)
-    return await anext(here.observe())
+    return await sight(here, Sight.GONE)
+
+
+async def sight(here: LocalBackend, sight: Sight) -> NodeObservation:
+    """The next observation of a kind."""
+    return await anext(seen async for seen in here.observe() if seen.sight is sight)
 
 
 @pytest.mark.parametrize(

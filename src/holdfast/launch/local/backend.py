@@ -25,7 +25,7 @@ from holdfast.findings import Fault
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.job.accepted import Accepted
-from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import launches
@@ -48,7 +48,11 @@ class LocalBackend:
         self._accepted = accepted
         self._isolation = isolation
         self._url = url
-        self._gone: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._machines = accepted.capacity or accepted.job.nodes.max
+        self._cordoned: set[NodePlace] = set()
+        self._waiting: dict[int, NodePlace] = {}
+        """Places that are to be made once a machine is free, by node."""
         self._current: dict[int, int] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
@@ -58,35 +62,64 @@ class LocalBackend:
         return render(self._accepted)
 
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
-        """Start an agent for each place that has none yet."""
+        """Start an agent for each place that has none yet, as far as there are machines."""
         for place in places:
             if self._read(place) is None:
-                self._end_unrecorded(place)
-                self._start(place)
+                self._waiting[place.node] = place
+            else:
+                self._watch(place)
+        for place in self._fill():
+            if place in places:
+                self._see(place, Sight.UNAVAILABLE, self._why_none())
+
+    def _fill(self) -> list[NodePlace]:
+        """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting."""
+        held = sum(place not in self._cordoned for place in self._known_places() if self._alive(place))
+        free = self._machines - len(self._cordoned) - held
+        places = [place for _, place in sorted(self._waiting.items())]
+        for place in places[: max(0, free)]:
+            self._end_unrecorded(place)
+            self._start(place)
+            del self._waiting[place.node]
             self._watch(place)
+        return places[max(0, free) :]
+
+    def _why_none(self) -> str:
+        out = f", {len(self._cordoned)} of them out of use until `holdfast drill return`" if self._cordoned else ""
+        return f"there are {self._machines} machines for nodes here{out}"
+
+    def _alive(self, place: NodePlace) -> bool:
+        agent = self._read(place)
+        return agent is not None and agent.alive
 
     def observe(self) -> AsyncIterator[NodeObservation]:
-        """Agents as they end, those included that ended while there was no controller."""
+        """Nodes as they are made or cannot be, and agents as they end, while there was no controller included."""
         for place in self._known_places():
             self._watch(place)
         return self._observations()
 
     async def _observations(self) -> AsyncIterator[NodeObservation]:
         while True:
-            yield await self._gone.get()
+            yield await self._seen.get()
 
     async def logs(self, place: NodePlace) -> Path | None:
         return self._folder.node(place.node, place.generation) / "agent.log"
 
     async def replace_node(self, place: NodePlace, reason: str) -> None:
-        """End whatever is left of the slot's earlier generations, then start this one."""
+        """End whatever is left of the slot's earlier generations, then start this one, if there is a machine for it."""
         for former in self._known_places():
             if former.node == place.node and former.generation < place.generation:
                 self._remove(former)
         await self.submit((place,))
 
     async def cordon(self, place: NodePlace, reason: str) -> None:
-        """There is one machine, so there is nowhere else to go."""
+        """One machine fewer: this one pretends to be as many as the profile or the job says."""
+        self._cordoned.add(place)
+
+    async def uncordon(self, place: NodePlace) -> None:
+        """One machine more, for whoever waits for it."""
+        self._cordoned.discard(place)
+        self._fill()
 
     async def cancel(self) -> None:
         """Remove every node: processes, sockets, namespaces."""
@@ -166,14 +199,18 @@ class LocalBackend:
         self._current[place.node] = place.generation
         descriptor = _open(agent)
         if descriptor is None:
-            self._gone.put_nowait(NodeObservation(place=place, reason=self._how_it_ended(agent.pid)))
+            self._see(place, Sight.GONE, self._how_it_ended(agent.pid))
         else:
+            self._see(place, Sight.MADE)
             asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor, place, agent.pid)
 
     def _ended(self, descriptor: int, place: NodePlace, pid: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
-        self._gone.put_nowait(NodeObservation(place=place, reason=self._how_it_ended(pid)))
+        self._see(place, Sight.GONE, self._how_it_ended(pid))
+
+    def _see(self, place: NodePlace, sight: Sight, reason: str = "") -> None:
+        self._seen.put_nowait(NodeObservation(place=place, sight=sight, reason=reason))
 
     def _how_it_ended(self, pid: int) -> str:
         """How a child of ours ended; agents started by an earlier controller are somebody else's children."""

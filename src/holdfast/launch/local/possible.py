@@ -35,10 +35,18 @@ class Here:
     gpus: int
     storage: str | None = None
     """The profile's folder for checkpoints."""
+    capacity: int | None = None
+    """How many nodes the profile has machines for."""
 
 
 def possible(
-    job: Job, *, isolation: str, base: Path, environ: Mapping[str, str], storage: str | None = None
+    job: Job,
+    *,
+    isolation: str,
+    base: Path,
+    environ: Mapping[str, str],
+    storage: str | None = None,
+    capacity: int | None = None,
 ) -> tuple[Finding, ...]:
     """Everything that stands in the way of this job on this machine (errors), and what will be otherwise (the rest)."""
     here = Here(
@@ -49,6 +57,7 @@ def possible(
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=len(visible_devices(environ)),
         storage=storage,
+        capacity=capacity,
     )
     return assess(job, here)
 
@@ -128,6 +137,19 @@ def numbered_gpus(job: Job, here: Here) -> Iterator[Finding]:
         yield _error("numbered-gpus", "launch", what, remedy)
 
 
+def capacity(job: Job, here: Here) -> Iterator[Finding]:
+    """The profile may have machines for fewer nodes than the job would like."""
+    if here.capacity is None or here.capacity >= job.nodes.max:
+        return
+    asked = f"{job.nodes.min} to {job.nodes.max}" if job.nodes.elastic else f"{job.nodes.max}"
+    what = f"the job asks for {asked} nodes, and the profile has a `capacity` of {here.capacity}"
+    if here.capacity < job.nodes.min:
+        yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or raise the profile's `capacity`.")
+    else:
+        starts = f"it starts with {here.capacity} after {job.nodes.wait_s:g} s"
+        yield _told("starts-smaller", Severity.WARNING, "nodes", f"{what}: {starts}")
+
+
 def secrets(job: Job, here: Here) -> Iterator[Finding]:
     """Every secret can be looked up now."""
     for name, ref in job.secrets.items():
@@ -173,6 +195,7 @@ CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (
     program,
     devices,
     numbered_gpus,
+    capacity,
     secrets,
     isolation,
     unused,

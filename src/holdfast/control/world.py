@@ -1,0 +1,113 @@
+"""Owns how many nodes an attempt has: whom it waits for, and for how long, and what is said when the number changes.
+
+Pure questions about a state; course.py acts on the answers. Growing while ranks run is growth.py's.
+"""
+
+from __future__ import annotations
+
+from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaState, State
+from holdfast.events import Effect, WorldChanged
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.job.spec import GlobalBatch, Job, LearningRate
+
+REASONS_TOLD = 4
+"""Of so many missing nodes it is said why they are."""
+
+
+def least(job: Job, state: State) -> int:
+    """Fewest nodes that a replica can go on with."""
+    return -(-job.nodes.min // len(state.replicas))
+
+
+def company(job: Job, state: State, replica: ReplicaState) -> tuple[NodeState, ...]:
+    """The nodes that a gathering replica is to start with now; none while it waits for others.
+
+    Longer than for others it waits for a node that is coming, and for the word that nothing is left of a lost one: its
+    ranks and these must not be at work at once.
+    """
+    ready = state.ready & replica.slots
+    if ready == replica.slots:
+        return state.nodes_of(replica.replica)
+    if Deadline.WAIT.of(replica.replica) in state.deadlines or ready.bit_count() < least(job, state):
+        return ()
+    nodes = state.nodes_of(replica.replica)
+    undecided = any(node.coming or node.haunted for node in nodes)
+    return () if undecided else tuple(node for node in nodes if node.ready)
+
+
+def too_few(job: Job, state: State, index: int, at: float) -> Finding | None:
+    """What there is to say of a replica that has waited in vain; nothing where enough are there, or out of reach."""
+    nodes = state.nodes_of(index)
+    there = sum(node.phase is NodePhase.JOINED for node in nodes)
+    if sum(not node.missing for node in nodes) >= least(job, state):
+        return None
+    absent = [node for node in nodes if node.phase is not NodePhase.JOINED]
+    return Finding(
+        code="too-few-nodes",
+        severity=Severity.WARNING,
+        what=f"{there} of {len(nodes)} nodes are there and at least {least(job, state)} are needed: the run waits",
+        where=", ".join(f"node{node.node}" for node in absent[:REASONS_TOLD]),
+        evidence=tuple(_absence(node, at) for node in absent[:REASONS_TOLD]),
+        remedy="Nothing, if a node will come back: the run goes on by itself. Otherwise ask for fewer, or a range.",
+        fault=Fault.CLUSTER,
+    )
+
+
+def change(job: Job, state: State, former: ReplicaState, members: tuple[int, ...], at: float) -> WorldChanged | None:
+    """What changes when a replica's next attempt has these members; None when their number stays what it was."""
+    slots = state.nodes_of(former.replica)
+    before, after = len(former.members) or len(slots), len(members)
+    if before == after:
+        return None
+    ranks = job.local_world_size
+    factor = job.learning_rate_factor(after * ranks, len(slots) * ranks)
+    honoured = _honoured(former)
+    keeps = job.recovery.global_batch is GlobalBatch.KEEP
+    batch = Effect.AS_CONFIGURED if honoured is False else Effect.KEPT if keeps else Effect.SCALED
+    rate_kept = keeps or job.recovery.learning_rate is LearningRate.KEEP
+    rate = Effect.AS_CONFIGURED if honoured is False else Effect.KEPT if rate_kept else Effect.SCALED
+    samples = former.pace.global_batch
+    absent = [node for node in slots if node.node not in members]
+    return WorldChanged(
+        at=at,
+        replica=former.replica,
+        attempt=former.attempt + 1,
+        nodes=members,
+        missing=tuple(node.node for node in absent),
+        world_size=after * ranks,
+        former_world_size=len(former.members) * ranks,
+        full_world_size=len(slots) * ranks,
+        global_batch=batch,
+        samples=samples if samples is None or keeps else samples * after // before,
+        learning_rate=rate,
+        learning_rate_factor=1.0 if honoured is False else factor,
+        confirmed=honoured is not None,
+        remaining_s=_remaining_s(former, before / after if batch is Effect.KEPT else 1.0),
+        reason="; ".join(_absence(node, at) for node in absent[:REASONS_TOLD]),
+    )
+
+
+def _honoured(replica: ReplicaState) -> bool | None:
+    """Whether the ranks do what the job says of batch and learning rate; None as long as that is not known."""
+    if replica.pace.global_batch is not None:
+        return True
+    return False if replica.step > 0 else None
+
+
+def _remaining_s(replica: ReplicaState, slower: float) -> float | None:
+    pace = replica.pace
+    if pace.step_s is None or pace.total_steps is None:
+        return None
+    return max(0, pace.total_steps - replica.step) * pace.step_s * slower
+
+
+def _absence(node: NodeState, at: float) -> str:
+    told = {
+        NodePhase.REQUESTED: "was asked for",
+        NodePhase.UNAVAILABLE: "cannot be had",
+        NodePhase.MADE: "was made and has not joined",
+        NodePhase.AWAY: "is out of reach",
+        NodePhase.JOINED: "has joined",
+    }[node.phase]
+    since = f", for {at - node.since:.0f} s" if node.missing else ""
+    return f"node{node.node} {told}{since}{f': {node.reason}' if node.reason else ''}"

@@ -1,0 +1,47 @@
+"""Owns how a changed world size is told: how many ranks there are now, and what becomes of the training."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.events import Effect, StepCommitted, WorldChanged
+from holdfast.report.words import clean, count, duration
+
+
+def observed(world: WorldChanged, step: StepCommitted) -> WorldChanged:
+    """What a step of that attempt shows: ranks that take their micro-batches from a Session say how many samples."""
+    samples = step.metrics.get("global_batch")
+    if samples is not None:
+        return msgspec.structs.replace(world, samples=int(samples), confirmed=True)
+    own = Effect.AS_CONFIGURED
+    return msgspec.structs.replace(world, global_batch=own, learning_rate=own, learning_rate_factor=1.0, confirmed=True)
+
+
+def in_words(world: WorldChanged) -> str:
+    """`degraded: 2 of 4 ranks on 2 of 4 nodes (before: 4 ranks); global batch kept at 32 samples, ...`."""
+    nodes, slots = len(world.nodes), len(world.nodes) + len(world.missing)
+    head = "degraded" if world.missing else "whole again"
+    ranks = f"world size {world.world_size} of {world.full_world_size} on {nodes} of {count(slots, 'node')}"
+    before = f" (it was {world.former_world_size})" if world.former_world_size else ""
+    left = "" if world.remaining_s is None else f"; about {duration(world.remaining_s)} left at that size"
+    because = f"; {world.reason}" if world.reason else ""
+    return clean(f"{head}: {ranks}{before}; {effects(world)}{left}{because}")
+
+
+def effects(world: WorldChanged) -> str:
+    """What becomes of global batch and learning rate."""
+    told = f"global batch {_batch(world)}, learning rate {_rate(world)}"
+    if world.confirmed:
+        return told
+    return f"{told}, if the program takes its micro-batches from a Session (else as configured)"
+
+
+def _batch(world: WorldChanged) -> str:
+    if world.samples is None or world.global_batch is Effect.AS_CONFIGURED:
+        return world.global_batch.value
+    return f"{world.global_batch.value} {'at' if world.global_batch is Effect.KEPT else 'to'} {world.samples:,} samples"
+
+
+def _rate(world: WorldChanged) -> str:
+    factor = f" by {world.learning_rate_factor:.4g}" if world.learning_rate is Effect.SCALED else ""
+    return f"{world.learning_rate.value}{factor}"
