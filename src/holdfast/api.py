@@ -54,6 +54,8 @@ from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
 
 BEAT_S = 0.1
+WORDS_BYTES = 64 * 1024
+"""Of the end of the controller's log, in which its last words are looked for."""
 """How often `follow` looks for new events."""
 
 START_S = 10.0
@@ -429,7 +431,9 @@ def _controller(run: RunFolder) -> dict[str, Any]:
 
 def _last_words(run: RunFolder) -> tuple[str, ...]:
     try:
-        return tuple(run.controller_log.read_text(errors="replace").splitlines()[-5:])
+        with run.controller_log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-5:])
     except OSError:
         return ()
 

@@ -66,6 +66,32 @@ def test_one_endless_line_of_binary_is_gone_through_quickly(tmp_path: Path) -> N
     assert last_error(log) == ("", "")
 
 
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\nbye\n"])
+def test_error_that_is_a_line_of_ten_megabytes_is_found_where_it_begins(tmp_path: Path, ending: bytes) -> None:
+    log = tmp_path / "rank-0.log"
+    trace = b'Traceback (most recent call last):\n  File "x", line 2, in <module>\n'
+    log.write_bytes(b"step\n" * 9 + trace + b"mine.Odd: " + b"0.1234 " * 1_500_000 + ending)
+    error, where = last_error(log)
+    assert error.startswith("mine.Odd: 0.1234")
+    assert len(error) <= ERROR_CHARACTERS
+    assert where == f"{log}:12"
+
+
+def test_sparse_log_of_gigabytes_is_no_more_work_than_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, 2)
+        file.write(b"\nValueError: after a terabyte\n")
+    assert last_error(log) == ("ValueError: after a terabyte", str(log))
+
+
+def test_middle_of_a_long_line_is_not_taken_for_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"x " * 50 + b"ValueError: quoted" + b"y" * (TAIL_BYTES - len(b"ValueError: quoted")))
+    assert last_error(log) == ("", "")
+
+
 def test_long_error_is_cut_and_broken_text_mended(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"ValueError: \xff" + b"y" * 1000 + b"\n")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 TAIL_BYTES = 256 * 1024
+LONG_LINE_BYTES = 64 * 1024 * 1024
+"""A last line longer than the tail (an error that prints a tensor whole) is looked for up to here."""
+AROUND_BYTES = 16 * 1024
+"""What is read before and from the beginning of such a line."""
+BLOCK_BYTES = 1024 * 1024
 COUNT_BYTES = 64 * 1024 * 1024
 """Logs up to this size have their lines counted, so that the error's line number can be named."""
 ERROR_CHARACTERS = 500
@@ -33,21 +40,50 @@ def last_error(log: Path) -> tuple[str, str]:
     """The last error line of a log and its place as `file:line`; two empty strings when there is none."""
     try:
         with log.open("rb") as file:
-            size = file.seek(0, 2)
-            start = max(0, size - TAIL_BYTES)
-            file.seek(start)
-            tail = file.read(TAIL_BYTES)
-            matches = list(_ERROR.finditer(tail))
-            if not matches:
+            size = file.seek(0, os.SEEK_END)
+            tail = max(0, size - TAIL_BYTES)
+            found = _last_match(file, tail, size)
+            if found is None and tail > 0:
+                begin = _line_start(file, tail)
+                found = _last_match(file, max(0, begin - AROUND_BYTES), begin + AROUND_BYTES)
+            if found is None:
                 return "", ""
-            match = matches[-1]
-            group = "raised" if match["raised"] is not None else "line"
-            where = str(log)
-            if size <= COUNT_BYTES:
-                file.seek(0)
-                before = file.read(start).count(b"\n") if start else 0
-                line = before + tail.count(b"\n", 0, match.start(group)) + 1
-                where = f"{log}:{line}"
+            at, error = found
+            where = f"{log}:{_newlines(file, at) + 1}" if size <= COUNT_BYTES else str(log)
     except OSError:
         return "", ""
-    return match[group].decode(errors="replace").rstrip()[:ERROR_CHARACTERS], where
+    return error.decode(errors="replace").rstrip()[:ERROR_CHARACTERS], where
+
+
+def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
+    """Where the last error line begins that is in this part of the file, and the line."""
+    file.seek(begin)
+    text = file.read(end - begin)
+    whole = text.find(b"\n") + 1 if begin else 0
+    if begin and not whole:
+        return None  # all of it lies within one line
+    matches = list(_ERROR.finditer(text, whole))
+    if not matches:
+        return None
+    last = matches[-1]
+    group = "raised" if last["raised"] is not None else "line"
+    return begin + last.start(group), last[group]
+
+
+def _line_start(file: BinaryIO, at: int) -> int:
+    """Where the line begins that a place lies in; not looked for further back than `LONG_LINE_BYTES`."""
+    furthest = max(0, at - LONG_LINE_BYTES)
+    while at > furthest:
+        begin = max(furthest, at - BLOCK_BYTES)
+        file.seek(begin)
+        newline = file.read(at - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        at = begin
+    return furthest
+
+
+def _newlines(file: BinaryIO, before: int) -> int:
+    """Ends of lines before a place."""
+    file.seek(0)
+    return sum(file.read(min(BLOCK_BYTES, before - at)).count(b"\n") for at in range(0, before, BLOCK_BYTES))

@@ -2,7 +2,7 @@
 
 A rank writes into its file itself, so the file can be neither renamed nor cut under it. Its head can be given back to
 the disk (a hole is punched there): what is kept stays where it is, readers read on, and the rank waits for nothing.
-See docs/decisions/0009. Refuses to own the reading (report).
+See docs/decisions/0010. Refuses to own the reading (report).
 """
 
 from __future__ import annotations
