@@ -16,7 +16,7 @@ from tests.programs.talker import NUMBERED
 from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import FindingRaised
-from holdfast.report.tail import LONGEST_LINE_BYTES
+from holdfast.report.cutter import LONGEST_LINE_BYTES
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli, Terminal

@@ -9,8 +9,8 @@ import pytest
 from holdfast.events import RecoveryDecided
 from holdfast.findings import Finding
 from holdfast.folder import RunFolder
-from holdfast.report.logs import LIST_S, MergedLog, RankLog, Said, first_failures, rank_logs
-from holdfast.report.tail import BLOCK_BYTES
+from holdfast.report.logs import GLIMPSE_LIST_S, LIST_S, Glimpse, MergedLog, RankLog, Said, first_failures, rank_logs
+from holdfast.report.tail import BLOCK_BYTES, GLIMPSE_BYTES
 
 FAILED = RecoveryDecided(
     at=1, replica=0, attempt=0, action="stop", failed_at=1, finding=Finding(code="x", what="y"), first_rank=2
@@ -118,3 +118,25 @@ def test_rank_that_writes_without_pause_keeps_no_other_waiting(run: RunFolder, c
     first_look = list(MergedLog(run).look(clock()))
     assert [each.source.rank for each in first_look] == [0, 1]
     assert sum(len(line) + 1 for line in first_look[0].piece.lines) <= BLOCK_BYTES
+
+
+def test_rank_that_writes_faster_than_it_is_read_lets_the_reading_end(run: RunFolder) -> None:
+    write(run, b"line\n" * BLOCK_BYTES)
+    read = 0
+    for said in MergedLog(run).rest(0):
+        read += len(said.piece.lines)
+        write(run, b"line\n" * BLOCK_BYTES)
+    assert BLOCK_BYTES <= read <= 2 * BLOCK_BYTES
+
+
+def test_glimpse_is_of_the_first_rank_that_has_written_in_the_latest_attempt(run: RunFolder) -> None:
+    glimpse = Glimpse(run, 2)
+    assert glimpse.look(0) is None
+    write(run, b"x\n", rank=0)
+    write(run, b"", attempt=1, rank=0)
+    write(run, b"x" * GLIMPSE_BYTES + b"\none\ntwo\n10%\r20%", attempt=1, rank=1)
+    assert glimpse.look(GLIMPSE_LIST_S) == (RankLog(attempt=1, replica=0, rank=1), ["two", "20%"])
+    write(run, b"\r30%\n", attempt=1, rank=1)
+    assert glimpse.look(GLIMPSE_LIST_S) == (RankLog(attempt=1, replica=0, rank=1), ["two", "30%"])
+    run.rank_log(1, 1).unlink()
+    assert glimpse.look(GLIMPSE_LIST_S) == (RankLog(attempt=1, replica=0, rank=1), [])

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.retention import STEP_BYTES, Retention
-from holdfast.report.tail import BLOCK_BYTES, LONGEST_LINE_BYTES, PAUSE_S, PROGRESS_S, Piece, Tail
+from holdfast.report.cutter import LONGEST_LINE_BYTES
+from holdfast.report.tail import BLOCK_BYTES, PAUSE_S, PROGRESS_S, Piece, Tail
 
 
 class Log:
@@ -49,6 +50,26 @@ def test_progress_bar_leaves_what_a_terminal_would_show(tmp_path: Path) -> None:
 
 def test_bar_that_was_wiped_is_shown_as_it_last_was(tmp_path: Path) -> None:
     assert shown(tmp_path, b"\r 99 %|##|\r        \r\n\b\b\b\b\r5/5\n") == [" 99 %|##|", "5/5"]
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3, 1000])
+def test_bars_below_one_another_are_one_line_that_overwrites_itself(tmp_path: Path, reads: int) -> None:
+    down, up = b"\n", b"\x1b[A"
+    drawn = b"".join(
+        b"\repochs %d" % epoch
+        + b"".join(down + b"\rbatches %d" % batch + up for batch in range(9))
+        + b"".join(2 * down + b"\rfiles %d" % file + 2 * up for file in range(9))
+        for epoch in range(3)
+    )
+    log = Log(tmp_path / "rank-0.log")
+    lines: list[str] = []
+    for begin in range(0, len(drawn), reads):
+        log.write(drawn[begin : begin + reads])
+        piece = log.tail.read(0)
+        lines += piece.lines if piece else []
+    log.write(b"\rdone\nbye\n")
+    outer = [line for epoch in range(3) for line in (f"epochs {epoch}", "batches 8")]
+    assert [*lines, *log.rest()] == [*outer, "done", "bye"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ SHARE = 0.1
 BURST_S = 0.25
 """Longest that what the ranks write keeps the run's events waiting."""
 
+DIM, RED, PLAIN = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+
 
 def logs(
     run: RunArgument = None,
@@ -55,15 +57,16 @@ def logs(
     if not follow and not any(source.attempt == chosen for source in known):
         what = f"no output of {'any rank' if rank is None else f'rank {rank}'} in attempt {chosen} of {found.run}"
         raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"))
+    colours = output is Output.TEXT and not is_plain(sys.stdout)
     merged = MergedLog(
         found,
         ranks=wanted,
         from_attempt=chosen,
         to_attempt=None if follow else chosen,
         last_lines=tail,
-        colours=output is Output.TEXT and not is_plain(sys.stdout),
+        colours=colours,
     )
-    printer = Printer(output)
+    printer = Printer(output, colours=colours)
     if follow:
         _follow(found, merged, printer)
     else:
@@ -126,8 +129,9 @@ def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -
 class Printer:
     """Prints what ranks wrote, each line with its rank."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, *, colours: bool) -> None:
         self.output = output
+        self._colours = colours
         self._unfinished: dict[RankLog, str] = {}
         """How each rank's last line was shown before its end had come."""
 
@@ -145,16 +149,18 @@ class Printer:
     def _print_text(self, said: Said) -> None:
         source, piece = said.source, said.piece
         replica = f"replica {source.replica} " if source.replica else ""
-        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}] "
+        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}]"
+        if self._colours:
+            mark = f"{RED if said.failed_first else DIM}{mark}{PLAIN}"
         if piece.dropped_bytes:
-            say(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
+            say(f"{mark} ({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
         lines = piece.lines
         if lines and self._unfinished.pop(source, None) == lines[0]:
             lines = lines[1:]  # it was shown already, and nothing has come but its end
         if piece.unfinished:
             self._unfinished[source] = piece.lines[0]
         if lines:
-            say(mark + f"\n{mark}".join(lines))
+            say(f"{mark} " + f"\n{mark} ".join(lines))
 
 
 def _print_json(said: Said) -> None:

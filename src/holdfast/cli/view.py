@@ -52,6 +52,7 @@ class View:
         self._clock = clock
         self._narrator = Narrator()
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
+        self._output: RenderableType = Group()
         self.status = RunStatus()
 
     def take(self, event: AnyEvent) -> None:
@@ -62,10 +63,16 @@ class View:
         """Say something that is no event."""
         self._lines.append(text)
 
+    def hear(self, rank: int, lines: list[str]) -> None:
+        """What a rank wrote last."""
+        heading = Text(f"rank {rank} wrote; `holdfast logs -f` shows all ranks", style="dim")
+        words = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
+        self._output = Group(Text(), heading, *words)
+
     def __rich__(self) -> RenderableType:
         recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
         findings = [block(finding) for finding in self.status.findings[-FINDINGS_SHOWN:]]
-        return Group(picture(self.status, self._clock(self.status)), Text(), recent, *findings)
+        return Group(picture(self.status, self._clock(self.status)), self._output, Text(), recent, *findings)
 
 
 def picture(status: RunStatus, now: float) -> RenderableType:

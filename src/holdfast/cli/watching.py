@@ -23,6 +23,8 @@ from holdfast.folder import RunFolder
 if TYPE_CHECKING:
     from rich.live import Live
 
+WORDS_SHOWN = 4
+"""Lines of what a rank wrote last."""
 REDRAW_S = 0.125
 """Least time between two pictures; faster than that, nobody reads them."""
 
@@ -32,7 +34,7 @@ Answer = Callable[[int], str | None]
 
 def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> int | None:
     """Show a run until it ends, then how it went; returns its exit code, or None when it was left to itself."""
-    with _screen(output) as screen:
+    with _screen(run, output) as screen:
         code = _show(run, screen, presses, answer)
     if code is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
@@ -106,10 +108,10 @@ class Screen(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def _screen(output: Output) -> Screen:
+def _screen(run: RunFolder, output: Output) -> Screen:
     if output is Output.JSON:
         return JsonScreen()
-    return LineScreen() if is_plain(sys.stdout) else LiveScreen()
+    return LineScreen() if is_plain(sys.stdout) else LiveScreen(run)
 
 
 class _Lasting:
@@ -151,9 +153,11 @@ class LineScreen(_Lasting):
 class LiveScreen:
     """A picture that is drawn again and again, and gone at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunFolder) -> None:
         from holdfast.cli.view import View
+        from holdfast.report.logs import Glimpse
 
+        self._glimpse = Glimpse(run, WORDS_SHOWN)
         self._view = View()
         self._drawn_at = 0.0
 
@@ -175,6 +179,9 @@ class LiveScreen:
         now = time.monotonic()
         if now - self._drawn_at >= REDRAW_S:
             self._drawn_at = now
+            if heard := self._glimpse.look(now):
+                source, lines = heard
+                self._view.hear(source.rank, lines)
             self._live.refresh()
 
     def note(self, text: str) -> None:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from holdfast.events import AnyEvent, RecoveryDecided
 from holdfast.folder import RunFolder
-from holdfast.report.tail import Piece, Tail
+from holdfast.report.tail import Piece, Tail, last_lines
 
 LIST_S = 0.25
 """Least time between two looks for new files."""
+GLIMPSE_LIST_S = 1.0
+"""The same for a glimpse."""
 
 _FOLDER = re.compile(r"(?:replica-(?P<replica>\d+)-)?attempt-(?P<attempt>\d+)")
 _FILE = re.compile(r"rank-(?P<rank>\d+)\.log")
@@ -67,6 +69,32 @@ def rank_logs(run: RunFolder, *, from_attempt: int = 0) -> dict[RankLog, Path]:
     return dict(sorted(found.items()))
 
 
+class Glimpse:
+    """What the last lines of a run look like while it goes on: those of the first rank that has written anything."""
+
+    def __init__(self, run: RunFolder, lines: int) -> None:
+        self._run = run
+        self._lines = lines
+        self._listed_at = float("-inf")
+        self._latest: tuple[RankLog, Path] | None = None
+
+    def look(self, now: float) -> tuple[RankLog, list[str]] | None:
+        """Who writes, and what it wrote last; None while nobody has. Time is in monotonic seconds."""
+        if now - self._listed_at >= GLIMPSE_LIST_S:
+            self._listed_at = now
+            self._latest = self._first_of_latest()
+        if self._latest is None:
+            return None
+        source, path = self._latest
+        return source, last_lines(path, self._lines)
+
+    def _first_of_latest(self) -> tuple[RankLog, Path] | None:
+        found = rank_logs(self._run)
+        attempt = max((source.attempt for source in found), default=0)
+        written = (item for item in found.items() if item[0].attempt == attempt and item[1].stat().st_size > 0)
+        return next(written, None)
+
+
 class MergedLog:
     """Reads the files of a run that may still be going on.
 
@@ -110,11 +138,14 @@ class MergedLog:
                 yield Said(source=source, piece=piece, failed_first=source in failed)
 
     def rest(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[Said]:
-        """All that is left, file by file; for when nobody writes any more, or to see what there is now."""
+        """All that there is now, file by file, and the lines that have no end: for when nobody follows (any more)."""
         self._listed_at = float("-inf")
         self._list(now)
         for source, tail in self._ordered(failed):
-            while piece := tail.read(now) or tail.rest():
+            end = tail.size  # a rank that writes faster than this is read would never let it end
+            while tail.offset < end and (piece := tail.read(now)):
+                yield Said(source=source, piece=piece, failed_first=source in failed)
+            if piece := tail.rest():
                 yield Said(source=source, piece=piece, failed_first=source in failed)
 
     def _list(self, now: float) -> None:
