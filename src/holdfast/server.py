@@ -60,7 +60,7 @@ from holdfast.events.orders import (
     progress_interval_s,
 )
 from holdfast.folder import RunFolder
-from holdfast.guard.door import Arrival, Server
+from holdfast.guard.door import AgentsWebSocket, Arrival, Server
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
 from holdfast.guard.sparing import Sparing
@@ -272,6 +272,7 @@ def listening(port: Port, *, nodes: int, limits: Limits = LIMITS, tls: ssl.SSLCo
         log_config=None,
         access_log=False,
         h11_max_incomplete_event_size=limits.header_bytes,
+        ws=AgentsWebSocket,
         ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,
         server_header=False,

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from holdfast.guard.limits import Limits
 
@@ -74,6 +76,13 @@ class Hall:
         if len(self._arrivals) >= self._room:
             log.warning("%s connections have yet to show a token; the oldest are cut off", self._room)
             next(iter(self._arrivals)).cut()
+
+
+class AgentsWebSocket(WebSocketsSansIOProtocol):
+    """Agents speak in binary frames. Text is taken for the same, not decoded: uvicorn logs a traceback of bad UTF-8."""
+
+    def handle_text(self, event: Frame) -> None:
+        self.handle_bytes(event)
 
 
 class Server(uvicorn.Server):

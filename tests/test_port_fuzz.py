@@ -1,0 +1,191 @@
+"""Ten thousand inputs against a real controller with honest agents: it stays up, serves them, and tells nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bench.fleetrun import FleetRun
+from msgspec import structs
+from tests.fuzz import Mutator, Tokens
+
+from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
+    AttemptStarted,
+    CheckpointCommitted,
+    ControllerStarted,
+    DrillDone,
+    FindingRaised,
+    RankExit,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+    StepCommitted,
+)
+from holdfast.events.log import EventReader
+from holdfast.events.orders import AgentMessage, Progress, StepPassed, encode
+from holdfast.findings import Finding
+from holdfast.guard.keys import Keys
+
+SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "4"))
+STRANGERS, OPERATORS, FRAMES, JOINS, WORDS = 4500, 500, 2500, 1000, 1500
+AT_ONCE = 24
+ANSWER_S = 0.03
+"""How long to listen for an answer; there need not be one."""
+DEADLINE_S = 120.0
+GROWTH_BYTES = 48 * 2**20
+"""Of a controller of some 60 MiB: buffers and caches, no leak of a kilobyte for each input (which would be less)."""
+NODES = 4
+HOSTILE = NODES - 1
+"""The node whose token is stolen."""
+LATER = 7
+"""An attempt that the run does not have: what is said of it is to change nothing."""
+
+
+def words(joined: AgentJoined) -> list[AgentMessage]:
+    """One of each that an agent may say, as the hostile node; none is about the attempt in hand."""
+    at, node = time.time(), joined.node
+    ranks = (RankState(rank=node, pid=1),)
+    steps = (StepPassed(step=2**40, started=at, ended=at, metrics={"loss": 1.0}),)
+    said: list[AgentMessage] = [
+        RanksStarted(at=at, node=node, replica=0, attempt=LATER, ranks=ranks),
+        RankExited(at=at, node=node, replica=0, attempt=LATER, rank=node, how=RankExit.CODE, code=1, error="E"),
+        RanksStopped(at=at, node=node, replica=0, attempt=LATER, port=4000),
+        RankHung(at=at, node=node, replica=0, attempt=LATER, rank=0, last_step=1, last_step_at=at, waited_s=1.0),
+        CheckpointCommitted(at=at, node=node, replica=0, attempt=LATER, step=9, path="/checkpoints/9"),
+        DrillDone(at=at, node=node, requested_at=at, target="node", action="kill"),
+        FindingRaised(at=at, finding=Finding(code="said", what="something", evidence=("line",))),
+        Progress(node=node, replica=0, attempt=LATER, steps=steps),
+    ]
+    return [joined, *(structs.replace(word, source=joined.source) for word in said)]
+
+
+class Site:
+    """The controller under fire."""
+
+    def __init__(self, run: FleetRun) -> None:
+        self.run = run
+        self.port: int = run._agents.getsockname()[1]
+        self.token = run.folder.token.read_text()
+        self.keys = Keys(self.token)
+        stale = self.keys.of_node(0, 9)
+        wrong = ("", "wrong", self.token[:-1], self.token + "x", stale[:-1] + "g", "é", "x" * 9000)
+        self.mutator = Mutator(SEED, Tokens(wrong=wrong, stale=stale))
+        self.answers: set[bytes] = set()
+        self._gate = asyncio.Semaphore(AT_ONCE)
+
+    async def say(self, *parts: bytes, agent: bool = False) -> None:
+        """Open a connection, say all this, listen a moment, go. An agent is told what its node is to run."""
+        answers = set[bytes]() if agent else self.answers
+        async with self._gate:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except ConnectionError:
+                pytest.fail("the controller does not take connections")
+            with contextlib.suppress(ConnectionError):
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(ANSWER_S):
+                            while answer := await reader.read(65_536):
+                                answers.add(answer)
+                                if part is not parts[-1]:
+                                    break
+            writer.transport.abort()
+
+    async def fire(self) -> None:
+        draw, mutator, stale = self.mutator.random, self.mutator, self.mutator.tokens.stale
+        joined = next(event for event in self.run.events if isinstance(event, AgentJoined) and event.node == HOSTILE)
+        said = words(joined)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(STRANGERS):
+                group.create_task(self.say(mutator.stranger()))
+            for _ in range(OPERATORS):
+                group.create_task(self.say(mutator.operator_request(self.token)))
+            for _ in range(FRAMES):
+                group.create_task(self.say(mutator.handshake(stale), mutator.bad_frame()))
+            for _ in range(JOINS):
+                live = draw.random() < 0.5
+                token = self.keys.of_node(HOSTILE, 0) if live else stale
+                word = mutator.frame(mutator.mutated(draw.choice(said)))
+                group.create_task(self.say(mutator.handshake(token), word, agent=live))
+        join = mutator.frame(encode(joined))
+        for first in range(0, WORDS, 5):
+            chosen = [structs.replace(draw.choice(said), seq=10**6 + seq) for seq in range(first, first + 5)]
+            bad = [mutator.frame(mutator.mutated(word)) for word in chosen]
+            await self.say(mutator.handshake(self.keys.of_node(HOSTILE, 0)), b"".join([join, *bad]), agent=True)
+
+
+@contextlib.contextmanager
+def training(run: FleetRun) -> Iterator[Callable[[], int]]:
+    """Have the honest agents pass steps all the while; the step they are at."""
+    at, over = 0, threading.Event()
+
+    def train() -> None:
+        nonlocal at
+        while not over.wait(0.1):
+            at += 1
+            run.step(at, 0.1)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    try:
+        yield lambda: at
+    finally:
+        over.set()
+        trainer.join()
+
+
+def committed(run: FleetRun) -> int:
+    return max((event.step for event in run.events if isinstance(event, StepCommitted)), default=0)
+
+
+def descriptors(run: FleetRun) -> int:
+    return len(os.listdir(f"/proc/{run.controller.pid}/fd"))
+
+
+@pytest.mark.slow
+def test_ten_thousand_inputs_leave_the_controller_as_it_was(tmp_path: Path) -> None:
+    with FleetRun(tmp_path / "run", nodes=NODES, ranks_per_node=1, processes=1) as run, training(run) as step:
+        run.until(lambda events: any(isinstance(event, StepCommitted) for event in events), DEADLINE_S)
+        site, before, memory = Site(run), len(run.events), run.resident_bytes()
+        open_before = descriptors(run)
+        asyncio.run(site.fire())
+
+        fired_at = step()
+        run.until(lambda _: committed(run) > fired_at, DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while descriptors(run) > open_before:
+            assert time.monotonic() < deadline, f"{descriptors(run)} descriptors are open, {open_before} were before"
+            time.sleep(0.05)
+        assert run.resident_bytes() - memory < GROWTH_BYTES
+        assert run.controller.poll() is None
+
+        said = run.folder.controller_log.read_text(errors="replace")
+        assert "Traceback" not in said, said[said.index("Traceback") - 500 :][:5000]
+        secrets = (site.token, *(site.keys.of_node(node, 0) for node in range(NODES)))
+        assert not any(secret in said for secret in secrets)
+        for answer in site.answers:
+            told = answer.decode("latin-1")
+            assert not any(word in told for word in (*secrets, "Traceback", str(tmp_path), "site-packages", "PATH="))
+            if told.startswith("HTTP/1.1 "):
+                assert told[9:12] in {"100", "101", "400", "401", "403", "404", "405", "413"}, told
+
+        after = run.events[before:]
+        spoken_of = {event.node for event in after if isinstance(event, AgentJoined | AgentLeft)}
+        assert spoken_of <= {HOSTILE}
+        assert not any(isinstance(event, ControllerStarted | AttemptStarted) for event in after)
+        assert {type(event) for event in after} >= {FindingRaised, CheckpointCommitted, RankHung}, "nothing got through"
+        whole = EventReader(run.folder.events)
+        assert list(whole.read())[: len(run.events)] == run.events
+        assert whole.damaged_lines == 0
