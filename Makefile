@@ -13,7 +13,7 @@ HAVE := env PATH="$(BIN):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick docs bench format lock clean prerequisites
+.PHONY: help demo test quick docs bench format lock audit clean prerequisites
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ lock: $(READY) ## renew requirements.lock: `make lock`, or `make lock UPGRADE=--
 		--universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 		--no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
 	@echo 'requirements.lock'
+
+audit: | prerequisites ## ask whether any pinned dependency has a known vulnerability; says so where nobody can be asked
+	@$(PYTHON) .ci/audit.py requirements.lock
 
 clean: ## remove the environment and all that was built; runs and their logs stay
 	rm -rf $(ENV) dist docs/_build docs/reference/generated
