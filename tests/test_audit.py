@@ -34,7 +34,7 @@ class Database(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return "http://127.0.0.1:{}/v1/querybatch".format(self.server_address[1])
+        return f"http://127.0.0.1:{self.server_address[1]}/v1/querybatch"
 
 
 class _Handler(BaseHTTPRequestHandler):
