@@ -1,6 +1,7 @@
 """Soak: one real run, and fault after fault at random, until as many as were asked for; then what became of it.
 
-.venv/bin/python -m bench.soak [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER] [--netns] [--brisk] [--torch]
+.venv/bin/python -m bench.soak [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER]
+    [--netns] [--brisk] [--spare TARGET] [--torch]
 
 Faults come at exponentially distributed times, drawn from the seed, whatever the run is doing: also in the first step,
 during a recovery, two at once. Only the third fault without a committed step between is held back, because three equal
@@ -56,6 +57,8 @@ EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 BEAT_S = 0.02
 STUCK_S = 180.0
 """No step for so long after the last fault is a recovery that failed."""
+SETTLED_S = 2.0
+"""A step that begins so long after a fault was carried out has outlived it: steps take all ranks."""
 MOST_UNSTEPPED = 2
 """Faults without a committed step between them."""
 SHOWN = 25
@@ -70,12 +73,14 @@ class Row:
     target: DrillTarget
     weight: int
     for_s: tuple[float, float] | None = None
+    amount: tuple[float, float] | None = None
+    """Of what, the drill says itself (job/drills.py)."""
     slow: bool = False
     """Whether its recovery takes tens of seconds by design; left out of a brisk soak."""
     netns: bool = False
 
 
-_KILL, _STOP, _PARTITION = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION
+_KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
 
 ROWS = (
@@ -88,6 +93,8 @@ ROWS = (
     Row(action=_STOP, target=_NODE, weight=5, for_s=(0.1, 5.0)),
     Row(action=_STOP, target=_AGENT, weight=5, for_s=(0.1, 5.0)),
     Row(action=_STOP, target=_CONTROLLER, weight=4, for_s=(0.1, 5.0)),
+    Row(action=_SKEW, target=_AGENT, weight=3, amount=(-7200.0, 7200.0)),
+    Row(action=_SKEW, target=_CONTROLLER, weight=3, amount=(-7200.0, 7200.0)),
     Row(action=_STOP, target=_NODE, weight=1, slow=True),
     Row(action=_STOP, target=_AGENT, weight=1, slow=True),
     Row(action=_STOP, target=_CONTROLLER, weight=1, slow=True),
@@ -104,11 +111,13 @@ class Fault:
     row: Row
     index: int
     for_s: float | None
+    amount: float | None
 
     def __str__(self) -> str:
         which = "" if self.row.target is _CONTROLLER else f" {self.index}"
         lasting = f" for {self.for_s:.1f} s" if self.for_s is not None else ""
-        return f"{self.row.action} {self.row.target}{which}{lasting}"
+        amount = f" by {self.amount:.0f}" if self.amount is not None else ""
+        return f"{self.row.action} {self.row.target}{which}{lasting}{amount}"
 
 
 def draw(seed: int, number: int, rows: Sequence[Row], every_s: float) -> Fault:
@@ -120,6 +129,7 @@ def draw(seed: int, number: int, rows: Sequence[Row], every_s: float) -> Fault:
         row=row,
         index=0 if row.target is _CONTROLLER else chance.randrange(NODES),
         for_s=chance.uniform(*row.for_s) if row.for_s else None,
+        amount=chance.uniform(*row.amount) if row.amount else None,
     )
 
 
@@ -139,6 +149,9 @@ class Watch:
     """The last events but for steps and checkpoints."""
     unstepped: int = 0
     """Faults since the last committed step."""
+    fault_at: float = 0.0
+    """When the last fault was carried out, and when the last step began, on the run's clock."""
+    step_at: float = 0.0
     status: RunStatus = field(default_factory=RunStatus)
     moved_at: float = field(default_factory=time.monotonic)
     """When the last step or fault was seen."""
@@ -153,7 +166,7 @@ class Watch:
             self.status = advance(self.status, event)
             match event:
                 case StepCommitted():
-                    self.unstepped, self.moved_at = 0, time.monotonic()
+                    self.unstepped, self.moved_at, self.step_at = 0, time.monotonic(), event.started
                     continue
                 case DrillRequested():
                     self.faults, self.unstepped, self.moved_at = self.faults + 1, self.unstepped + 1, time.monotonic()
@@ -161,6 +174,7 @@ class Watch:
                         self.undone.add(event.at)
                 case DrillDone():
                     self.undone.discard(event.requested_at)
+                    self.fault_at = event.at
                 case CheckpointCommitted():
                     continue
                 case _:
@@ -186,8 +200,8 @@ class Watch:
             time.sleep(BEAT_S)
 
     def settle(self) -> None:
-        """Read on until every fault has been carried out and steps go on."""
-        while not self.well:
+        """Read on until every fault has been carried out, and steps begin that none of them can have let pass."""
+        while not self.well or self.step_at < self.fault_at + SETTLED_S:
             self.read()
             time.sleep(BEAT_S)
 
@@ -201,6 +215,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
     parser.add_argument("--netns", action="store_true", help="a network for each node, and partitions among the faults")
     parser.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
+    parser.add_argument("--spare", choices=list(DrillTarget), help="no faults of these: one life to see leaks in")
     parser.add_argument(
         "--torch", action="store_true", help="the quickstart's Llama rather than a program without torch"
     )
@@ -211,7 +226,11 @@ def main() -> int:
         state.mkdir(parents=True, exist_ok=True)
         os.environ["HOLDFAST_HOME"] = str(state.absolute() / "home")
         run = _run(state, netns=options.netns, torch=options.torch)
-        rows = [row for row in ROWS if (options.netns or not row.netns) and not (options.brisk and row.slow)]
+        rows = [
+            row
+            for row in ROWS
+            if (options.netns or not row.netns) and not (options.brisk and row.slow) and row.target != options.spare
+        ]
         every_s = options.every_s or (TORCH_EVERY_S if options.torch else EVERY_S)
         trouble = _soak(run, state / "samples.jsonl", options.faults, options.seed, rows, every_s)
         left = _end(run)
@@ -264,8 +283,10 @@ def _give(watch: Watch, fault: Fault) -> None:
     before = watch.faults
     while watch.faults == before:
         with contextlib.suppress(HoldfastError):
-            row = fault.row
-            api.drill(watch.run, target=row.target, index=fault.index, action=row.action, for_s=fault.for_s)
+            row, index = fault.row, fault.index
+            api.drill(
+                watch.run, target=row.target, index=index, action=row.action, for_s=fault.for_s, amount=fault.amount
+            )
         watch.read()
         time.sleep(BEAT_S)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -25,7 +24,6 @@ from holdfast.launch.code.survey import IGNORE_FILE, Entry, Kind, Survey, shown
 TRIES = 5
 """How often a file is read that others are writing."""
 BLOCK_BYTES = 1 << 20
-DIGEST_LENGTH = 64
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 _MODES = {Kind.FOLDER: 0o755, Kind.LINK: 0o777}
 _TYPES = {Kind.FOLDER: tarfile.DIRTYPE, Kind.FILE: tarfile.REGTYPE, Kind.LINK: tarfile.SYMTYPE}
@@ -79,18 +77,13 @@ def pack(survey: Survey, into: Path) -> Packed:
     return Packed(path=path, digest=digest, bytes=size)
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def unpack(archive: Path, into: Path) -> None:
     """Make the folder `into` of an archive: whole, or not at all. Raises Damaged, or OSError (a full disk).
 
-    Another process may do the same at the same time; the first to be ready is kept.
+    Only one process at a time may do it (agent/fetch.py sees to that); what one left that was killed is cleared away.
     """
-    fresh = into.with_name(f"{into.name}.{secrets.token_hex(4)}.new")
+    fresh = into.with_name(f"{into.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     try:
         try:
@@ -98,11 +91,7 @@ def unpack(archive: Path, into: Path) -> None:
                 _extract(members, fresh)
         except tarfile.TarError as error:
             raise Damaged(str(error)) from error
-        try:
-            fresh.rename(into)
-        except OSError:
-            if not into.is_dir():
-                raise
+        fresh.rename(into)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
