@@ -36,6 +36,7 @@ from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller, NotItsOwn
 from holdfast.control.machine import Machine
+from holdfast.control.state import NodeState
 from holdfast.control.takeover import take_over
 from holdfast.errors import ExitCode
 from holdfast.events import (
@@ -354,26 +355,34 @@ async def serve(
             writer.append(news, sync=True)
             return
 
-    def start_orders(start: Start, node: int, members: tuple[int, ...]) -> StartRanks:
+    keys = Keys(folder.token.read_text().strip())
+
+    def start_orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
             replica=start.replica,
             replica_count=1,
             attempt=start.attempt,
-            nodes=members,
+            nodes=tuple(member.node for member in members),
             master_addr=start.master_addr,
             master_port=str(start.master_port),
+            doors=tuple(f"{member.address}:{member.port}" for member in members),
+            key=keys.of_attempt(start.replica, start.attempt),
         )
-        env, ranks = divided(launches(accepted, folder, attempt, node, private["secrets"], share[node]))
-        return StartRanks(
-            replica=start.replica,
-            attempt=start.attempt,
-            ranks=ranks,
-            env=env,
-            progress_s=progress_interval_s(len(members)),
-            step_deadline_s=accepted.job.recovery.step_deadline_s,
-            code=accepted.code.digest if accepted.code else "",
-            log_max_bytes=accepted.job.logs.max_bytes,
-        )
+
+        def of_node(node: int) -> StartRanks:
+            env, ranks = divided(launches(accepted, folder, attempt, node, private["secrets"], share[node]))
+            return StartRanks(
+                replica=start.replica,
+                attempt=start.attempt,
+                ranks=ranks,
+                env=env,
+                progress_s=progress_interval_s(len(members)),
+                step_deadline_s=accepted.job.recovery.step_deadline_s,
+                code=accepted.code.digest if accepted.code else "",
+                log_max_bytes=accepted.job.logs.max_bytes,
+            )
+
+        return of_node
 
     controller = Controller(
         machine=machine,
@@ -386,7 +395,7 @@ async def serve(
     )
     controller.feed(*news)
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
-    port = Port(controller, Keys(folder.token.read_text().strip()), archive)
+    port = Port(controller, keys, archive)
     server = listening(port, nodes=accepted.job.nodes.max, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:

@@ -17,7 +17,7 @@ from holdfast.control import controller, thinning
 from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller, NotItsOwn
 from holdfast.control.machine import Machine
-from holdfast.control.state import ReplicaPhase
+from holdfast.control.state import NodeState, ReplicaPhase
 from holdfast.errors import ExitCode, failure
 from holdfast.events import (
     AgentEvent,
@@ -253,8 +253,8 @@ class Desk:
         return self.controller._state.replicas[0].phase
 
 
-def _orders(start: Start, node: int, members: tuple[int, ...]) -> StartRanks:
-    return StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
+def _orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+    return lambda node: StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
 
 
 Scene = Callable[[Desk], None]

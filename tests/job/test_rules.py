@@ -73,7 +73,10 @@ def test_launcher_for_every_rank_warned_of(command: str) -> None:
     assert codes(command=command, launch="per-node") == []
 
 
-@pytest.mark.parametrize(("command", "launch"), [("accelerate launch a.py", "accelerate"), ("ds a.py", "deepspeed")])
+@pytest.mark.parametrize(
+    ("command", "launch"),
+    [("accelerate launch a.py", "accelerate"), ("ds a.py", "deepspeed"), ("mpirun --bind-to none ./a", "mpi")],
+)
 def test_launcher_that_reads_no_node_variables_warned_of_without_its_own_kind(command: str, launch: str) -> None:
     assert codes(command=command, launch=launch, nodes=2) == []
     assert codes(command=command, launch="per-node") == []
@@ -83,7 +86,7 @@ def test_launcher_that_reads_no_node_variables_warned_of_without_its_own_kind(co
 
 
 @pytest.mark.parametrize("command", ["python a.py", "bash -c 'deepspeed a.py'", "accelerate test", "torchrun a.py"])
-@pytest.mark.parametrize("launch", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("launch", ["accelerate", "deepspeed", "mpi"])
 def test_kind_of_one_launcher_with_another_command_refused(command: str, launch: str) -> None:
     assert ("not-that-launcher", Severity.ERROR, "command") in codes(command=command, launch=launch)
 
@@ -101,6 +104,10 @@ def test_kind_of_one_launcher_with_another_command_refused(command: str, launch:
         ("deepspeed", "deepspeed --num_gpus 8 a.py --deepspeed", True),
         ("deepspeed", "deepspeed --no_local_rank --include node0:1 a.py", False),
         ("deepspeed", "deepspeed -H hosts a.py", False),
+        ("mpi", "mpirun -np 16 --bind-to none -x A -mca pml ob1 python a.py -n 3", True),
+        ("mpi", "mpirun train -n 3 -H a", True),
+        ("mpi", "mpirun -np 4 python a.py", False),
+        ("mpi", "mpiexec --bind-to none --hostfile hosts python a.py", False),
         ("per-node", "torchrun --nproc-per-node gpu --nnodes=2 a.py", True),
         ("per-node", "torchrun --standalone a.py", False),
         ("per-node", "python -m torch.distributed.run --nnodes=4 a.py", False),

@@ -16,8 +16,10 @@ from holdfast.launch.launchers import launches
 FOLDER = RunFolder(Path("/runs/demo-abc234"))
 
 
-def launched(share: Share | None = None, storage: str | None = None, **job: Any) -> tuple[RankLaunch, ...]:
-    """What node 1 of a job of two nodes starts."""
+def launched(
+    share: Share | None = None, storage: str | None = None, node: int = 1, master_addr: str = "a", **job: Any
+) -> tuple[RankLaunch, ...]:
+    """What a node of a job of two nodes starts."""
     fields = {
         "job": {"command": "true", "nodes": 2, **job},
         "base": "/base",
@@ -26,8 +28,17 @@ def launched(share: Share | None = None, storage: str | None = None, **job: Any)
         "fabric_env": {"NCCL_NET": "Socket"},
         "storage": storage,
     }
-    attempt = Attempt(replica=0, replica_count=1, attempt=0, nodes=(0, 1), master_addr="a", master_port="1")
-    return launches(Accepted.model_validate(fields), FOLDER, attempt, 1, {}, share or Share(cpus=8))
+    attempt = Attempt(
+        replica=0,
+        replica_count=1,
+        attempt=0,
+        nodes=(0, 1),
+        master_addr=master_addr,
+        master_port="1",
+        doors=("a:1", "b:2"),
+        key="k",
+    )
+    return launches(Accepted.model_validate(fields), FOLDER, attempt, node, {}, share or Share(python="/py", cpus=8))
 
 
 def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:
@@ -39,17 +50,17 @@ def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:
 
 def test_jobs_own_environment_goes_over_everything_but_what_holds_the_ranks_together() -> None:
     env = {"OMP_NUM_THREADS": "1", "NCCL_NET": "IB", "CUDA_VISIBLE_DEVICES": "3"}
-    (launch,) = launched(Share(cpus=8, devices=("1",)), env=env)
+    (launch,) = launched(Share(python="/py", cpus=8, devices=("1",)), env=env)
     assert {name: launch.env[name] for name in env} == env
 
 
 @pytest.mark.parametrize("kind", ["per-rank", "per-node"])
 def test_devices_of_the_share_are_all_that_its_ranks_see(kind: str) -> None:
-    for launch in launched(Share(cpus=8, devices=("4", "GPU-a")), launch=kind, gpus_per_node=2):
+    for launch in launched(Share(python="/py", cpus=8, devices=("4", "GPU-a")), launch=kind, gpus_per_node=2):
         assert launch.env["CUDA_VISIBLE_DEVICES"] == "4,GPU-a"
-    (launch,) = launched(Share(cpus=8, devices=()))
+    (launch,) = launched(Share(python="/py", cpus=8, devices=()))
     assert launch.env["CUDA_VISIBLE_DEVICES"] == ""
-    (launch,) = launched(Share(cpus=8))
+    (launch,) = launched(Share(python="/py", cpus=8))
     assert "CUDA_VISIBLE_DEVICES" not in launch.env
 
 

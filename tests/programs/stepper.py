@@ -23,7 +23,8 @@ from holdfast.events.rank import Checkpointed, Hello, Step, encode
 
 STEPS, STEP_S = int(sys.argv[1]), float(sys.argv[2])
 FAULT = sys.argv[3].split("@") if len(sys.argv) > 3 else []
-RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]
 FOLDER = Path(os.environ["HOLDFAST_CHECKPOINT_PATH"])
 CHECKPOINT = FOLDER / "step.txt"

@@ -2,7 +2,7 @@
 
     python summing.py KIND
 
-KIND is one of the functions below. Each prints one line of JSON: its rank, the sum, its environment.
+KIND is one of the functions below. What a rank has seen goes into HOLDFAST_CHECKPOINT_PATH, as `rank-RANK.json`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 def torch() -> tuple[int, float]:
@@ -47,13 +48,22 @@ def jax() -> tuple[int, float]:
     return rank, float(total)
 
 
-KINDS: dict[str, Callable[[], tuple[int, float]]] = {one.__name__: one for one in (torch, accelerate, jax)}
+def mpi() -> tuple[int, float]:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return world.Get_rank(), float(world.allreduce(world.Get_rank()))
+
+
+KINDS: dict[str, Callable[[], tuple[int, float]]] = {one.__name__: one for one in (torch, accelerate, jax, mpi)}
 
 
 def main() -> None:
     kind = next(word for word in sys.argv[1:] if word in KINDS)  # DeepSpeed adds --local_rank
     rank, total = KINDS[kind]()
-    sys.stdout.write(json.dumps({"rank": rank, "sum": total, "environ": dict(os.environ)}) + "\n")
+    folder = Path(os.environ["HOLDFAST_CHECKPOINT_PATH"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank}.json").write_text(json.dumps({"sum": total, "environ": dict(os.environ)}))
 
 
 if __name__ == "__main__":

@@ -23,11 +23,9 @@ def beside_python(program: str) -> str:
 
 
 def ranks(watched: Watched) -> dict[int, dict[str, Any]]:
-    """What every rank of the summing program has printed, by rank; several ranks may share a log."""
-    folder = watched.folder.attempt_logs(0)
-    lines = [line for log in folder.glob("rank-*.log") for line in log.read_text().splitlines()]
-    said = [json.loads(line) for line in lines if line.startswith('{"rank"')]
-    return {one["rank"]: one for one in said}
+    """What every rank of the summing program has seen, by rank."""
+    files = watched.folder.checkpoints.glob("rank-*.json")
+    return {int(file.stem.removeprefix("rank-")): json.loads(file.read_text()) for file in files}
 
 
 @pytest.mark.slow

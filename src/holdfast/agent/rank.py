@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from holdfast.agent.memory import MemoryWitness, before, out_of_memory
 from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
-from holdfast.launch.local.processes import die_with_parent
+from holdfast.launch.local.processes import descendants, die_with_parent, send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,15 @@ class RankProcess:
     def stop(self, number: signal.Signals) -> None:
         """End it on purpose; how it ends for that is no failure."""
         self._stop_signals.add(number)
-        self.signal(number, group=True)
+        if self.launch.stop_below and number is signal.SIGTERM and self.running and (below := descendants(self.pid)):
+            for pid in below:
+                send(pid, number)
+        else:
+            self.signal(number, group=True)
+
+    def clear_away(self) -> None:
+        """Remove the folder beside its socket, where it may keep what must not outlive it."""
+        shutil.rmtree(f"{self._socket}.d", ignore_errors=True)
 
     def _reap(self, descriptor: int, on_end: Callable[[RankProcess], None]) -> None:
         assert self._process is not None

@@ -320,6 +320,7 @@ class Team:
         if left:
             log.error("processes %s outlive SIGKILL; the kernel holds them", left)
         for process in self.processes:
+            process.clear_away()
             self._retention.release(Path(process.launch.log))
         self._port.renew()
         self._say(

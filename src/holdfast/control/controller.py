@@ -37,7 +37,7 @@ from holdfast.control.commands import (
 from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
-from holdfast.control.state import ReplicaPhase, State
+from holdfast.control.state import NodeState, ReplicaPhase, State
 from holdfast.control.thinning import LONGEST_S, Thinning
 from holdfast.errors import HoldfastError
 from holdfast.events import (
@@ -128,8 +128,8 @@ class AgentLink:
 class Controller:
     """Runs one job from its log, its machine and its back end.
 
-    `start_orders` expands a Start for one node into what its ranks are given; it is injected because launching is not
-    control's business; so is `drill`, which breaks what no agent can.
+    `start_orders` expands a Start among these nodes into what the ranks of each are given; it is injected because
+    launching is not control's business; so is `drill`, which breaks what no agent can.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Controller:
         writer: EventWriter,
         history: Iterable[AnyEvent],
         backend: Backend,
-        start_orders: Callable[[Start, int, tuple[int, ...]], StartRanks],
+        start_orders: Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]],
         drill: Callable[[DrillRequested], Awaitable[None]],
         incarnation: str,
         clock: Callable[..., Clock] = Clock,
@@ -436,8 +436,9 @@ class Controller:
             case Uncordon():
                 self._spawn(self._made(lambda: self._backend.uncordon(command.place)))
             case Start():
-                members = self._state.replicas[command.replica].members
-                self._order(command.nodes, lambda node: self._start_orders(command, node, members))
+                numbers = self._state.replicas[command.replica].members
+                members = tuple(self._state.nodes[number] for number in numbers)
+                self._order(command.nodes, self._start_orders(command, members))
             case Stop():
                 order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
                 self._order(command.nodes, lambda _: order)

@@ -34,6 +34,8 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     defaults: dict[str, str] = {}
     files: dict[str, str] = {}
     """Files to write before it starts: path and text."""
+    stop_below: bool = False
+    """Whether SIGTERM goes to the processes it started in its place, because it would not let them end in peace."""
 
 
 def divided(ranks: tuple[RankLaunch, ...]) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:

@@ -50,6 +50,10 @@ class Keys:
         name = str(NodeAgent(node, generation))
         return f"{name}:{hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()}"
 
+    def of_attempt(self, replica: int, attempt: int) -> str:
+        """What the processes of one attempt know one another by; it opens nothing here."""
+        return hmac.new(self._token, f"attempt{replica}.{attempt}".encode(), hashlib.sha256).hexdigest()
+
     def holder(self, token: str) -> Holder | None:
         """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
         agent = NodeAgent(int(found[1]), int(found[2])) if (found := _NODE_TOKEN.fullmatch(token)) else None

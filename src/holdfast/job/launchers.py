@@ -154,9 +154,23 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "master_port": _never,
         },
     ),
-    Launcher(name="deepspeed.launcher.launch", modules=("deepspeed.launcher.launch",), options={}),
-    *(
-        Launcher(name=name, heads=((name,),), options={})
-        for name in ("colossalai", "horovodrun", "mpirun", "mpiexec", "srun")
+    Launcher(
+        name="mpirun",
+        heads=(("mpirun",), ("mpiexec",), ("orterun",), ("mpirun.openmpi",), ("mpiexec.openmpi",)),
+        launch=Launch.MPI,
+        options={
+            "np": _ranks,
+            "n": _ranks,
+            "c": _ranks,
+            "N": _ranks_per_node,
+            "npernode": _ranks_per_node,
+            "H": _never,
+            "host": _never,
+            "hostfile": _never,
+            "machinefile": _never,
+            "default_hostfile": _never,
+        },
     ),
+    Launcher(name="deepspeed.launcher.launch", modules=("deepspeed.launcher.launch",), options={}),
+    *(Launcher(name=name, heads=((name,),), options={}) for name in ("colossalai", "horovodrun", "srun")),
 )

@@ -54,6 +54,8 @@ class Launch(StrEnum):
     """Per node; the command is an `accelerate launch` line, which is given its node's arguments."""
     DEEPSPEED = "deepspeed"
     """Per node; the command is a `deepspeed` line, which is given its node's arguments and a host file."""
+    MPI = "mpi"
+    """The command is an `mpirun` line, started on the first node; Open MPI's daemons are started on the others."""
 
 
 def _whole_text(text: str) -> str:

@@ -25,6 +25,10 @@ class Attempt:
     master_addr: str
     master_port: str
     """A number, or a word that stands for it where it is not known yet."""
+    doors: tuple[str, ...]
+    """`ADDRESS:PORT` of each node, in rank order; the port is free, and held for this attempt."""
+    key: str
+    """What the processes of this attempt, and nobody else, know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,10 @@ class Share:
     cpus: float
     devices: tuple[str, ...] | None = None
     """GPUs as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the node, which has a machine of its own."""
+    neighbours: bool = False
+    """Whether other nodes of the job are on the same machine."""
+    python: str
+    """The Python that has holdfast there."""
 
 
 def defaults(job: Job, share: Share) -> dict[str, str]:

@@ -15,6 +15,7 @@ from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.launchers import find_launcher
 from holdfast.job.spec import Job, Launch
+from holdfast.launch import mpi
 from holdfast.launch.environment import Attempt, Share, defaults, of_node, of_rank
 
 
@@ -26,6 +27,7 @@ class Seat:
     attempt: Attempt
     group_rank: int
     """The node's number among those of its replica."""
+    share: Share
     files: Path
     """Folder for files of this attempt."""
 
@@ -36,7 +38,10 @@ class Wiring:
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict[str, str])
+    defaults: dict[str, str] = field(default_factory=dict[str, str])
     files: dict[str, str] = field(default_factory=dict[str, str])
+    stop_below: bool = False
+    """As in `RankLaunch`."""
 
 
 def launches(
@@ -61,16 +66,17 @@ def launches(
             ranks=ranks,
             argv=wiring.argv,
             env=common | own | wiring.env,
-            defaults=defaults(job, share),
+            defaults=defaults(job, share) | wiring.defaults,
             cwd=accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir)),
             log=str(folder.rank_log(attempt.attempt, rank, attempt.replica, attempt.replica_count)),
             files=wiring.files,
+            stop_below=wiring.stop_below,
         )
 
     wire = _WIRES.get(job.launch)
     if wire is None:
         return tuple(launch(local_rank, Wiring(argv=job.command)) for local_rank in range(job.local_world_size))
-    seat = Seat(job=job, attempt=attempt, group_rank=group_rank, files=logs)
+    seat = Seat(job=job, attempt=attempt, group_rank=group_rank, share=share, files=logs)
     return (launch(0, wire(seat), ranks=job.local_world_size),)
 
 
@@ -115,6 +121,53 @@ def _deepspeed(seat: Seat) -> Wiring:
     return Wiring(argv=_with_options(seat.job, options, "--no_ssh"), files={path: hosts})
 
 
+def _mpi(seat: Seat) -> Wiring:
+    """Open MPI 4 takes all from variables; its daemons on other nodes are what waits there for its word (mpi.py)."""
+    job, attempt = seat.job, seat.attempt
+    program = (seat.share.python, "-P", "-m", mpi.__name__)
+    if seat.group_rank > 0:
+        env = {mpi.LISTEN: attempt.doors[seat.group_rank], mpi.KEY: attempt.key}
+        return Wiring(argv=program, env=env, stop_below=True)
+    names = [f"node{node}" for node in attempt.nodes]
+    env = {
+        mpi.NODES: ",".join(f"{name}={door}" for name, door in zip(names[1:], attempt.doors[1:], strict=True)),
+        mpi.KEY: attempt.key,
+        "OMPI_MCA_orte_default_dash_host": ",".join(
+            f"{name}:{job.local_world_size}" for name in ("localhost", *names[1:])
+        ),
+        "OMPI_MCA_plm": "rsh",
+        "OMPI_MCA_plm_rsh_agent": " ".join(program),
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_orte_leave_session_attached": "1",
+        # mpirun sleeps so long before it kills what a dead rank has left, and only then says that it died.
+        "OMPI_MCA_odls_base_sigkill_timeout": "0",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    argv = ("sh", "-c", _IN_SCRATCH, "sh", *job.command)
+    return Wiring(argv=argv, env=env, defaults=_mpi_defaults(seat), stop_below=True)
+
+
+_IN_SCRATCH = f'export {mpi.SCRATCH}="$HOLDFAST_RANK_SOCKET.d"; exec "$@"'
+"""The agent removes the folder beside the socket: Open MPI would leave several MB behind each time it is killed."""
+
+
+def _mpi_defaults(seat: Seat) -> dict[str, str]:
+    """What mpirun's own options and the node's environment may say otherwise."""
+    defaults = {
+        # By default each rank is bound to a core, and its threads with it.
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_rmaps_base_mapping_policy": "slot",
+    }
+    if seat.share.neighbours:
+        # Shared memory has names made of the host's: nodes on one machine would write into each other's.
+        defaults["OMPI_MCA_btl"] = "tcp,self"
+    if seat.attempt.master_addr.startswith("127."):
+        # Of itself Open MPI passes over loopback, and so over the only addresses of these nodes.
+        defaults |= dict.fromkeys(("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), "127.0.0.0/8")
+    return defaults
+
+
 def _with_options(job: Job, options: dict[str, str], *flags: str) -> tuple[str, ...]:
     found = find_launcher(job.command)
     assert found is not None, "job/rules.py refuses a command that is not the launcher's"
@@ -125,4 +178,5 @@ _WIRES: Mapping[Launch, Callable[[Seat], Wiring]] = {
     Launch.PER_NODE: _torchrun,
     Launch.ACCELERATE: _accelerate,
     Launch.DEEPSPEED: _deepspeed,
+    Launch.MPI: _mpi,
 }

@@ -18,7 +18,7 @@ class Environment:
     """What a rank was told when it was started; the defaults are those of a bare `python train.py`."""
 
     rank: int = 0
-    """`RANK`, as torchrun and holdfast set it."""
+    """`RANK`, as torchrun and holdfast set it, else `OMPI_COMM_WORLD_RANK`, as mpirun does."""
     world_size: int = 1
     """`WORLD_SIZE`."""
     rank_socket: Path | None = None
@@ -36,6 +36,7 @@ class Environment:
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables named above; an unset or empty one takes its default."""
         rank = _number(variables, "RANK", int, at_least=0)
+        rank = _number(variables, "OMPI_COMM_WORLD_RANK", int, at_least=0) if rank is None else rank
         return cls(
             rank=0 if rank is None else rank,
             world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,

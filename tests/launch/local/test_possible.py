@@ -16,12 +16,23 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def codes(
-    base: Path, environ: dict[str, str] | None = None, isolation: str = "process", gpus: int = 0, **fields: Any
+    base: Path,
+    environ: dict[str, str] | None = None,
+    isolation: str = "process",
+    gpus: int = 0,
+    mpi: str = "",
+    **fields: Any,
 ) -> list[str]:
     """Codes for a job on a machine with 2 cores and 4 GiB."""
     job = Job.model_validate({"command": ["sh", "-c", "true"], **fields})
     here = Here(
-        base=base, environ=environ or {"PATH": "/bin"}, isolation=isolation, cpus=2, memory=4 * 2**30, gpus=gpus
+        base=base,
+        environ=environ or {"PATH": "/bin"},
+        isolation=isolation,
+        cpus=2,
+        memory=4 * 2**30,
+        gpus=gpus,
+        mpi=mpi,
     )
     return [finding.code for finding in assess(job, here)]
 
@@ -90,6 +101,30 @@ def test_deepspeed_nodes_that_would_share_gpus_refused(tmp_path: Path) -> None:
     assert codes(tmp_path, nodes=2, **fields) == ["numbered-gpus"]
     assert codes(tmp_path, nodes=1, **fields) == []
     assert codes(tmp_path, nodes=2, launch="deepspeed") == []
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("mpirun (Open MPI) 4.1.4", []),
+        ("mpiexec (OpenRTE) 4.1.4", []),
+        ("mpirun (Open MPI) 5.0.7", ["not-open-mpi-4"]),
+        ("HYDRA build details:", ["not-open-mpi-4"]),
+    ],
+)
+def test_mpi_that_takes_nothing_from_variables_refused(tmp_path: Path, says: str, expected: list[str]) -> None:
+    assert codes(tmp_path, launch="mpi", mpi=says) == expected
+    assert codes(tmp_path, mpi=says) == []
+
+
+def test_mpirun_asked_for_its_version(tmp_path: Path) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.7'\n")
+    program.chmod(0o755)
+    for command in ("./mpirun", "mpirun"):
+        job = Job.model_validate({"command": [command, "train"], "launch": "mpi"})
+        found = possible(job, isolation="process", base=tmp_path, environ={"PATH": f"{tmp_path}:/bin"})
+        assert [finding.code for finding in found if finding.severity is Severity.ERROR] == ["not-open-mpi-4"]
 
 
 def test_secret_without_its_source_refused(tmp_path: Path) -> None:

@@ -310,7 +310,14 @@ def render(accepted: Accepted) -> str:
     folder = RunFolder(runs_root() / "RUN_ID")
     nodes = tuple(range(job.nodes.max))
     attempt = Attempt(
-        replica=0, replica_count=1, attempt=0, nodes=nodes, master_addr="HEAD_ADDRESS", master_port="HEAD_PORT"
+        replica=0,
+        replica_count=1,
+        attempt=0,
+        nodes=nodes,
+        master_addr="HEAD_ADDRESS",
+        master_port="HEAD_PORT",
+        doors=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
+        key="ATTEMPT_KEY",
     )
     hidden = dict.fromkeys(job.secrets, "SECRET")
     lines = list(_shipped(accepted))

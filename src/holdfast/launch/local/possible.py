@@ -6,7 +6,9 @@ Refuses to own whether the job is right in itself (job/rules.py), and what happe
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -18,6 +20,9 @@ from holdfast.launch.local.share import visible_devices
 
 RANKS_PER_CPU = 32
 """More ranks than this on each core are a slip of the finger: imports alone would take minutes."""
+
+VERSION_S = 10.0
+"""Longest a program may take to say its version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,8 @@ class Here:
     """The profile's folder for checkpoints."""
     capacity: int | None = None
     """How many nodes the profile has machines for."""
+    mpi: str = ""
+    """What the job's `mpirun` says its version is, where the job has one."""
 
 
 def possible(
@@ -58,6 +65,7 @@ def possible(
         gpus=len(visible_devices(environ)),
         storage=storage,
         capacity=capacity,
+        mpi=_version(job, base, environ) if job.launch is Launch.MPI else "",
     )
     return assess(job, here)
 
@@ -150,6 +158,14 @@ def capacity(job: Job, here: Here) -> Iterator[Finding]:
         yield _told("starts-smaller", Severity.WARNING, "nodes", f"{what}: {starts}")
 
 
+def open_mpi(job: Job, here: Here) -> Iterator[Finding]:
+    """Any other MPI passes over the variables that wire it, and would start all ranks on one node."""
+    if job.launch is Launch.MPI and here.mpi and not re.search(r"\((Open MPI|OpenRTE)\) 4\.", here.mpi):
+        what = f"`launch: mpi` needs Open MPI 4, and `{job.command[0]}` is another"
+        remedy = "Install it (Debian: apt-get install openmpi-bin), or start the program with `launch: per-rank`."
+        yield _error("not-open-mpi-4", "command", what, remedy, (here.mpi,))
+
+
 def secrets(job: Job, here: Here) -> Iterator[Finding]:
     """Every secret can be looked up now."""
     for name, ref in job.secrets.items():
@@ -196,10 +212,30 @@ CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (
     devices,
     numbered_gpus,
     capacity,
+    open_mpi,
     secrets,
     isolation,
     unused,
 )
+
+
+def _version(job: Job, base: Path, environ: Mapping[str, str]) -> str:
+    """The first line that the command's program says of its version; empty where it says nothing."""
+    search = job.env.get("PATH", environ.get("PATH", os.defpath))
+    program = shutil.which(job.command[0], path=search) if "/" not in job.command[0] else base / job.command[0]
+    try:
+        done = subprocess.run(
+            [program or job.command[0], "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+    return next(iter(done.stdout.splitlines()), "")
 
 
 def _found(name: str, workdir: Path, search: str) -> bool:

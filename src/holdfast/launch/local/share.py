@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +22,12 @@ def divide(job: Job, *, cpus: int, devices: tuple[str, ...]) -> tuple[Share, ...
     """Every node's share of a machine; GPUs that the job did not ask for are hidden, or all nodes would meet on one."""
     nodes, each = job.nodes.max, job.gpus_per_node
     return tuple(
-        Share(cpus=cpus / nodes, devices=devices[node * each : (node + 1) * each] if devices else None)
+        Share(
+            cpus=cpus / nodes,
+            devices=devices[node * each : (node + 1) * each] if devices else None,
+            neighbours=nodes > 1,
+            python=sys.executable,
+        )
         for node in range(nodes)
     )
 

@@ -1,0 +1,127 @@
+"""Owns the way from `mpirun` to the other nodes, with no ssh: on each waits a process for the one command meant for it.
+
+    python -P -m holdfast.launch.mpi                 on such a node: wait, then become Open MPI's daemon
+    python -P -m holdfast.launch.mpi HOST WORD...    what mpirun calls in place of ssh
+
+The process that waits was started by the node's agent like any rank, so what it becomes is watched, logged and ended
+like any rank. It obeys whoever knows the key of the attempt, and it obeys once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import NoReturn
+
+WAIT_S = 600.0
+"""Longest that the two ends wait for one another: nodes start as late as their code and their disks let them."""
+TALK_S = 10.0
+"""Longest that a peer which has connected may take to say its command."""
+RETRY_S = 0.1
+NONCE_BYTES = 32
+MAC_BYTES = 32
+COMMAND_LIMIT_BYTES = 1024 * 1024
+
+LISTEN = "HOLDFAST_MPI_LISTEN"
+"""Where a node waits, as `ADDRESS:PORT`."""
+NODES = "HOLDFAST_MPI_NODES"
+"""Where all other nodes wait, as `NAME=ADDRESS:PORT`, with commas between; the names are those given to mpirun."""
+SCRATCH = "OMPI_MCA_orte_tmpdir_base"
+"""Where Open MPI keeps its files: in the folder beside the rank's socket, which the agent removes."""
+KEY = "HOLDFAST_MPI_KEY"
+"""What proves that a command comes from the mpirun of the same attempt."""
+
+
+def main(arguments: list[str], environ: MutableMapping[str, str]) -> NoReturn:
+    """Carry a command to the node it names, or without one wait for ours."""
+    if arguments:
+        host, *words = arguments
+        # The daemon is told to keep its files where mpirun does, which is a folder of the head's.
+        command = " ".join(words).replace(environ[SCRATCH], "$HOLDFAST_RANK_SOCKET.d")
+        sys.exit(deliver(host, command, environ))
+    command = await_command(environ[LISTEN], environ.pop(KEY))
+    if command is None:
+        sys.exit(f"RuntimeError: no mpirun has called within {WAIT_S:g} s; does it start ranks on other nodes?")
+    # Where mpirun sets no paths first, nothing need stay between the agent and the daemon.
+    shell = f"exec {command}" if command.split()[:1] == ["orted"] else command
+    os.execvpe("sh", ["sh", "-c", shell], environ)
+
+
+def await_command(listen: str, key: str, within_s: float = WAIT_S) -> str | None:
+    """Wait for a command from somebody who knows the key; None when nobody comes."""
+    deadline = time.monotonic() + within_s
+    # The agent holds the port for us; like TCPStore, create_server sets SO_REUSEADDR, which lets us listen on it.
+    with socket.create_server(_address(listen)) as server:
+        while (left_s := deadline - time.monotonic()) > 0:
+            server.settimeout(left_s)
+            try:
+                peer, _ = server.accept()
+            except TimeoutError:
+                break
+            with peer:
+                command = _hear(peer, key)
+            if command is not None:
+                return command
+    return None
+
+
+def _hear(peer: socket.socket, key: str) -> str | None:
+    """A peer's command, if it is one and made for this connection."""
+    peer.settimeout(TALK_S)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    try:
+        peer.sendall(nonce)
+        said = _read(peer, MAC_BYTES + COMMAND_LIMIT_BYTES)
+        mac, command = said[:MAC_BYTES], said[MAC_BYTES:]
+        if not command or not hmac.compare_digest(mac, _mac(key, nonce, command)):
+            return None
+        peer.sendall(b"taken")
+        return os.fsdecode(command)
+    except OSError:
+        return None
+
+
+def deliver(host: str, command: str, environ: Mapping[str, str], within_s: float = WAIT_S) -> str | None:
+    """Say a command to the node that waits under this name; what went wrong, if anything did."""
+    nodes = dict(entry.split("=") for entry in environ[NODES].split(",") if entry)
+    if host not in nodes:
+        return f"RuntimeError: mpirun wants to start ranks on `{host}`, which is no node of this attempt: {[*nodes]}"
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with socket.create_connection(_address(nodes[host]), timeout=TALK_S) as peer:
+                nonce = _read(peer, NONCE_BYTES)
+                peer.sendall(_mac(environ[KEY], nonce, os.fsencode(command)) + os.fsencode(command))
+                peer.shutdown(socket.SHUT_WR)
+                return None if _read(peer, 5) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
+        except ConnectionRefusedError as error:
+            if time.monotonic() > deadline:
+                return f"RuntimeError: {host} cannot be reached at {nodes[host]}: {error}"
+            time.sleep(RETRY_S)
+
+
+def _read(peer: socket.socket, limit: int) -> bytes:
+    """What a peer says, up to a limit or to where it stops."""
+    said = b""
+    while len(said) < limit and (more := peer.recv(limit - len(said))):
+        said += more
+    return said
+
+
+def _mac(key: str, nonce: bytes, command: bytes) -> bytes:
+    return hmac.new(key.encode(), nonce + command, hashlib.sha256).digest()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], os.environ)

@@ -1,0 +1,122 @@
+"""The way of mpirun's command to another node: it arrives once, and only from who knows the key."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.launch.test_environment import launched
+
+from holdfast.launch import mpi
+from holdfast.launch.environment import Share
+
+WITHIN_S = 60.0
+
+
+class Node(threading.Thread):
+    """A node that waits for its command."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.door = f"127.0.0.1:{free.getsockname()[1]}"
+        self.command: str | None = None
+
+    def run(self) -> None:
+        self.command = mpi.await_command(self.door, "right", WITHIN_S)
+
+    def told(self, command: str, key: str = "right", host: str = "node1") -> str | None:
+        environ = {mpi.NODES: f"node1={self.door},node2=127.0.0.1:1", mpi.KEY: key}
+        return mpi.deliver(host, command, environ, WITHIN_S)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    waiting = Node()
+    waiting.start()
+    yield waiting
+    if waiting.is_alive():
+        waiting.told("end")
+    waiting.join(WITHIN_S)
+    assert not waiting.is_alive()
+
+
+def test_command_arrives_as_it_is(node: Node) -> None:
+    command = 'orted -mca x "$HOME; é \udcff"'
+    assert node.told(command) is None
+    node.join(WITHIN_S)
+    assert node.command == command
+
+
+def test_command_of_somebody_without_the_key_is_refused_and_the_node_waits_on(node: Node) -> None:
+    assert "refused" in (node.told("rm -rf /", key="wrong") or "")
+    assert node.told("orted") is None
+    node.join(WITHIN_S)
+    assert node.command == "orted"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda nonce: b"",
+        lambda nonce: b"x" * 31,
+        lambda nonce: nonce * 99,
+        lambda nonce: mpi._mac("right", nonce, b""),
+    ],
+)
+def test_garbage_is_passed_over(node: Node, said: Callable[[bytes], bytes]) -> None:
+    assert node.told("x", key="wrong") is not None  # it listens
+    with socket.create_connection(mpi._address(node.door)) as peer:
+        peer.sendall(said(mpi._read(peer, mpi.NONCE_BYTES)))
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(5) == b""
+    assert node.told("orted") is None
+
+
+def test_answer_for_one_connection_opens_no_other(node: Node) -> None:
+    assert node.told("x", key="wrong") is not None
+    with socket.create_connection(mpi._address(node.door)) as peer:
+        seen = mpi._mac("right", mpi._read(peer, mpi.NONCE_BYTES), b"command") + b"command"
+    with socket.create_connection(mpi._address(node.door)) as peer:
+        mpi._read(peer, mpi.NONCE_BYTES)
+        peer.sendall(seen)
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(5) == b""
+
+
+def test_node_that_nobody_calls_gives_up() -> None:
+    assert mpi.await_command("127.0.0.1:0", "right", 0.05) is None
+
+
+def test_node_that_is_not_there_or_not_of_the_attempt_named() -> None:
+    environ = {mpi.NODES: "node1=127.0.0.1:1", mpi.KEY: "right"}
+    assert "node1 cannot be reached at 127.0.0.1:1" in (mpi.deliver("node1", "x", environ, 0.0) or "")
+    assert "`other`, which is no node" in (mpi.deliver("other", "x", environ, 0.0) or "")
+
+
+def test_other_nodes_wait_at_a_door_of_their_own() -> None:
+    (launch,) = launched(launch="mpi", command="mpirun train", ranks_per_node=2)
+    assert launch.argv == ("/py", "-P", "-m", "holdfast.launch.mpi")
+    assert (launch.env[mpi.LISTEN], launch.env[mpi.KEY]) == ("b:2", "k")
+    assert mpi.NODES not in launch.env
+
+
+def test_first_node_runs_the_command_as_it_was_typed() -> None:
+    (launch,) = launched(node=0, launch="mpi", command="mpirun -x 'A B' train", ranks_per_node=2)
+    assert launch.argv[-4:] == ("mpirun", "-x", "A B", "train")
+    assert launch.env[mpi.NODES] == "node1=b:2"
+    assert launch.env["OMPI_MCA_orte_default_dash_host"] == "localhost:2,node1:2"
+    assert launch.env["OMPI_MCA_plm_rsh_agent"] == "/py -P -m holdfast.launch.mpi"
+
+
+def test_nodes_on_one_machine_keep_off_each_others_shared_memory_and_on_loopback() -> None:
+    def defaults(share: Share, master_addr: str) -> dict[str, str]:
+        (launch,) = launched(share, node=0, master_addr=master_addr, launch="mpi", command="mpirun train")
+        return {name: value for name, value in launch.defaults.items() if "btl" in name}
+
+    apart, together = Share(python="/py", cpus=8), Share(python="/py", cpus=8, neighbours=True)
+    assert defaults(apart, "10.0.0.1") == {}
+    assert defaults(together, "10.0.0.1") == {"OMPI_MCA_btl": "tcp,self"}
+    assert defaults(apart, "127.0.0.1") == {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8"}
