@@ -61,7 +61,7 @@ def audit(tmp_path: Path, url: str) -> subprocess.CompletedProcess[str]:
     lock = tmp_path / "requirements.lock"
     lock.write_text(LOCK)
     argv = [sys.executable, str(ROOT / ".ci" / "audit.py"), str(lock), url]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"no_proxy": "*"})
+    return subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False, env={"no_proxy": "*"})
 
 
 def test_lock_without_a_known_vulnerability_passes(database: Database, tmp_path: Path) -> None:

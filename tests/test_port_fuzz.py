@@ -41,7 +41,7 @@ STRANGERS, OPERATORS, FRAMES, JOINS, WORDS = 4500, 500, 2500, 1000, 1500
 AT_ONCE = 24
 ANSWER_S = 0.03
 """How long to listen for an answer; there need not be one."""
-DEADLINE_S = 120.0
+DEADLINE_S = 200.0
 GROWTH_BYTES = 48 * 2**20
 """Of a controller of some 60 MiB: buffers and caches, no leak of a kilobyte for each input (which would be less)."""
 NODES = 4

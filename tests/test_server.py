@@ -80,7 +80,7 @@ class Site:
 
     def client(self, token: str | None = TOKEN) -> httpx.AsyncClient:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.AsyncClient(base_url=f"http://{self.url}", headers=headers, timeout=10, trust_env=False)
+        return httpx.AsyncClient(base_url=f"http://{self.url}", headers=headers, timeout=200, trust_env=False)
 
     def agent(self, node: int = 0, *, token: str | None = None, sock: socket.socket | None = None) -> connect:
         headers = {"Authorization": f"Bearer {KEYS.of_node(node, 0) if token is None else token}"}

@@ -39,7 +39,7 @@ from holdfast.events.orders import (
 )
 from holdfast.launch.local.processes import identify
 
-DEADLINE_S = 30.0
+DEADLINE_S = 200.0
 M = TypeVar("M", bound=msgspec.Struct)
 
 

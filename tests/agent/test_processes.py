@@ -36,7 +36,7 @@ def mark() -> Iterator[str]:
     adopt_orphans()
     name = f"test-{os.getpid()}-{os.urandom(4).hex()}"
     yield name
-    end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=name), within_s=10)
+    end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=name), within_s=200)
 
 
 def start(mark: str, *argv: str) -> subprocess.Popen[str]:
@@ -50,7 +50,7 @@ def test_daemon_is_found_by_its_mark_and_ended_with_the_rest(mark: str) -> None:
     found = marked(descendants(os.getpid()), HOLDFAST_TEST=mark)
     assert {root.pid, daemon} <= set(found)
     assert daemon not in descendants(root.pid)
-    left = end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=10)
+    left = end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200)
     assert left == []
     assert identify(daemon) is None
     assert state_letter(daemon) == "", "an adopted orphan is left as a zombie"
@@ -62,7 +62,7 @@ def test_tree_that_grows_while_it_is_ended_is_ended_whole(mark: str) -> None:
     root = start(mark, "sh", "-c", "echo; while :; do setsid sleep 600 & done")
     assert root.stdout is not None
     root.stdout.readline()
-    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=30) == []
+    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
     assert marked(descendants(os.getpid()), HOLDFAST_TEST=mark) == []
     root.wait()
     root.stdout.close()
@@ -71,7 +71,7 @@ def test_tree_that_grows_while_it_is_ended_is_ended_whole(mark: str) -> None:
 def test_stopped_process_is_ended(mark: str) -> None:
     process = start(mark, "sleep", "600")
     os.kill(process.pid, signal.SIGSTOP)
-    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=10) == []
+    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
     assert process.stdout is not None
     process.stdout.close()
 

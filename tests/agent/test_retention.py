@@ -17,7 +17,7 @@ from holdfast.agent import retention
 from holdfast.agent.retention import STEP_BYTES, Retention
 from holdfast.findings import Finding
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 def log_of(tmp_path: Path, attempt: int = 0) -> Path:

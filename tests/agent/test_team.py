@@ -35,7 +35,7 @@ from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import CheckpointNow
 from holdfast.launch.local.processes import adopt_orphans, descendants, identify, marked
 
-DEADLINE_S = 20.0
+DEADLINE_S = 200.0
 
 M = TypeVar("M", bound=msgspec.Struct)
 

@@ -25,7 +25,7 @@ from holdfast.cli import main
 from holdfast.errors import HoldfastError
 
 STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.folder import RunFolder
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 pytestmark = pytest.mark.usefixtures("no_run_left")
 

@@ -163,14 +163,14 @@ def ask(process: subprocess.Popen[str], question: str) -> str:
 
 def output(node: Node, *argv: str) -> str:
     """What a command says in a node."""
-    done = subprocess.run((*node.prefix, *argv), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run((*node.prefix, *argv), capture_output=True, text=True, check=True, timeout=200)
     return done.stdout.strip()
 
 
 def greeted(node: Node, host: str, port: str, timeout_s: float = 10) -> bool:
     """Whether the greeting server there is reached from the node."""
     argv = (*node.prefix, sys.executable, "-c", CONNECT, host, port, str(timeout_s))
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
     return done.stdout.strip() == "hello"
 
 
@@ -352,14 +352,14 @@ def test_remove_leaves_nothing(network: Network, start: Start) -> None:
     line(server)
     output(network.nodes["node1"], "sh", "-c", DAEMONISE)
     network.remove()
-    assert server.wait(timeout=10) == -signal.SIGKILL
+    assert server.wait(timeout=200) == -signal.SIGKILL
     assert netns.leftovers(network.tag) == []
     assert network.tag not in Path("/proc/self/mountinfo").read_text()
     network.remove()
 
 
 def test_network_of_a_dead_owner_is_taken_over(tag: str, start: Start) -> None:
-    subprocess.run((sys.executable, "-c", OWN_AND_DIE, tag), stdout=subprocess.DEVNULL, check=False, timeout=60)
+    subprocess.run((sys.executable, "-c", OWN_AND_DIE, tag), stdout=subprocess.DEVNULL, check=False, timeout=200)
     network = Network.open(tag)
     assert list(network.nodes) == ["node0", "node1"]
     assert len(network.processes("node0")) == 1
@@ -368,7 +368,7 @@ def test_network_of_a_dead_owner_is_taken_over(tag: str, start: Start) -> None:
 
 
 def test_remains_of_a_dead_owner_are_found_and_removed_by_tag(tag: str) -> None:
-    subprocess.run((sys.executable, "-c", OWN_AND_DIE, tag), stdout=subprocess.DEVNULL, check=False, timeout=60)
+    subprocess.run((sys.executable, "-c", OWN_AND_DIE, tag), stdout=subprocess.DEVNULL, check=False, timeout=200)
     kinds = {one.split()[0] for one in netns.leftovers(tag)}
     assert kinds == {"process", "namespaces", "folder", "interface"}
     netns.remove(tag)

@@ -116,14 +116,14 @@ def tag(ordinary: tuple[str, ...]) -> Iterator[str]:
     tag = f"r{os.getpid()}"
     yield tag
     call = "import sys; from holdfast.launch.local import netns; netns.remove(sys.argv[1])"
-    subprocess.run((*ordinary, "-c", call, tag), check=True, timeout=60)
+    subprocess.run((*ordinary, "-c", call, tag), check=True, timeout=200)
     assert leftovers(ordinary, tag) == []
 
 
 def leftovers(ordinary: tuple[str, ...], tag: str) -> list[str]:
     """What the user sees from outside."""
     call = "import sys; from holdfast.launch.local import netns; print(*netns.leftovers(sys.argv[1]), sep='\\n')"
-    done = subprocess.run((*ordinary, "-c", call, tag), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run((*ordinary, "-c", call, tag), capture_output=True, text=True, check=True, timeout=200)
     return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
 
 
@@ -135,7 +135,7 @@ def test_everything_works_in_a_user_namespace(ordinary: tuple[str, ...], package
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout, done.stdout
@@ -143,7 +143,7 @@ def test_everything_works_in_a_user_namespace(ordinary: tuple[str, ...], package
 
 def test_network_outlives_its_owner_and_is_taken_over(ordinary: tuple[str, ...], tag: str) -> None:
     died = subprocess.run(
-        (*ordinary, "-c", OWN_AND_DIE, tag), stdout=subprocess.PIPE, text=True, check=False, timeout=60
+        (*ordinary, "-c", OWN_AND_DIE, tag), stdout=subprocess.PIPE, text=True, check=False, timeout=200
     )
     pid = died.stdout.strip()
     assert leftovers(ordinary, tag)[0] == f"process {pid}"
@@ -171,7 +171,7 @@ def test_socket_with_a_path_is_reached_from_outside_and_a_port_is_not(ordinary: 
 
 
 def test_process_with_threads_is_refused_in_words(ordinary: tuple[str, ...]) -> None:
-    done = subprocess.run((*ordinary, "-c", WITH_THREAD), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run((*ordinary, "-c", WITH_THREAD), capture_output=True, text=True, check=False, timeout=200)
     assert "HoldfastError: this process cannot enter a user namespace" in done.stderr
 
 

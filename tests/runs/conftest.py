@@ -17,6 +17,7 @@ from typing import TypeVar
 import pytest
 
 from holdfast import api
+from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
@@ -25,7 +26,7 @@ from holdfast.launch.local import netns
 from holdfast.launch.local.processes import all_pids, marked
 
 STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 E = TypeVar("E", bound=AnyEvent)
 
@@ -113,9 +114,22 @@ class Runs:
         for watched in self._watched:
             if not api.finished(watched.folder):
                 api.revive(watched.folder)
-                api.cancel(watched.folder, force=True)
+                _cancel(watched.folder)
                 watched.end()
             assert left_of(watched.folder) == []
+
+
+def _cancel(folder: RunFolder) -> None:
+    """Cancel a run whose controller may be on its way up, or busy with a machine that is busy."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return api.cancel(folder, force=True)
+        except HoldfastError:
+            if api.finished(folder):
+                return None
+            if time.monotonic() > deadline:
+                raise
 
 
 def left_of(folder: RunFolder) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.events.rank import Checkpointed, Found, Hello, RankRequest, RankToAgent, Step, encode, from_rank
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 M = TypeVar("M", Hello, Step, Checkpointed, Found)
 

@@ -199,7 +199,7 @@ def test_session_under_bare_python_trains_saves_and_resumes(tmp_path: Path):
     variables = {"HOLDFAST_CHECKPOINT_PATH": str(folder), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "4"}
     for steps, said in ((6, "the session runs alone"), (8, "resumed after step 6")):
         process = run_loop(sys.executable, steps=steps, out=tmp_path / "weights", **variables)
-        assert said in process.communicate(timeout=120)[1]
+        assert said in process.communicate(timeout=200)[1]
         assert process.returncode == 0
     assert saved(folder) == ["step-00000004", "step-00000006", "step-00000008"]
 
@@ -219,7 +219,7 @@ def test_requests_to_one_rank_under_torchrun_are_met_by_all_after_the_same_step(
     asked = lines[0].await_(Checkpointed)
     lines[1].ask(StopNow())
     rests = {rank: line.rest() for rank, line in lines.items()}
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=200)
 
     assert process.returncode == 1, said  # torchrun's own, for ranks that left early
     assert f"exitcode  : {ExitCode.STOPPED_EARLY.value}" in said

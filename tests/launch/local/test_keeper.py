@@ -41,7 +41,7 @@ def test_run_given_up_when_no_controller_lasted_for_the_jobs_grace() -> None:
 
 def keep(folder: RunFolder) -> subprocess.CompletedProcess[bytes]:
     argv = [sys.executable, "-m", "holdfast.launch.local.keeper", str(folder.path), "--isolation", "process"]
-    return subprocess.run(argv, timeout=60, check=False, capture_output=True)
+    return subprocess.run(argv, timeout=200, check=False, capture_output=True)
 
 
 def test_run_given_up_leaves_neither_secrets_nor_socket(tmp_path: Path) -> None:
