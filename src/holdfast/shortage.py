@@ -113,7 +113,7 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
 
 def lacking(path: Path, subject: str) -> Finding | None:
     """What to say of a path whose file system is full or read-only; None where something can be written."""
-    size = os.statvfs(path)
+    size = os.statvfs(_nearest(path))
     if size.f_flag & os.ST_RDONLY:
         number = errno.EROFS
     elif size.f_bavail * size.f_frsize < _LITTLE_BYTES:
@@ -125,9 +125,7 @@ def lacking(path: Path, subject: str) -> Finding | None:
 
 def room(path: Path) -> tuple[str, ...]:
     """How much room the file system of a path has, as a line of evidence; nothing where it cannot be told."""
-    nearest = next((parent for parent in (path, *path.parents) if parent.exists()), None)
-    if nearest is None:
-        return ()
+    nearest = _nearest(path)
     try:
         size = os.statvfs(nearest)
     except OSError:
@@ -136,6 +134,11 @@ def room(path: Path) -> tuple[str, ...]:
     files = f", {size.f_favail:,} of {size.f_files:,} files" if size.f_files else ""
     only = ", read-only" if size.f_flag & os.ST_RDONLY else ""
     return (f"{_file_system(nearest)}: {free:,} of {whole:,} bytes free{files}{only}",)
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the first folder above it that exists."""
+    return next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
 
 
 def _file_system(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from tests.conftest import SmallDisk, fill
 
 from holdfast.agent import team as team_module
 from holdfast.agent.port import HeldPort
@@ -298,6 +299,9 @@ def test_rank_that_ignores_sigterm_is_killed_when_the_first_grace_is_over(tmp_pa
         team.stop(3600.0)
         exited = await bench.until(RankExited)
         assert (exited.how, exited.code, exited.stopped) == (RankExit.SIGNAL, 9, True)
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.code == "ignored-sigterm"
+        assert found.finding.what.startswith("rank 0 was still there 0.2 s after SIGTERM")
 
     play(tmp_path, sockets, scene)
 
@@ -339,8 +343,89 @@ def test_daemon_left_behind_is_gone_before_the_attempt_is_told_over(tmp_path: Pa
         daemon = int(bench.log(0).read_text())
         assert identify(daemon) is None
         assert not Path(f"/proc/{daemon}").exists(), "a zombie is left"
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.code == "left-processes"
+        assert found.finding.evidence == (f"process {daemon}: sleep 600",)
 
     play(tmp_path, sockets, scene)
+
+
+def test_work_put_into_the_background_is_named_and_ended_too(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("env -i sleep 600 & echo $!")).start()  # its group alone says whose it is
+        await bench.until(RanksStopped)
+        left = int(bench.log(0).read_text())
+        assert not Path(f"/proc/{left}").exists()
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.evidence == (f"process {left}: sleep 600",)
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["(read line; exit 0) < $0 & exit 0", "sleep 600 & exit 3"],
+    ids=["helper that ends by itself", "command that failed"],
+)
+def test_nothing_is_said_of_helpers_that_end_and_of_what_a_failed_command_left(
+    tmp_path: Path, sockets: Path, script: str
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell(script.replace("$0", "/dev/null"))).start()
+        await bench.until(RanksStopped)
+        assert bench.all(FindingRaised) == []
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.root
+def test_ranks_wait_for_room_for_their_logs(tmp_path: Path, sockets: Path, small_disk: SmallDisk) -> None:
+    disk = small_disk(256 << 10)
+    ballast = fill(disk)
+
+    async def scene(bench: Bench) -> None:
+        start = asyncio.ensure_future(bench.team(shell("echo there is room")).start())
+        found = await bench.until(FindingRaised)
+        assert found.finding.code == "disk-full"
+        assert bench.all(RanksStarted) == []
+        ballast.unlink()
+        await start
+        await bench.until(RanksStopped)
+        assert bench.log(0).read_text() == "there is room\n"
+
+    play(disk, sockets, scene)
+
+
+@pytest.mark.root
+def test_ranks_that_wait_for_room_can_be_stopped(tmp_path: Path, sockets: Path, small_disk: SmallDisk) -> None:
+    disk = small_disk(256 << 10)
+    fill(disk)
+
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("echo never"))
+        start = asyncio.ensure_future(team.start())
+        await bench.until(FindingRaised)
+        team.stop(0.0)
+        await start
+        assert bench.all(RanksStopped)
+        assert not bench.log(0).exists()
+
+    play(disk, sockets, scene)
+
+
+@pytest.mark.root
+def test_rank_whose_last_words_found_no_room_is_told_so(sockets: Path, small_disk: SmallDisk) -> None:
+    disk = small_disk(256 << 10)
+
+    async def scene(bench: Bench) -> None:
+        talk = "while True: print('x' * 4000, flush=True)"
+        await bench.team([sys.executable, "-c", talk]).start()
+        exited = await bench.until(RankExited)
+        assert exited.code != 0
+        assert "No space left on device" in exited.error
+        assert f"tmpfs on {disk}: 0 of" in exited.evidence
+
+    play(disk, sockets, scene)
 
 
 def test_steps_are_told_when_every_rank_of_the_node_has_passed_them(tmp_path: Path, sockets: Path) -> None:

@@ -106,3 +106,19 @@ def test_hang_blames_the_rank_that_holds_up_the_rest(culprit: dict[str, object])
     assert failure is not None
     assert failure.rank == 1
     assert failure.error == f"no step after step {culprit.get('last_step', 9)}"
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "kind"),
+    [
+        (RankExit.CODE, "OSError: [Errno 28] No space left on device", FailureKind.DISK_FULL),
+        (RankExit.CODE, "terminate called: write: Disk quota exceeded", FailureKind.DISK_FULL),
+        (RankExit.NOT_STARTED, "python: [Errno 30] Read-only file system: 'logs'", FailureKind.READ_ONLY),
+        (RankExit.NOT_STARTED, "python: [Errno 24] Too many open files", FailureKind.NO_ROOM),
+        (RankExit.NOT_STARTED, "python: [Errno 11] Resource temporarily unavailable", FailureKind.NO_ROOM),
+        (RankExit.CODE, "OSError: [Errno 24] Too many open files", FailureKind.CRASHED),
+        (RankExit.NOT_STARTED, "python: [Errno 2] No such file or directory", FailureKind.NOT_STARTED),
+    ],
+)
+def test_what_a_rank_ran_out_of_is_told_from_an_error_of_its_own(how: RankExit, error: str, kind: FailureKind) -> None:
+    assert blamed(exits=(exited(0, 1.0, how=how, code=1, error=error),)).kind is kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,11 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     Outcome,
+    RecoveryDecided,
     StepCommitted,
     StopDecided,
 )
+from holdfast.report.summary import tell
 
 
 def overwrite(log: Path, kind: bytes) -> None:
@@ -99,3 +102,46 @@ def test_run_that_waits_for_room_can_be_cancelled(
     watched = on_a_small_disk(runs, small_disk(1 << 20), monkeypatch)
     api.cancel(watched.folder)
     assert watched.end().outcome is Outcome.CANCELLED
+
+
+TALKER = """
+import os
+if os.environ["HOLDFAST_ATTEMPT"] == "0":
+    while True: print("x" * 4000, flush=True)
+print("there is room")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_rank_that_fills_the_disk_with_its_log_restarts_once_there_is_room(
+    small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(small_disk(12 << 20)))
+    watched = runs.start(sys.executable, "-c", TALKER, nodes=1)
+    decided = watched.until(RecoveryDecided)
+    assert decided.finding.code == "disk-full"
+    watched.until(FindingRaised, lambda event: "wait for room" in event.finding.what)
+    os.truncate(watched.folder.rank_log(0, 0), 0)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert watched.log(0, attempt=1) == "there is room\n"
+
+
+def test_command_that_leaves_a_daemon_is_told_what_became_of_it(runs: Runs) -> None:
+    watched = runs.steps(10, fault="daemonise@1@5")
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (found,) = watched.all(FindingRaised)
+    assert (found.finding.code, found.finding.where) == ("left-processes", "node1")
+    assert "left-processes" in tell(api.summary(watched.folder))
+
+
+def test_rank_that_ignores_sigterm_is_named_when_its_grace_is_over(runs: Runs) -> None:
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    watched = runs.start(sys.executable, "-c", stubborn, nodes=1, overrides=("recovery.stop_grace_s=0.2",))
+    log = watched.folder.rank_log(0, 0)
+    until(lambda: log.exists() and "up" in log.read_text())
+    api.cancel(watched.folder)
+    assert watched.end().outcome is Outcome.CANCELLED
+    (found,) = watched.all(FindingRaised)
+    assert found.finding.code == "ignored-sigterm"
+    assert "rank 0 was still there 0.2 s after SIGTERM" in tell(api.summary(watched.folder))

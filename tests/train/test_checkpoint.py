@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import SmallDisk, fill
 
 from holdfast.errors import HoldfastError
 from holdfast.train.checkpoint import Checkpoints, Training
@@ -166,3 +168,43 @@ def test_save_where_nothing_can_be_written_is_a_named_failure(tmp_path: Path):
         checkpoints(tmp_path / "file", training()).save(1)
     assert failed.value.findings[0].code == "checkpoint-failed"
     assert failed.value.findings[0].evidence
+
+
+@pytest.mark.root
+def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(small_disk: SmallDisk):
+    disk = small_disk(1 << 20)
+    loop = training()
+    train(loop)
+    checkpoints(disk, loop).save(1)
+    saved = weights(loop)
+    ballast = fill(disk)
+    with ballast.open("r+b") as file:
+        file.truncate(ballast.stat().st_size - (8 << 10))  # room for a beginning
+
+    train(loop)
+    with pytest.raises(HoldfastError) as failed:
+        checkpoints(disk, loop).save(2)
+    (finding,) = failed.value.findings
+    assert finding.code == "disk-full"
+    assert any(line.startswith(f"tmpfs on {disk}: ") for line in finding.evidence)
+    assert sorted(path.name for path in disk.iterdir()) == ["ballast", "step-00000001"]
+    again = training()
+    assert checkpoints(disk, again).restore() == (1, [])
+    assert same(weights(again), saved)
+
+    ballast.unlink()
+    checkpoints(disk, loop).save(2)
+    assert checkpoints(disk, training()).restore() == (2, [])
+
+
+@pytest.mark.root
+def test_folder_that_became_read_only_is_said_and_the_older_untouched(small_disk: SmallDisk):
+    disk = small_disk(1 << 20)
+    loop = training()
+    train(loop)
+    checkpoints(disk, loop).save(1)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(HoldfastError) as failed:
+        checkpoints(disk, loop).save(2)
+    assert failed.value.findings[0].code == "read-only-file-system"
+    assert checkpoints(disk, training()).restore() == (1, [])

@@ -17,6 +17,7 @@ from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
 from holdfast.launch.local.processes import descendants, die_with_parent, send
+from holdfast.shortage import lacking, room, shortage_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,11 @@ class RankProcess:
     def running(self) -> bool:
         return self._process is not None and self.ended is None
 
+    @property
+    def ended_well(self) -> bool:
+        ended = self.ended
+        return ended is not None and not ended.stopped and (ended.how, ended.code) == (RankExit.CODE, 0)
+
     def start(self, on_end: Callable[[RankProcess], None], code: Path = Path()) -> None:
         """Start it, in the folder of its code; `on_end` is called when it has ended or could not be started."""
         launch = self.launch
@@ -74,7 +80,8 @@ class RankProcess:
                 )
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
-            ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=f"{launch.argv[0]}: {error}")
+            words, evidence = _with_shortage(f"{launch.argv[0]}: {error}", log)
+            ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=words, evidence=evidence)
             self.give_up(ended, on_end)
             return
         self.pid = self._process.pid
@@ -116,14 +123,20 @@ class RankProcess:
         at = self._clock()
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
-        # Children it left in its process group end with it; until it is reaped, nobody else can have its number.
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        if not self._ends_well():
+            # Children it left in its process group end with it; until it is reaped, nobody else can have its number.
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
         status = self._process.wait()
         self.ended = self._classify(at, status)
         on_end(self)
+
+    def _ends_well(self) -> bool:
+        """Whether it has ended by itself with code 0, asked before it is reaped."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return not self._stop_signals and end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
 
     def _classify(self, at: float, status: int) -> Ended:
         if status == 0 or self._was_stopped(status):
@@ -131,7 +144,8 @@ class RankProcess:
             return Ended(at=at, how=how, code=abs(status), stopped=bool(self._stop_signals))
         error, place = last_error(Path(self.launch.log))
         if status > 0:
-            return Ended(at=at, how=RankExit.CODE, code=status, error=error, log=place)
+            error, evidence = _with_shortage(error, Path(self.launch.log))
+            return Ended(at=at, how=RankExit.CODE, code=status, error=error, evidence=evidence, log=place)
         number = -status
         evidence = ""
         if number == signal.SIGKILL and self._witness is not None:
@@ -147,6 +161,13 @@ class RankProcess:
 def _write_private(path: str, text: str) -> None:
     with open(path, "w", opener=_open_private) as file:
         file.write(text)
+
+
+def _with_shortage(error: str, log: Path) -> tuple[str, str]:
+    """An error with the room its disk had, where it speaks of that; a log on a full disk may hold no word at all."""
+    if not error and (full := lacking(log, "nothing could be written")) is not None:
+        error = f"{log.name} could not be written: {full.evidence[0]}"
+    return error, "; ".join(room(log)) if shortage_in(error) else ""
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -7,8 +7,8 @@ port for the next rendezvous.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.channel import RankChannel
+from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, RankProcess
 from holdfast.agent.retention import Retention
@@ -37,7 +38,9 @@ from holdfast.events import (
 )
 from holdfast.events.orders import Progress, StartRanks, StepPassed
 from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
-from holdfast.launch.local.processes import descendants, end_all, marked, state_letter
+from holdfast.findings import Finding, Severity
+from holdfast.launch.local.processes import state_letter
+from holdfast.shortage import lacking
 
 log = logging.getLogger("holdfast.agent")
 
@@ -47,11 +50,11 @@ STEPS_TOGETHER = 128
 FIRST_STEP_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
 
+ROOM_LOOK_S = 1.0
+"""Seconds between two looks at a disk that is full."""
+
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
-
-LEFTOVERS_S = 10.0
-"""Longest to wait for killed processes to be gone; only the kernel can hold one longer."""
 
 
 @dataclass
@@ -116,8 +119,8 @@ class Team:
         self._reports: set[asyncio.Task[None]] = set()
         self._started = False
         self._ended_ranks = 0
-        self._abandoned = False
-        """Whether the order to stop came before anything was started."""
+        self._abandoned = asyncio.Event()
+        """The order to stop came before anything was started."""
 
     @property
     def running(self) -> tuple[RankState, ...]:
@@ -131,7 +134,8 @@ class Team:
         except OSError as error:
             # The ranks run without a channel rather than not at all; they say so themselves.
             log.error("no channel to ranks: %s", error)
-        if self._abandoned:
+        await self._room_for_logs()
+        if self._abandoned.is_set():
             self._clear_away()
             return
         self._started = True
@@ -150,6 +154,18 @@ class Team:
         )
         if self._order.step_deadline_s is not None:
             self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
+
+    async def _room_for_logs(self) -> None:
+        """Wait while the ranks' logs could not be written: started without, they would die at their first word."""
+        folder = Path(self._order.ranks[0].log).parent
+        said = False
+        while (finding := lacking(folder, f"the ranks of node{self._node} wait for room for their logs")) is not None:
+            if not said:
+                self._say(FindingRaised(at=self._clock(), finding=finding))
+                said = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._abandoned.wait(), ROOM_LOOK_S)
+                return
 
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
@@ -172,7 +188,7 @@ class Team:
     def stop(self, grace_s: float) -> None:
         """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
         if not self._started:
-            self._abandoned = True
+            self._abandoned.set()
             if self._fetch is not None:
                 self._fetch.cancel()
             return
@@ -185,7 +201,7 @@ class Team:
             self._signal_all(signal.SIGKILL)
             return
         self._signal_all(signal.SIGTERM)
-        self._killer = asyncio.get_running_loop().call_at(kill_at, self._signal_all, signal.SIGKILL)
+        self._killer = asyncio.get_running_loop().call_at(kill_at, self._kill_stubborn, grace_s)
 
     def ask(self, request: AgentToRank) -> None:
         """Ask something of every rank that speaks to us."""
@@ -204,6 +220,25 @@ class Team:
             process.stop(number)
             if number is not signal.SIGKILL:
                 process.signal(signal.SIGCONT, group=True)
+
+    def _kill_stubborn(self, grace_s: float) -> None:
+        """The grace is over: kill what is left, and say who has not used it."""
+        stubborn = [process for process in self.processes if process.running]
+        if stubborn:
+            ranks = ", ".join(str(process.rank) for process in stubborn)
+            states = tuple(
+                f"rank {process.rank}, process {process.pid}, state {state_letter(process.pid)}" for process in stubborn
+            )
+            finding = Finding(
+                code="ignored-sigterm",
+                severity=Severity.WARNING,
+                what=f"rank {ranks} was still there {grace_s:g} s after SIGTERM, and was killed",
+                where=f"node{self._node}",
+                evidence=states[:8],
+                remedy="Have the program end on SIGTERM (a Session does), or raise `recovery.stop_grace_s`.",
+            )
+            self._say(FindingRaised(at=self._clock(), finding=finding))
+        self._signal_all(signal.SIGKILL)
 
     # What ranks say
 
@@ -315,9 +350,13 @@ class Team:
             self._killer.cancel()
         for channel in self._channels.values():
             channel.close()
-        marks = {"HOLDFAST_REPLICA": str(self.replica), "HOLDFAST_ATTEMPT": str(self.attempt)}
-        left = end_all(lambda: marked(descendants(os.getpid()), **marks), within_s=LEFTOVERS_S)
-        if left:
+        ranks = [process.pid for process in self.processes if process.pid]
+        leftovers = Leftovers(replica=self.replica, attempt=self.attempt, ranks=ranks)
+        if ranks and all(process.ended_well for process in self.processes):
+            finding = leftovers.finding(f"node{self._node}")
+            if finding is not None:
+                self._say(FindingRaised(at=self._clock(), finding=finding))
+        if left := leftovers.end():
             log.error("processes %s outlive SIGKILL; the kernel holds them", left)
         for process in self.processes:
             process.clear_away()

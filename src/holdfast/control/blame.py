@@ -9,6 +9,7 @@ from holdfast.control.policy import Failure, FailureKind
 from holdfast.control.state import ReplicaState
 from holdfast.errors import ExitCode
 from holdfast.events import RankExit, RankExited, RankHung
+from holdfast.shortage import shortage_in
 
 # What a rank says when a peer has gone: never the cause while another failure is known.
 #   RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29318
@@ -72,9 +73,19 @@ def suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:
     return (hung.process_state != "T", hung.last_step, bool(_WAITING.search(hung.innermost)), hung.last_step_at)
 
 
+def _kind(exited: RankExited) -> FailureKind:
+    """What a rank's end was: one that speaks of a full disk is no error of the program's."""
+    row = shortage_in(exited.error) if exited.how in (RankExit.CODE, RankExit.NOT_STARTED) else None
+    if row is None:
+        return _KINDS[exited.how]
+    if row.code in (FailureKind.DISK_FULL, FailureKind.READ_ONLY):
+        return FailureKind(row.code)
+    return FailureKind.NO_ROOM if exited.how is RankExit.NOT_STARTED else _KINDS[exited.how]
+
+
 def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
     return Failure(
-        kind=_KINDS[exited.how],
+        kind=_kind(exited),
         at=exited.at,
         node=exited.node,
         attempt=exited.attempt,

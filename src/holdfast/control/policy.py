@@ -14,6 +14,7 @@ from enum import StrEnum
 from holdfast.errors import ExitCode
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.spec import Recovery
+from holdfast.shortage import shortage_in
 
 CRASH_LOOP_LENGTH = 3
 """Equal failures in a row, without a step between them, that are called a crash loop."""
@@ -58,6 +59,10 @@ class FailureKind(StrEnum):
     CRASHED = "rank-crashed"
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
+    DISK_FULL = "disk-full"
+    READ_ONLY = "read-only-file-system"
+    NO_ROOM = "no-room-to-start"
+    """The node had no files, processes or memory to give."""
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
     NEVER_JOINED = "node-never-joined"
@@ -164,10 +169,12 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
     if len(last) < CRASH_LOOP_LENGTH or not same:
         return None
+    remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
+    row = shortage_in(failure.error)
     return _stop(
         failure,
         f"the same failure came {CRASH_LOOP_LENGTH} times in a row without a step between",
-        "It does not depend on chance: look at the step after the last checkpoint and at that rank's log.",
+        row.remedy if row else remedy,
     )
 
 
@@ -231,8 +238,10 @@ def _exit_code(failure: Failure) -> int:
             return ExitCode.UNAVAILABLE
         case FailureKind.NODE_LOST | FailureKind.NEVER_JOINED:
             return ExitCode.NODES_LOST
-        case FailureKind.UNEXPLAINED:
+        case FailureKind.DISK_FULL | FailureKind.READ_ONLY | FailureKind.UNEXPLAINED:
             return ExitCode.STORAGE
+        case FailureKind.NO_ROOM:
+            return ExitCode.IMPOSSIBLE
 
 
 _FAULTS: dict[FailureKind, Fault] = {
@@ -245,6 +254,9 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.NODE_LOST: Fault.CLUSTER,
     FailureKind.NEVER_JOINED: Fault.CLUSTER,
     FailureKind.UNEXPLAINED: Fault.CLUSTER,
+    FailureKind.DISK_FULL: Fault.CLUSTER,
+    FailureKind.READ_ONLY: Fault.CLUSTER,
+    FailureKind.NO_ROOM: Fault.CLUSTER,
 }
 
 
@@ -296,6 +308,12 @@ def describe(failure: Failure) -> str:
             return f"{who} was lost"
         case FailureKind.NEVER_JOINED:
             return f"{who} has not joined"
+        case FailureKind.DISK_FULL:
+            return f"{who} ended because a disk is full"
+        case FailureKind.READ_ONLY:
+            return f"{who} ended because a file system is read-only"
+        case FailureKind.NO_ROOM:
+            return f"{who} could not be started: its node has no files, processes or memory to give"
         case FailureKind.UNEXPLAINED:
             return f"attempt {failure.attempt} ended, and the log does not say why"
 

@@ -12,6 +12,7 @@ from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     CodeShipped,
+    FindingRaised,
     Outcome,
     RecoveryDecided,
     RunCreated,
@@ -20,11 +21,12 @@ from holdfast.events import (
     StopDecided,
     WorldChanged,
 )
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.report.accounting import Account, Ledger, Part, post
 from holdfast.report.words import clean, count, duration, share, short
 from holdfast.report.world import in_words, observed
 
+NOTICED_SHOWN = 5
 BAR_WIDTH = 24
 """Characters of a bar that stands for all the time."""
 
@@ -74,6 +76,8 @@ class Summary:
     """How the world size changed, oldest first."""
     restarts: int
     logs: str
+    noticed: tuple[Finding, ...] = ()
+    """Errors and warnings that changed nothing by themselves, each once, in order."""
     damaged_lines: int = 0
     """Lines of the log that are not what was written; what stood in them is missing here."""
     code: str = ""
@@ -91,6 +95,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     worlds: list[WorldChanged] = []
     steps: dict[int, int] = {}
     restarts = 0
+    noticed: dict[tuple[str, str], Finding] = {}
     for event in events:
         ledger = post(ledger, event)
         match event:
@@ -102,6 +107,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 decided = event
             case RunFinished():
                 finished = event
+            case FindingRaised(finding=finding) if finding.severity is not Severity.INFO:
+                noticed.setdefault((finding.code, finding.where), finding)
             case AttemptStarted():
                 restarts += event.attempt > 0
             case RecoveryDecided():
@@ -127,6 +134,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         worlds=tuple(worlds),
         restarts=restarts,
         logs=logs,
+        noticed=tuple(noticed.values()),
         damaged_lines=damaged_lines,
         code=code,
     )
@@ -160,7 +168,14 @@ def _seen(world: WorldChanged, step: StepCommitted) -> WorldChanged:
 
 def tell(summary: Summary) -> str:
     """The summary as text, for people."""
-    blocks = [_result(summary), _time(summary.account), *_failures(summary), *_worlds(summary), _places(summary)]
+    blocks = [
+        _result(summary),
+        _time(summary.account),
+        *_failures(summary),
+        *_noticed(summary),
+        *_worlds(summary),
+        _places(summary),
+    ]
     if summary.damaged_lines:
         blocks.insert(1, f"  incomplete: {count(summary.damaged_lines, 'line')} of the event log cannot be read")
     return "\n\n".join(blocks)
@@ -220,6 +235,18 @@ def _failures(summary: Summary) -> list[str]:
 def _worlds(summary: Summary) -> list[str]:
     lines = [f"  attempt {world.attempt}  {in_words(world)}" for world in summary.worlds]
     return ["\n".join(["how many took part", *lines])] if lines else []
+
+
+def _noticed(summary: Summary) -> list[str]:
+    """One block with what was noticed besides; the newest of many."""
+    lines: list[str] = []
+    for finding in summary.noticed[-NOTICED_SHOWN:]:
+        lines.append(f"  {clean(finding.what)}  [{finding.code}]")
+        lines += [f"    | {clean(line, 300)}" for line in finding.evidence[:3]]
+        lines += [f"    what to do: {clean(finding.remedy)}"] if finding.remedy else []
+    if hidden := len(summary.noticed) - NOTICED_SHOWN:
+        lines += [f"  and {hidden} more before: `holdfast events`"] if hidden > 0 else []
+    return ["\n".join(["what was noticed", *lines])] if lines else []
 
 
 def _cost(recovery: Recovery) -> str:

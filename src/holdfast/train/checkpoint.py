@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
+import msgspec
 import torch
 
 # These take 0.1 s to import once an optimiser has brought in torch._dynamo (2.6 s), as every one does when it is made.
@@ -29,8 +30,9 @@ from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.shortage import lacking, room, shortage_in, shortage_of
 from holdfast.train import rng, seal
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import FileSum, Seal
@@ -95,18 +97,10 @@ class Checkpoints:
         written = self._ranks.to_first(self._write(partial))
         problem = self._ranks.from_first(self._commit(step, partial, written) if self._ranks.rank == 0 else None)
         if problem is not None:
-            raise failure(
-                "checkpoint-failed",
-                f"the checkpoint of step {step} could not be written",
-                exit_code=ExitCode.IMPOSSIBLE,
-                where=str(partial),
-                evidence=(problem,),
-                remedy="look for space and permissions there; the older checkpoints are untouched",
-                fault=Fault.CLUSTER,
-            )
+            raise HoldfastError((problem,), ExitCode.STORAGE)
         return self.path(step)
 
-    def _write(self, partial: Path) -> dict[str, FileSum] | str:
+    def _write(self, partial: Path) -> dict[str, FileSum] | Finding:
         """Write this rank's part and see it to disk; returns its files' sums, or what went wrong."""
         rank, group = self._ranks.rank, self._ranks.group
         try:
@@ -119,7 +113,7 @@ class Checkpoints:
             index = [partial / ".metadata"] if rank == 0 else []
             return seal.sums([*partial.glob(f"__{rank}_*"), partial / _host_file(rank), *index])
         except (OSError, RuntimeError, CheckpointException) as error:
-            return f"rank {rank}: {error}"
+            return _failed(partial, rank, error)
 
     def _tensors(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._training.model, self._training.optimizer)
@@ -133,11 +127,15 @@ class Checkpoints:
             extra=extra.state_dict() if extra else None,
         )
 
-    def _commit(self, step: int, partial: Path, written: Iterable[dict[str, FileSum] | str]) -> str | None:
-        """Make the checkpoint complete in one rename, then drop what is too old; returns what went wrong."""
+    def _commit(self, step: int, partial: Path, written: Iterable[dict[str, FileSum] | Finding]) -> Finding | None:
+        """Make the checkpoint complete in one rename, then drop what is too old; returns what went wrong.
+
+        What was written of one that failed is removed: on a full disk it would stand in the way of the next.
+        """
         files: dict[str, FileSum] = {}
         for part in written:
-            if isinstance(part, str):
+            if isinstance(part, Finding):
+                shutil.rmtree(partial, ignore_errors=True)
                 return part
             files |= part
         try:
@@ -147,7 +145,9 @@ class Checkpoints:
             for old in self._complete()[self._keep :]:
                 shutil.rmtree(old.rename(_partial(old)), ignore_errors=True)
         except OSError as error:
-            return f"rank 0: {error}"
+            problem = _failed(partial, 0, error)
+            shutil.rmtree(partial, ignore_errors=True)
+            return problem
         return None
 
     def _complete(self) -> list[Path]:
@@ -214,6 +214,24 @@ def _host_file(rank: int) -> str:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
+
+
+def _failed(partial: Path, rank: int, error: BaseException) -> Finding:
+    """Why a checkpoint could not be written; torch may not say that the disk is full, so the disk is looked at."""
+    full = lacking(partial, "")
+    row = shortage_of(error) or shortage_in(full.evidence[0] if full else str(error))
+    finding = Finding(
+        code="checkpoint-failed",
+        what=f"the checkpoint {partial.stem} could not be written{f': {row.what}' if row else ''}",
+        where=str(partial.parent),
+        evidence=(f"rank {rank}: {error}", *room(partial)),
+        remedy="look for space and permissions there; the older checkpoints are untouched",
+        fault=Fault.CLUSTER,
+    )
+    if row is None:
+        return finding
+    remedy = f"{row.remedy} The older checkpoints are untouched, and the next is tried when it is due."
+    return msgspec.structs.replace(finding, code=row.code, remedy=remedy)
 
 
 def _set_aside(path: Path, damage: str) -> Finding:

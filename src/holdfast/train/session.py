@@ -151,10 +151,10 @@ class Session:
         try:
             path = self._checkpoints.save(self.step)
         except HoldfastError as error:
-            if must:
-                raise
             if self._ranks.rank == 0:
                 self._channel.found(error.findings[0])
+            if must:
+                raise
         else:
             if self._ranks.rank == 0:
                 took_s = time.monotonic() - began

@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +106,20 @@ def marked(pids: Iterable[int], **marks: str) -> list[int]:
     return found
 
 
+def grouped(pids: Iterable[int], groups: Container[int]) -> list[int]:
+    """Those of the processes that are in one of these process groups."""
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[2]) in groups]
+
+
+def command_of(pid: int) -> str:
+    """The words a process was started with, at most 200 characters; its bare name when it shows none."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+        return (words or Path(f"/proc/{pid}/comm").read_bytes()).decode(errors="replace").strip()[:200]
+    except OSError:
+        return "gone"
+
+
 def _environ(pid: int) -> list[bytes]:
     """The environment a process was started with; empty when it is gone or another user's.
 
@@ -162,7 +176,7 @@ def end_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
     while pids := [pid for pid in find() if send(pid, signal.SIGKILL)]:
         if time.monotonic() >= deadline:
             return pids
-        _wait_for_end(pids, deadline)
+        wait_for_end(pids, deadline)
         _reap(pids)
     return []
 
@@ -176,7 +190,7 @@ def _reap(pids: Iterable[int]) -> None:
             continue
 
 
-def _wait_for_end(pids: Iterable[int], deadline: float) -> None:
+def wait_for_end(pids: Iterable[int], deadline: float) -> None:
     """Wait until all of these have ended, or the deadline (monotonic seconds) has come."""
     poll = select.poll()
     waiting: set[int] = set()
