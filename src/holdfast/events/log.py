@@ -112,13 +112,13 @@ class EventWriter:
         try:
             while data:
                 data = data[os.pwrite(self._fd, data, end - len(data)) :]
+            if sync:
+                os.fdatasync(self._fd)
         except OSError:
             # A full disk takes a part: without it the next event would be glued to half a line, and lost with it.
             os.ftruncate(self._fd, self._end)
             raise
         self._end = end
-        if sync:
-            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Give back what was kept and not needed."""
