@@ -4,9 +4,9 @@
 
 Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there itself, at a port of rank 0's. A step is
 done when every rank has asked rank 0 for it, so one lost rank stops all. Rank 0 checkpoints every fifth step into
-HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. FAULT is
-`ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of raise, exit, segv, hang, allocate, daemonise; without ATTEMPT it comes
-in every attempt.
+HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. With
+STEPPER_METRICS=N so many more figures go with each step. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of
+raise, exit, segv, hang, allocate, daemonise; without ATTEMPT it comes in every attempt.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RANK = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]
 FOLDER = Path(os.environ["HOLDFAST_CHECKPOINT_PATH"])
+MORE = {f"figure{number}": 0.125 for number in range(int(os.environ.get("STEPPER_METRICS", "0")))}
 CHECKPOINT = FOLDER / "step.txt"
 
 
@@ -102,7 +103,7 @@ def main() -> None:
         ended = time.time()
         with (FOLDER / f"steps-{RANK}.txt").open("a") as file:
             file.write(f"{ATTEMPT} {step} {started!r} {ended!r}\n")
-        message = Step(step=step, started=started, ended=ended, metrics={"loss": 1 / step, "tokens": 64.0})
+        message = Step(step=step, started=started, ended=ended, metrics={"loss": 1 / step, "tokens": 64.0} | MORE)
         agent.sendall(encode(message) + b"\n")
         started = ended
         if RANK == 0 and step % 5 == 0:
