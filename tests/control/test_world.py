@@ -481,6 +481,7 @@ class World:
 
     def finish(self) -> None:
         assert self.state.ending is not None
+        self.waiting.clear()
         for agent in self.agents:
             if agent.alive:
                 self.kill(agent)

@@ -123,6 +123,7 @@ class LocalBackend:
 
     async def cancel(self) -> None:
         """Remove every node: processes, sockets, namespaces."""
+        self._waiting.clear()
         for place in self._known_places():
             self._remove(place)
         self._isolation.remove()
