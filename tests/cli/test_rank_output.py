@@ -49,6 +49,19 @@ def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) 
     assert cli("logs", "--tail", "2").out.splitlines() == lines[-2:]
 
 
+def test_log_is_kept_to_its_limit_while_the_rank_writes(cli: Cli, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    started = cli("run", "-d", "--set", "logs.max_bytes=1MiB", "--", *TALKER, "bar", str(done))
+    assert started.code == 0, started.err
+    run = api.find_run(None)
+    for event in api.follow(run):
+        if isinstance(event, FindingRaised):
+            done.touch()  # it would write on for ever
+    assert done.exists()
+    with run.rank_log(0, 0).open("rb") as file:
+        assert os.lseek(file.fileno(), 0, os.SEEK_DATA) > 0
+
+
 def test_whatever_a_rank_writes_is_shown_safely_and_kept_to_the_byte(
     cli: Cli, terminal: Callable[..., Terminal]
 ) -> None:
