@@ -122,8 +122,8 @@ def _printing_s(side: Callable[[], AbstractContextManager[Running]], reference: 
     with side() as running:
         if not running.wait_for(lambda: bool(_logs(running)), WITHIN_S):
             raise SideFailed(f"nothing was started: {running.last_words()}")
-        prefer(running.pids())
         time.sleep(1.0)  # those who start are done with it
+        prefer(running.pids())
         (running.out / "go").touch()
         if not running.wait_for((running.out / "took").exists, WITHIN_S):
             raise SideFailed(f"not printed within {WITHIN_S:g} s: {running.last_words()}")

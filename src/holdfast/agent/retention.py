@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,8 +16,6 @@ from pathlib import Path
 
 from holdfast.findings import Finding, Severity
 from holdfast.folder import earlier_logs
-
-log = logging.getLogger("holdfast.agent")
 
 STEP_BYTES = 1 << 20
 """Holes end at a multiple of this, which every file system's blocks divide."""
@@ -44,7 +40,10 @@ class Retention:
 
     def keep(self, rank: int, path: Path, max_bytes: int) -> None:
         """From now on keep the newest `max_bytes` of what this rank writes to `path` and has written before."""
-        self._logs[path] = _RankOutput(rank, path, max_bytes)
+        try:
+            self._logs[path] = _RankOutput(rank, path, max_bytes)
+        except OSError as error:
+            self._tell(_unlimited(rank, path, error))
 
     def release(self, path: Path) -> None:
         """Nobody writes to `path` any more: look at it for the last time."""
@@ -64,10 +63,7 @@ class Retention:
             if output.trim():
                 self._tell(_dropped(output))
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-                self._tell(_unlimited(output, error))
-            else:
-                log.warning("the log of rank %s cannot be kept to its limit: %s", output.rank, error)
+            self._tell(_unlimited(output.rank, output.path, error))
             return LOOK_S
         return output.room_s()
 
@@ -163,12 +159,12 @@ def _dropped(output: _RankOutput) -> Finding:
     )
 
 
-def _unlimited(output: _RankOutput, error: OSError) -> Finding:
+def _unlimited(rank: int, path: Path, error: OSError) -> Finding:
     return Finding(
         code="log-unlimited",
         severity=Severity.WARNING,
-        what=f"the log of rank {output.rank} has passed `logs.max_bytes`, and its file system can drop nothing of it",
-        where=str(output.path),
+        what=f"the log of rank {rank} cannot be kept to `logs.max_bytes`, so all that it writes stays on the disk",
+        where=str(path),
         evidence=(str(error),),
-        remedy="Print less, or set HOLDFAST_HOME to a folder on ext4, xfs, btrfs, tmpfs or NFS 4.2, which can.",
+        remedy="Print less, or set HOLDFAST_HOME to a folder on ext4, xfs, btrfs, tmpfs or NFS 4.2: they punch holes.",
     )
