@@ -152,6 +152,13 @@ def test_last_lines_are_found_from_the_end(tmp_path: Path, ending: bytes, count:
     assert found == lines[max(0, len(lines) - count) :]
 
 
+def test_what_comes_into_an_empty_file_is_shown_whole(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank-0.log", last_lines=1)
+    assert log.tail.read(0) is None
+    log.write(b"one\ntwo\n")
+    assert log.rest() == ["one", "two"]
+
+
 def test_what_was_dropped_is_said_and_all_that_is_kept_is_read(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank-0.log")
     content = b"".join(b"line %07d\n" % number for number in range(500_000))

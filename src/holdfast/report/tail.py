@@ -55,6 +55,7 @@ class Tail:
     def read(self, now: float) -> Piece | None:
         """What the next block of the file holds; None when there is nothing new."""
         if self.size == self.offset:
+            self._last_lines = None  # what comes into an empty file is new, and shown whole
             return None
         try:
             file = os.open(self._path, os.O_RDONLY)
