@@ -136,6 +136,19 @@ def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:
     play(folder, scene)
 
 
+def test_replaced_generations_are_never_looked_at_again(folder: RunFolder) -> None:
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        for generation in (1, 2):
+            await here.replace_node(NodePlace(node=0, generation=generation), "test")
+        seen = await anext(backend(folder).observe())
+        assert (seen.place.generation, seen.sight) == (2, Sight.MADE)
+        tokens = [folder.node(0, generation) / "token" for generation in range(3)]
+        assert [token.exists() for token in tokens] == [False, False, True]
+
+    play(folder, scene)
+
+
 def test_sockets_folder_of_others_refused(folder: RunFolder) -> None:
     taken = sockets_folder(folder.run, PLACE)
     taken.mkdir(mode=0o755)

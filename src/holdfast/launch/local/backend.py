@@ -185,10 +185,10 @@ class LocalBackend:
             return None
 
     def _known_places(self) -> list[NodePlace]:
-        """Places that have, or had, an agent."""
+        """Places that may have processes: those with a token, which a node is given first and loses last."""
         places: list[NodePlace] = []
-        for path in sorted((self._folder.path / "nodes").glob("node*.*")):
-            node, _, generation = path.name.removeprefix("node").partition(".")
+        for path in sorted((self._folder.path / "nodes").glob("node*.*/token")):
+            node, _, generation = path.parent.name.removeprefix("node").partition(".")
             places.append(NodePlace(node=int(node), generation=int(generation)))
         return places
 
@@ -243,6 +243,7 @@ class LocalBackend:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
         shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
         self._isolation.remove_node(place.node)
+        (self._folder.node(place.node, place.generation) / "token").unlink(missing_ok=True)
 
 
 def sockets_folder(run: str, place: NodePlace) -> Path:
