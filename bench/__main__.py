@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("help", "launch", "recovery", "steady", "logs")
+BENCHES = ("help", "launch", "recovery", "steady", "scale", "eventlog")
 
 
 def main() -> int:

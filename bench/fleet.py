@@ -17,6 +17,7 @@ from typing import TextIO
 import msgspec
 
 from holdfast.agent.link import Link
+from holdfast.clock import Clock
 from holdfast.events import AgentJoined, RankExit, RankExited, RanksStarted, RanksStopped, RankState
 from holdfast.events.orders import PROTOCOL, AnyOrder, Leave, Progress, StartRanks, StepPassed, StopRanks
 from holdfast.guard.keys import Keys
@@ -96,7 +97,7 @@ class SimulatedAgent:
 
     def _greet(self) -> AgentJoined:
         return AgentJoined(
-            at=time.time(),
+            at=self._fleet.clock(),
             node=self.node,
             source=f"node{self.node}.{self.generation}/{self._incarnation}",
             generation=self.generation,
@@ -107,6 +108,7 @@ class SimulatedAgent:
             pid=os.getpid(),
             attempt=self._attempt,
             running=tuple(map(self._state, self._ranks)),
+            clock=self._fleet.clock.anchor,
             protocol=PROTOCOL,
         )
 
@@ -119,10 +121,13 @@ class SimulatedAgent:
                 self._fleet.ordered("start", order.attempt)
                 self._attempt, self._replica = order.attempt, order.replica
                 self._ranks = tuple(launch.rank for launch in order.ranks)
-                started = tuple(map(self._state, self._ranks))
                 self._link.say(
                     RanksStarted(
-                        at=time.time(), node=self.node, replica=order.replica, attempt=order.attempt, ranks=started
+                        at=self._fleet.clock(),
+                        node=self.node,
+                        replica=order.replica,
+                        attempt=order.attempt,
+                        ranks=tuple(map(self._state, self._ranks)),
                     )
                 )
             case StopRanks():
@@ -140,7 +145,7 @@ class SimulatedAgent:
         ended, self._ranks = self._ranks, ()
         self._attempt = max(self._attempt, order.attempt)
         self._port += 1
-        at = time.time()
+        at = self._fleet.clock()
         for rank in ended:
             self._link.say(
                 RankExited(
@@ -166,6 +171,7 @@ class Fleet:
     def __init__(self, url: str, keys: Keys, out: TextIO) -> None:
         self.url = url
         self.keys = keys
+        self.clock = Clock()
         self.agents: dict[int, SimulatedAgent] = {}
         self._out = out
         self._orders: dict[tuple[str, int], list[float]] = {}
@@ -182,7 +188,7 @@ class Fleet:
                 agent.end()
                 self._tell(Gone(node=node, generation=agent.generation, at=time.monotonic()))
             case Step(step=step, took_s=took_s):
-                now = time.time()
+                now = self.clock()
                 for agent in self.agents.values():
                     agent.step(step, now - took_s, now)
 

@@ -27,7 +27,7 @@ from holdfast.events import AnyEvent
 from holdfast.events.log import EventReader
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job, Nodes
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +39,7 @@ class FleetBackend:
 
     def __init__(self, *, fleet: socket.socket) -> None:
         self._fleet = fleet
+        self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
 
     def render(self, job: Job) -> str:
         return ""
@@ -46,14 +47,22 @@ class FleetBackend:
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         words = encode(Make(places=tuple((place.node, place.generation) for place in places))) + b"\n"
         await asyncio.get_running_loop().sock_sendall(self._fleet, words)
+        for place in places:
+            self._seen.put_nowait(NodeObservation(place=place, sight=Sight.MADE))
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
+        listening = asyncio.ensure_future(self._listen())
+        while not listening.done():
+            yield await self._seen.get()
+
+    async def _listen(self) -> None:
         reader, _ = await asyncio.open_connection(sock=self._fleet.dup())
         while line := await reader.readline():
             gone = told.decode(line)
             assert isinstance(gone, Gone)
             place = NodePlace(node=gone.node, generation=gone.generation)
-            yield NodeObservation(place=place, reason="its machine lost its power")
+            reason = "its machine lost its power"
+            self._seen.put_nowait(NodeObservation(place=place, sight=Sight.GONE, reason=reason))
 
     async def logs(self, place: NodePlace) -> Path | None:
         return None
@@ -62,6 +71,8 @@ class FleetBackend:
         await self.submit((place,))
 
     async def cordon(self, place: NodePlace, reason: str) -> None: ...
+
+    async def uncordon(self, place: NodePlace) -> None: ...
 
     async def cancel(self) -> None: ...
 
@@ -163,6 +174,9 @@ class FleetRun:
         self.controller.kill()
         self.controller.wait()
         self.controller = self._start_controller()
+        for words in self.told:
+            if isinstance(words, Gone):  # a back end tells a new observer of every node that is gone
+                self._here.sendall(encode(words) + b"\n")
 
     # What the back end asks for, and what agents tell
 

@@ -101,6 +101,12 @@ def test_first_step_of_an_attempt_has_a_line_of_its_own() -> None:
     assert thin.take(step(4, 1.1, 0.1, attempt=1), age_s=1e6, highest=7) == []
 
 
+def test_step_whose_clock_seems_to_go_back_is_written_at_once() -> None:
+    thin = Thinning(lines=10 * WHOLE, last=step(7, 100.0, 1.0))
+    (line,) = thin.take(step(8, 50.0, 1.0), age_s=1e6, highest=7)
+    assert line.step == 8
+
+
 def test_speed_of_a_thinned_run_is_that_of_its_steps() -> None:
     events: list[AnyEvent] = [step(number, number * 2.0, 2.0) for number in range(1, 3 * WHOLE)]
     assert fold(thinned(events)).lead.seconds_per_step == pytest.approx(2.0)

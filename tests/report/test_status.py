@@ -32,7 +32,8 @@ from holdfast.events import (
 )
 from holdfast.findings import Finding
 from holdfast.report.advance import WINDOW_STEPS, advance, fold
-from holdfast.report.status import NodePhase, Phase, RankPhase, RunStatus
+from holdfast.report.ranks import RankPhase
+from holdfast.report.status import NodePhase, Phase, RunStatus
 
 CRASHED = Finding(code="rank-crashed", what="rank 1 on node1 exited with code 1")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,7 +34,13 @@ def say_json(*documents: object) -> None:
     import msgspec
 
     if documents:
-        say("\n".join(msgspec.json.encode(document).decode() for document in documents))
+        say("\n".join(msgspec.json.encode(document, enc_hook=_as_data).decode() for document in documents))
+
+
+def _as_data(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[object, object]", value))
+    raise NotImplementedError(f"{type(value).__name__} is not data")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -17,7 +17,8 @@ from holdfast.cli.findings import block
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
 from holdfast.report.advance import advance
-from holdfast.report.status import NodePhase, NodeStatus, Phase, RankPhase, RankStatus, ReplicaStatus, RunStatus
+from holdfast.report.ranks import RankPhase, RankStatus
+from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
 from holdfast.report.words import clean, count, duration, listed, short
 from holdfast.report.world import in_words
 

@@ -128,7 +128,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
     state = state.with_deadline(Deadline.WAIT.of(replica.replica), None)
     if len(members) == replica.slots.bit_count():
         state = state.with_deadline(Deadline.JOIN.of(replica.replica), None)
-    state = state.with_nodes(replace(node, busy=True) for node in nodes)
+    state = state.with_nodes(node.but(busy=True) for node in nodes)
     started = AttemptStarted(
         at=at,
         replica=replica.replica,

@@ -31,8 +31,8 @@ from holdfast.events import (
 CROWD = 16
 """Nodes up to which a replica has a line in the log for every word of every node."""
 
-GATHER_S = 0.25
-"""Longest that a word is kept; above the time in which a thousand nodes speak, below what anybody notices."""
+GATHER_S = 1.0
+"""Longest that a word is kept where others have yet to say the same; what all have said is written at once."""
 
 FIRST_ONES = 8
 """How many failures, or hung ranks, of an attempt are written whole: those that may be its cause."""

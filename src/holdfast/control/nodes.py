@@ -264,5 +264,5 @@ def stubborn(job: Job, state: State, index: int, at: float) -> Transition:
 
 
 def _away(state: State, node: NodeState, at: float) -> State:
-    away = replace(node, phase=NodePhase.AWAY)
+    away = node.but(phase=NodePhase.AWAY)
     return state.with_node(away).with_deadline(Deadline.AWAY.of(node.node), at + AWAY_GRACE_S)

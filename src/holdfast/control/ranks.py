@@ -69,7 +69,7 @@ def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or not node.busy:
         return state, ()
-    state = state.with_node(replace(node, busy=False, port=event.port))
+    state = state.with_node(node.but(busy=False, port=event.port))
     return proceed(job, state, event.replica, event.at)
 
 
@@ -78,7 +78,7 @@ def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
     if event.attempt != state.replicas[event.replica].attempt:
         return state, ()
     held = ((state.nodes[node], port) for node, port in zip(numbers(event.nodes), event.ports, strict=True))
-    state = state.with_nodes(replace(node, busy=False, port=port) for node, port in held if node.busy)
+    state = state.with_nodes(node.but(busy=False, port=port) for node, port in held if node.busy)
     return proceed(job, state, event.replica, event.at)
 
 

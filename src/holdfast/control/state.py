@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from holdfast.control.commands import Commands
 from holdfast.control.policy import Failure
@@ -90,6 +91,12 @@ class NodeState:
     port: int = 0
     busy: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
+
+    def but(self, **changes: Any) -> NodeState:
+        """This slot with some fields changed; `replace` takes five times as long, and a restart changes thousands."""
+        node = object.__new__(NodeState)
+        node.__dict__.update(self.__dict__, **changes)
+        return node
 
     @property
     def place(self) -> NodePlace:
@@ -192,14 +199,16 @@ class State:
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
-        return self.with_nodes((node,))
+        busy, ready = _with_bit(self.busy, node.node, node.busy), _with_bit(self.ready, node.node, node.ready)
+        nodes = (*self.nodes[: node.node], node, *self.nodes[node.node + 1 :])
+        return replace(self, nodes=nodes, busy=busy, ready=ready)
 
     def with_nodes(self, changed: Iterable[NodeState]) -> State:
-        nodes, busy, ready = list(self.nodes), self.busy, self.ready
+        """Many at once: all are looked at, which beats thousands of changes of single bits."""
+        nodes = list(self.nodes)
         for node in changed:
             nodes[node.node] = node
-            busy = _with_bit(busy, node.node, node.busy)
-            ready = _with_bit(ready, node.node, node.ready)
+        busy, ready = _bits(node.busy for node in nodes), _bits(node.ready for node in nodes)
         return replace(self, nodes=tuple(nodes), busy=busy, ready=ready)
 
     def with_replica(self, replica: ReplicaState) -> State:
@@ -226,6 +235,11 @@ class State:
         members = [node for replica in self.replicas for node in replica.members]
         place = rank // local_world_size
         return members[place] if place < len(members) else None
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    """A bit for each flag, the first one lowest."""
+    return int("".join("1" if flag else "0" for flag in flags)[::-1] or "0", 2)
 
 
 def _with_bit(bits: int, index: int, on: bool) -> int:

@@ -56,7 +56,7 @@ class Thinning:
             lines += self.give()
         self.kept = step if self.kept is None else _together(self.kept, step)
         last, least_s = self.last, interval_s(self.lines, age_s)
-        if at_once or last is None or last.attempt != step.attempt or step.ended - last.ended >= least_s:
+        if at_once or last is None or last.attempt != step.attempt or not 0 <= step.ended - last.ended < least_s:
             lines += self.give()
         return lines
 

@@ -41,12 +41,11 @@ from holdfast.events import (
     numbers,
 )
 from holdfast.findings import Finding
+from holdfast.report.ranks import Change, RankPhase, Ranks, RankStatus
 from holdfast.report.status import (
     CheckpointStatus,
     NodePhase,
     NodeStatus,
-    RankPhase,
-    RankStatus,
     ReplicaStatus,
     RunStatus,
     StepTime,
@@ -205,7 +204,7 @@ def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
 
 def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
     before = _replica(status, event.replica)
-    after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks={}, window=())
+    after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks=Ranks(), window=())
     return _with_replica(replace(status, restarts=status.restarts + (event.attempt > 0)), after)
 
 
@@ -217,25 +216,27 @@ def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
         return status
-    ranks = (RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks)
-    return _with_replica(status, _started(replica, ranks))
+    started = {state.rank: RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks}
+    return _with_replica(status, _started(replica, lambda known: known.update(started)))
 
 
 def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
         return status
-    nodes, ranks = list(numbers(event.nodes)), list(numbers(event.ranks))
-    each = max(1, len(ranks) // len(nodes))
-    started = (RankStatus(rank=rank, node=nodes[index // each]) for index, rank in enumerate(ranks))
-    return _with_replica(status, _started(replica, started))
+
+    def start(known: dict[int, RankStatus]) -> None:
+        nodes, ranks = list(numbers(event.nodes)), list(numbers(event.ranks))
+        each = max(1, len(ranks) // len(nodes))
+        known.update((rank, RankStatus(rank=rank, node=nodes[index // each])) for index, rank in enumerate(ranks))
+
+    return _with_replica(status, _started(replica, start))
 
 
-def _started(replica: ReplicaStatus, started: Iterable[RankStatus]) -> ReplicaStatus:
+def _started(replica: ReplicaStatus, start: Change) -> ReplicaStatus:
     # A job that reports no steps has recovered when it runs again.
     recovering = replica.recovering and replica.step is not None
-    ranks = {**replica.ranks, **{rank.rank: rank for rank in started}}
-    return replace(replica, ranks=dict(sorted(ranks.items())), recovering=recovering)
+    return replace(replica, ranks=replica.ranks.after(start), recovering=recovering)
 
 
 def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
@@ -287,9 +288,13 @@ def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPh
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
-    known = (replica.ranks[rank] for rank in numbers(event.ranks) if rank in replica.ranks)
-    after = {rank.rank: replace(rank, phase=phase, detail=detail) for rank in known}
-    return _with_replica(status, replace(replica, ranks={**replica.ranks, **after}))
+
+    def end(known: dict[int, RankStatus]) -> None:
+        for rank in numbers(event.ranks):
+            if rank in known:
+                known[rank] = replace(known[rank], phase=phase, detail=detail)
+
+    return _with_replica(status, replace(replica, ranks=replica.ranks.after(end)))
 
 
 def _rank_hung(status: RunStatus, event: RankHung) -> RunStatus:
@@ -304,9 +309,12 @@ def _with_rank(
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
-    known = replica.ranks.get(event.rank) or RankStatus(rank=event.rank, node=event.node)
-    after = replace(known, phase=phase, detail=detail, last_step=last_step)
-    return _with_replica(status, replace(replica, ranks={**replica.ranks, event.rank: after}))
+
+    def end(known: dict[int, RankStatus]) -> None:
+        before = known.get(event.rank) or RankStatus(rank=event.rank, node=event.node)
+        known[event.rank] = replace(before, phase=phase, detail=detail, last_step=last_step)
+
+    return _with_replica(status, replace(replica, ranks=replica.ranks.after(end)))
 
 
 def _ranks_stopped(status: RunStatus, event: RanksStopped) -> RunStatus:
@@ -326,11 +334,13 @@ def _nodes_stopped(status: RunStatus, event: NodesStopped) -> RunStatus:
 def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> ReplicaStatus:
     """Whatever still ran on these nodes runs no longer."""
     over = (RankPhase.RUNNING, RankPhase.HUNG)
-    ranks = {
-        rank: replace(known, phase=phase) if known.node in nodes and known.phase in over else known
-        for rank, known in replica.ranks.items()
-    }
-    return replace(replica, ranks=ranks)
+
+    def end(known: dict[int, RankStatus]) -> None:
+        for rank, before in known.items():
+            if before.node in nodes and before.phase in over:
+                known[rank] = replace(before, phase=phase)
+
+    return replace(replica, ranks=replica.ranks.after(end))
 
 
 def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:

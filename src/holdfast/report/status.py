@@ -12,6 +12,7 @@ from enum import StrEnum
 from holdfast.clock import Anchor, Clock
 from holdfast.events import Outcome, WorldChanged
 from holdfast.findings import Finding
+from holdfast.report.ranks import Ranks
 
 
 class Phase(StrEnum):
@@ -41,19 +42,6 @@ class NodePhase(StrEnum):
     GONE = "gone"
 
 
-class RankPhase(StrEnum):
-    """What is known of a rank's process."""
-
-    RUNNING = "running"
-    EXITED = "exited"
-    FAILED = "failed"
-    HUNG = "hung"
-    STOPPED = "stopped"
-    """holdfast itself ended it."""
-    LOST = "lost"
-    """It was lost with its node."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """One node slot and who fills it."""
@@ -69,21 +57,6 @@ class NodeStatus:
     @property
     def name(self) -> str:
         return f"node{self.node}.{self.generation}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStatus:
-    """One rank of a replica's latest attempt."""
-
-    rank: int
-    node: int
-    pid: int = 0
-    """0 where only its node's agent knows."""
-    phase: RankPhase = RankPhase.RUNNING
-    detail: str = ""
-    """How it ended, in words."""
-    last_step: int | None = None
-    """Where it ended or hung; of a rank that is running, its replica's step says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +80,7 @@ class ReplicaStatus:
     world: WorldChanged | None = None
     """How its world size changed last; none while it has been whole all the time."""
     recovering: bool = False
-    ranks: Mapping[int, RankStatus] = field(default_factory=dict[int, RankStatus])
+    ranks: Ranks = field(default_factory=Ranks)
     step: int | None = None
     """Last step committed; after a recovery it can be lower than before."""
     total_steps: int | None = None
