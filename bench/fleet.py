@@ -21,6 +21,7 @@ from holdfast.clock import Clock
 from holdfast.events import AgentJoined, RankExit, RankExited, RanksStarted, RanksStopped, RankState
 from holdfast.events.orders import PROTOCOL, AnyOrder, Leave, Progress, StartRanks, StepPassed, StopRanks
 from holdfast.guard.keys import Keys
+from holdfast.job.silence import Silence
 
 FIRST_PORT = 20000
 
@@ -77,7 +78,14 @@ class SimulatedAgent:
         self._fleet = fleet
         self._incarnation = f"{os.getpid():x}-{time.monotonic_ns():x}"
         source = f"node{node}.{generation}/{self._incarnation}"
-        self._link = Link(fleet.url, fleet.keys.of_node(node, generation), source, greet=self._greet, obey=self._obey)
+        self._link = Link(
+            fleet.url,
+            fleet.keys.of_node(node, generation),
+            source,
+            greet=self._greet,
+            obey=self._obey,
+            silence=Silence(node_grace_s=45.0),
+        )
         self._attempt = -1
         self._replica = 0
         self._ranks: tuple[int, ...] = ()

@@ -38,6 +38,7 @@ from holdfast.guard.door import Hall
 from holdfast.guard.keys import Keys
 from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.silence import Silence
 from holdfast.job.spec import Job, Nodes
 
 TOKEN = "correct-horse-battery-staple"
@@ -95,7 +96,10 @@ async def no_drill(drill: DrillRequested) -> None:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path, code: Path | None = None, limits: Limits = LIMITS) -> AsyncIterator[Site]:
+async def site(
+    folder: Path, code: Path | None = None, limits: Limits = LIMITS, node_grace_s: float = 45.0
+) -> AsyncIterator[Site]:
+    silence = Silence(node_grace_s=node_grace_s)
     writer = EventWriter(folder / "events.jsonl")
     controller = Controller(
         machine=Machine(Job(command=("train",), nodes=Nodes(min=3, max=3))),
@@ -109,7 +113,7 @@ async def site(folder: Path, code: Path | None = None, limits: Limits = LIMITS) 
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    listening = server.listening(server.Port(controller, KEYS, code, limits), nodes=3, limits=limits)
+    listening = server.listening(server.Port(controller, KEYS, code, limits), nodes=3, silence=silence, limits=limits)
     serving = asyncio.ensure_future(listening.serve(sockets=[listener]))
     try:
         yield Site(
@@ -125,10 +129,14 @@ async def site(folder: Path, code: Path | None = None, limits: Limits = LIMITS) 
 
 
 def play(
-    folder: Path, scene: Callable[[Site], Awaitable[None]], limits: Limits = LIMITS, code: Path | None = None
+    folder: Path,
+    scene: Callable[[Site], Awaitable[None]],
+    limits: Limits = LIMITS,
+    code: Path | None = None,
+    node_grace_s: float = 45.0,
 ) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(60), site(folder, code, limits) as here:
+        async with asyncio.timeout(60), site(folder, code, limits, node_grace_s) as here:
             await scene(here)
 
     asyncio.run(whole())
@@ -486,3 +494,17 @@ def test_message_beyond_the_limit_cuts_its_sender_off_alone(tmp_path: Path) -> N
             await acknowledged(good, 1)
 
     play(tmp_path, scene)
+
+
+def test_agent_that_falls_silent_with_its_connection_open_is_taken_to_be_away(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.agent() as agent:
+            await agent.send(joined(0))
+            await agent.send(found(0, 1))
+            await acknowledged(agent, 1)
+            agent.transport.pause_reading()  # it takes nothing in and answers nothing, as a stopped process does
+            while not here.events(AgentLeft):  # noqa: ASYNC110 - the log is a file, which tells nobody
+                await asyncio.sleep(0.01)
+            agent.transport.abort()
+
+    play(tmp_path, scene, node_grace_s=3.0)

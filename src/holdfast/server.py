@@ -68,6 +68,7 @@ from holdfast.guard.sparing import Sparing
 from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
+from holdfast.job.silence import Silence
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import launches
@@ -265,7 +266,9 @@ async def _close(websocket: WebSocket) -> None:
         await websocket.close(code=1002)
 
 
-def listening(port: Port, *, nodes: int, limits: Limits = LIMITS, tls: ssl.SSLContext | None = None) -> Server:
+def listening(
+    port: Port, *, nodes: int, silence: Silence, limits: Limits = LIMITS, tls: ssl.SSLContext | None = None
+) -> Server:
     """The port as it is served: quiet about itself, with limits, at once over when the run is."""
     config = uvicorn.Config(
         port,
@@ -276,6 +279,8 @@ def listening(port: Port, *, nodes: int, limits: Limits = LIMITS, tls: ssl.SSLCo
         ws=AgentsWebSocket,
         ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,
+        ws_ping_interval=silence.ping_s,
+        ws_ping_timeout=silence.pong_s,
         server_header=False,
         timeout_graceful_shutdown=1,
     )
@@ -396,7 +401,8 @@ async def serve(
     controller.feed(*news)
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
     port = Port(controller, keys, archive)
-    server = listening(port, nodes=accepted.job.nodes.max, tls=tls)
+    silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
+    server = listening(port, nodes=accepted.job.nodes.max, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:
         await controller.run()

@@ -19,6 +19,7 @@ from holdfast.events import AgentJoined, FindingRaised
 from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode, messages
 from holdfast.findings import Finding
 from holdfast.guard.tls import controllers_end, make_identity
+from holdfast.job.silence import Silence
 
 TOKEN = "token"
 
@@ -74,8 +75,15 @@ async def seqs(connection: ServerConnection, count: int) -> list[int]:
     return heard
 
 
-def link_to(port: int, *, token: str = TOKEN, obey: Callable[[AnyOrder], None] = lambda _: None) -> Link:
-    return Link(f"ws://127.0.0.1:{port}/v1/agent", token, "node0.0/x", greet=greeting, obey=obey)
+def link_to(
+    port: int,
+    *,
+    token: str = TOKEN,
+    obey: Callable[[AnyOrder], None] = lambda _: None,
+    node_grace_s: float = 45.0,
+) -> Link:
+    silence = Silence(node_grace_s=node_grace_s)
+    return Link(f"ws://127.0.0.1:{port}/v1/agent", token, "node0.0/x", greet=greeting, obey=obey, silence=silence)
 
 
 @contextlib.asynccontextmanager
@@ -207,6 +215,7 @@ def test_controller_of_another_run_is_told_nothing_and_asked_again(
                 "node0.0/x",
                 greet=greeting,
                 obey=lambda _: None,
+                silence=Silence(node_grace_s=45.0),
                 ca=tmp_path / "ours.ca",
             )
             async with running(link):
@@ -225,5 +234,21 @@ def test_refused_token_is_final() -> None:
         async with await Office(port).open():
             with pytest.raises(Refused):
                 await link_to(port, token="wrong").run()
+
+    play(scene)
+
+
+def test_controller_that_falls_silent_with_its_connection_open_is_given_up_and_found_again() -> None:
+    async def scene(port: int) -> None:
+        link = link_to(port, node_grace_s=3.0)
+        office = Office(port)
+        async with await office.open(), running(link):
+            first = await office.next()
+            await link.connected.wait()
+            first.transport.pause_reading()  # it takes nothing in and answers nothing, as a stopped process does
+            link.say(word())
+            second = await office.next()
+            assert await seqs(second, 1) == [1]
+            first.transport.abort()
 
     play(scene)

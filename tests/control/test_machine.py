@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
 from holdfast.control.machine import Machine
-from holdfast.control.policy import AWAY_GRACE_S, JUDGE_S, STOP_GRACE_S
+from holdfast.control.policy import JUDGE_S, STOP_GRACE_S
 from holdfast.control.state import NodePhase, ReplicaPhase, State
 from holdfast.events import (
     AgentJoined,
@@ -37,9 +37,11 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.job.backend import NodePlace
+from holdfast.job.silence import Silence
 from holdfast.job.spec import Job, Launch, Nodes, Recovery
 
 GRACE_S = 7.0
+AWAY_S = Silence(node_grace_s=Recovery().node_grace_s).away_s
 
 
 class Run:
@@ -305,7 +307,7 @@ def test_ranks_stopped_by_their_own_agent_are_no_success() -> None:
 def test_agent_back_in_time_is_told_nothing() -> None:
     run = Run().running()
     run.do(left(1))
-    assert run.state.deadlines == {"away:1": 20.0 + AWAY_GRACE_S}
+    assert run.state.deadlines == {"away:1": 20.0 + AWAY_S}
     assert run.do(joined(1, at=25.0, attempt=0)) == []
     assert run.state.deadlines == {}
     assert run.phase() is ReplicaPhase.RUNNING
@@ -472,7 +474,7 @@ def test_successor_gives_every_agent_its_time_to_return() -> None:
     run = Run().running()
     run.do(left(0, at=5.0))
     assert start_over(run, 500.0) == []
-    assert run.state.deadlines == {"away:0": 500.0 + AWAY_GRACE_S, "away:1": 500.0 + AWAY_GRACE_S}
+    assert run.state.deadlines == {"away:0": 500.0 + AWAY_S, "away:1": 500.0 + AWAY_S}
 
 
 def test_successor_gives_ranks_their_time_to_end_anew() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.runs.conftest import Runs
+from tests.runs.conftest import Runs, steps_done
 
 from holdfast import api
 from holdfast.events import (
+    AgentJoined,
+    AgentLeft,
     AttemptStarted,
     ControllerStarted,
     DrillAction,
@@ -70,3 +72,43 @@ def test_clocks_that_jump_by_hours_move_no_deadline_and_are_told(runs: Runs, by_
     assert told == sorted(told)
     account = api.summary(watched.folder).account
     assert 0 < account.total_s < HOURS_S / 2
+
+
+@pytest.mark.slow
+def test_node_out_of_reach_for_less_than_its_grace_comes_back_and_nothing_restarts(isolated: Runs) -> None:
+    # Noticed within 10 s, replaced after 30: the cut ends in between, as one of 30 s does with the default of 45.
+    watched = isolated.steps(100_000, 0.02, profile="apart", overrides=("recovery.node_grace_s=30",))
+    watched.drill(DrillTarget.NODE, 1, DrillAction.PARTITION, at_step=12, for_s=13.0)
+    watched.until(AgentLeft)
+    assert watched.until(AgentJoined).generation == 0
+    last = watched.until(StepCommitted).step
+    watched.until(StepCommitted, lambda event: event.step > last + 10)
+    api.cancel(watched.folder, force=True)
+    watched.end()
+    assert len(watched.all(AttemptStarted)) == 1
+    assert len(watched.all(NodeRequested)) == 2
+    steps = [event.step for event in watched.all(StepCommitted)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "target"),
+    [
+        (DrillAction.PARTITION, DrillTarget.NODE),
+        (DrillAction.STOP, DrillTarget.NODE),
+        (DrillAction.STOP, DrillTarget.AGENT),
+    ],
+)
+def test_node_out_of_reach_for_good_is_replaced_and_no_step_lost(
+    isolated: Runs, action: DrillAction, target: DrillTarget
+) -> None:
+    watched = isolated.steps(60, 0.02, profile="apart", overrides=("recovery.node_grace_s=9",))
+    watched.drill(target, 1, action, at_step=23)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.finding.code == "node-lost"
+    assert "out of reach for recovery.node_grace_s, 9 s" in " ".join(decided.finding.evidence)
+    assert [event.generation for event in watched.all(NodeRequested) if event.node == 1] == [0, 1]
+    assert "starts at step" in watched.log(1, attempt=1)
+    assert steps_done(watched) == list(range(1, 61))

@@ -10,8 +10,9 @@ import torch
 from tests.conftest import SmallDisk, fill
 
 from holdfast.errors import HoldfastError
-from holdfast.train.checkpoint import Checkpoints, Training
+from holdfast.train.checkpoint import ALONE, Checkpoints, Training
 from holdfast.train.ranks import Ranks
+from holdfast.train.tenure import Writer
 
 
 class Counter:
@@ -42,8 +43,14 @@ def train(loop: Training) -> None:
     loop.extra.count += 1
 
 
-def checkpoints(folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1) -> Checkpoints:
-    return Checkpoints(folder, keep=keep, training=loop, ranks=Ranks(world_size=world_size))
+def checkpoints(
+    folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1, writer: Writer = ALONE
+) -> Checkpoints:
+    return Checkpoints(folder, keep=keep, training=loop, ranks=Ranks(world_size=world_size), writer=writer)
+
+
+def complete(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
 
 
 def weights(loop: Training) -> list[torch.Tensor]:
@@ -125,16 +132,17 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, dama
 
 def test_partial_checkpoint_is_cleared_and_the_one_before_loaded(trained):
     folder, _ = trained
-    (folder / "step-00000002").rename(folder / "step-00000002.partial")
+    (folder / "step-00000002").rename(folder / "writing-0-0" / "step-00000002")
     assert checkpoints(folder, training()).restore() == (1, [])
-    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "writer-0.json"]
 
 
 def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
     loop = training()
     for step in (5, 9, 12, 100):
         checkpoints(tmp_path, loop, keep=2).save(step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000012", "step-00000100"]
+    assert complete(tmp_path) == ["step-00000012", "step-00000100"]
+    assert list((tmp_path / "writing-0-0").iterdir()) == []
 
 
 def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
@@ -187,7 +195,8 @@ def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(smal
     (finding,) = failed.value.findings
     assert finding.code == "disk-full"
     assert any(line.startswith(f"tmpfs on {disk}: ") for line in finding.evidence)
-    assert sorted(path.name for path in disk.iterdir()) == ["ballast", "step-00000001"]
+    assert complete(disk) == ["step-00000001"]
+    assert list((disk / "writing-0-0").iterdir()) == []
     again = training()
     assert checkpoints(disk, again).restore() == (1, [])
     assert same(weights(again), saved)
@@ -208,3 +217,62 @@ def test_folder_that_became_read_only_is_said_and_the_older_untouched(small_disk
         checkpoints(disk, loop).save(2)
     assert failed.value.findings[0].code == "read-only-file-system"
     assert checkpoints(disk, training()).restore() == (1, [])
+
+
+def attempt(number: int, *, run: str = "run-1") -> Writer:
+    return Writer(run=run, attempt=number)
+
+
+def refused(old: Checkpoints, step: int) -> str:
+    with pytest.raises(HoldfastError) as raised:
+        old.save(step)
+    return raised.value.findings[0].code
+
+
+def test_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path):
+    old_loop, new_loop = training(), training()
+    old, new = (checkpoints(tmp_path, loop, writer=attempt(n)) for n, loop in enumerate((old_loop, new_loop)))
+    assert old.restore() == (0, [])
+    train(old_loop)
+    old.save(1)
+    assert new.restore() == (1, [])
+    train(old_loop)
+    assert refused(old, 2) == "attempt-superseded"
+    with pytest.raises(HoldfastError):
+        old.restore()
+    train(new_loop)
+    new.save(2)
+    assert complete(tmp_path) == ["step-00000001", "step-00000002"]
+    third = training()
+    assert checkpoints(tmp_path, third, writer=attempt(2)).restore() == (2, [])
+    assert same(weights(third), weights(new_loop))
+
+
+def test_attempt_replaced_in_the_middle_of_a_commit_does_not_get_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The moment after it has read that the folder is its own is the worst."""
+    old, new = (checkpoints(tmp_path, training(), writer=attempt(number)) for number in range(2))
+    old.restore()
+    look = old._tenure._refuse_successor
+
+    def overtaken() -> None:
+        look()
+        monkeypatch.undo()
+        assert new.restore() == (0, [])
+
+    monkeypatch.setattr(old._tenure, "_refuse_successor", overtaken)
+    assert refused(old, 1) == "attempt-superseded"
+    assert complete(tmp_path) == []
+    new.save(1)
+    assert complete(tmp_path) == ["step-00000001"]
+
+
+def test_new_run_takes_over_the_checkpoints_of_an_old_one_with_more_attempts(tmp_path: Path):
+    old = checkpoints(tmp_path, training(), writer=attempt(7))
+    old.restore()
+    old.save(5)
+    new = checkpoints(tmp_path, training(), writer=attempt(0, run="run-2"))
+    assert new.restore() == (5, [])
+    new.save(6)
+    assert complete(tmp_path) == ["step-00000005", "step-00000006"]

@@ -46,4 +46,4 @@ def test_weights_after_kills_in_a_step_and_in_saves_equal_those_of_an_unfailed_r
         unfailed = torch.load(tmp_path / f"unfailed.{rank}")
         failed = torch.load(tmp_path / f"failed.{rank}")
         assert all(torch.equal(one, other) for one, other in zip(unfailed, failed, strict=True))
-    assert not list((tmp_path / "failed").glob("*.partial"))
+    assert not list((tmp_path / "failed").glob("writing-*/*"))

@@ -27,6 +27,7 @@ def main() -> None:
     )
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
+    parser.add_argument("--node-grace-s", required=True, type=float)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
@@ -41,6 +42,7 @@ def main() -> None:
         code=options.code,
         address=options.address,
         controller_grace_s=options.controller_grace_s,
+        node_grace_s=options.node_grace_s,
     )
     asyncio.run(Agent(settings).run())
 

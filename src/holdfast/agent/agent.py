@@ -27,6 +27,7 @@ from holdfast.events import AgentJoined, FindingRaised, RanksStopped
 from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks, WindDown
 from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
+from holdfast.job.silence import Silence
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
 log = logging.getLogger("holdfast.agent")
@@ -49,6 +50,7 @@ class Settings:
     code: Path
     address: str
     controller_grace_s: float
+    node_grace_s: float
 
 
 class Agent:
@@ -69,7 +71,13 @@ class Agent:
         self._quiet = asyncio.Event()
         self._leaving = asyncio.Event()
         self._link = Link(
-            settings.controller, settings.token, self._source, greet=self._greet, obey=self._obey, ca=settings.ca
+            settings.controller,
+            settings.token,
+            self._source,
+            greet=self._greet,
+            obey=self._obey,
+            silence=Silence(node_grace_s=settings.node_grace_s),
+            ca=settings.ca,
         )
         self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
 

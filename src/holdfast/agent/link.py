@@ -23,11 +23,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from holdfast.events import AgentEvent, AgentJoined
 from holdfast.events.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
 from holdfast.guard.tls import NAME, agents_end
+from holdfast.job.silence import Silence
 
 log = logging.getLogger("holdfast.agent")
 
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to connect; the last is repeated."""
+
+OPEN_S = 10.0
+"""Longest a connection may take to open, in seconds."""
 
 STEADY_S = 2.0
 """A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
@@ -53,6 +57,7 @@ class Link:
         *,
         greet: Callable[[], AgentJoined],
         obey: Callable[[AnyOrder], None],
+        silence: Silence,
         ca: Path | None = None,
     ) -> None:
         self._url = url
@@ -61,6 +66,7 @@ class Link:
         self._greet = greet
         self._obey = obey
         self._tls: dict[str, Any] = {} if ca is None else {"ssl": agents_end(ca), "server_hostname": NAME}
+        self._silence = silence
         self._seq = 0
         self._outbox: OrderedDict[int, bytes] = OrderedDict()
         self._sent = 0
@@ -97,9 +103,10 @@ class Link:
                     max_size=ORDER_LIMIT_BYTES,
                     compression=None,
                     proxy=None,
-                    ping_interval=5,
-                    ping_timeout=20,
-                    open_timeout=10,
+                    ping_interval=self._silence.ping_s,
+                    ping_timeout=self._silence.pong_s,
+                    close_timeout=self._silence.close_s,
+                    open_timeout=OPEN_S,
                     **self._tls,
                 ) as connection:
                     began = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control import drills, growth, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes
 from holdfast.control.course import halt, proceed, start, stop, stop_busy
-from holdfast.control.policy import AWAY_GRACE_S, JUDGE_S, Failure, FailureKind, never_joined
+from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, State, Transition
 from holdfast.events import (
     AgentJoined,
@@ -19,6 +19,7 @@ from holdfast.events import (
     NodeRequested,
     NodeUnavailable,
 )
+from holdfast.job.silence import Silence
 from holdfast.job.spec import Job
 
 
@@ -29,7 +30,7 @@ def controller_started(job: Job, state: State, event: ControllerStarted) -> Tran
     missing = tuple(node for node in state.nodes if node.missing)
     for node in state.nodes:
         if not node.missing:
-            state = _away(state, node, event.at)
+            state = _away(job, state, node, event.at)
     state, commands = _ask_again(job, state, missing, event.at)
     for replica in state.replicas:
         if replica.phase is ReplicaPhase.JUDGING:
@@ -123,7 +124,7 @@ def agent_left(job: Job, state: State, event: AgentLeft) -> Transition:
     node = state.nodes[event.node]
     if event.generation != node.generation or event.incarnation != node.incarnation:
         return state, ()
-    return _away(state, node, event.at), ()
+    return _away(job, state, node, event.at), ()
 
 
 def node_gone(job: Job, state: State, event: NodeGone) -> Transition:
@@ -233,8 +234,8 @@ def fail(
 
 def out_of_reach(job: Job, state: State, index: int, at: float) -> Transition:
     """A node's time to come back is up."""
-    reason = f"its agent has been out of reach for {AWAY_GRACE_S:g} s"
-    return lose(job, state, (state.nodes[index],), at, reason, failed_at=at - AWAY_GRACE_S)
+    reason = f"its agent has been out of reach for recovery.node_grace_s, {job.recovery.node_grace_s:g} s"
+    return lose(job, state, (state.nodes[index],), at, reason, failed_at=at - _away_s(job))
 
 
 def not_joined(job: Job, state: State, index: int, at: float) -> Transition:
@@ -263,6 +264,10 @@ def stubborn(job: Job, state: State, index: int, at: float) -> Transition:
     return lose(job, state, busy, at, "it could not end its ranks in time")
 
 
-def _away(state: State, node: NodeState, at: float) -> State:
+def _away(job: Job, state: State, node: NodeState, at: float) -> State:
     away = node.but(phase=NodePhase.AWAY)
-    return state.with_node(away).with_deadline(Deadline.AWAY.of(node.node), at + AWAY_GRACE_S)
+    return state.with_node(away).with_deadline(Deadline.AWAY.of(node.node), at + _away_s(job))
+
+
+def _away_s(job: Job) -> float:
+    return Silence(node_grace_s=job.recovery.node_grace_s).away_s

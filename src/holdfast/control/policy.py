@@ -25,12 +25,6 @@ LOOP_HORIZON_S = 60.0
 FIRST_STEP_HORIZON_S = 30.0
 """A program that never opened its holdfast channel is taken to be before its first step for this long, in seconds."""
 
-AWAY_GRACE_S = 10.0
-"""Seconds a lost connection may take to come back before its node counts as lost.
-
-Above a network's blip, below a person's patience.
-"""
-
 STOP_GRACE_S = 20.0
 """Seconds beyond the asked grace that a node may take to end its ranks before it counts as lost."""
 

@@ -312,6 +312,12 @@ class Recovery(Model):
 
     A recovery does not wait: it kills at once.
     """
+    node_grace_s: Seconds = 45.0
+    """Seconds without a word from a node's agent after which the node is replaced.
+
+    A third of it is for noticing the silence, the rest for coming back. A network that is gone for less than two
+    thirds of it costs no restart of holdfast's, as long as the ranks' own connections last.
+    """
     controller_grace_s: Seconds = 1800.0
     """Seconds an agent goes on without its controller before it asks for a checkpoint, stops its ranks and leaves."""
 

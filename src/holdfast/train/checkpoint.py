@@ -2,8 +2,9 @@
 
 A checkpoint is a folder `step-00000042`: tensors as torch.distributed.checkpoint lays them out (each rank its share),
 `host-00000.pt` per rank (random numbers, scheduler, the user's own state), and the seal, which names the format, the
-step, and every file's size and checksum. It is written as `step-00000042.partial` and renamed once everything is on
-disk, so a folder of the final name is complete whenever the writer died. Refuses to own when one is taken (session.py).
+step, and every file's size and checksum. It is written elsewhere and renamed once everything is on disk, so a folder
+of the final name is complete whenever the writer died. Refuses to own when one is taken (session.py), and who may
+commit one (tenure.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -36,6 +37,10 @@ from holdfast.shortage import lacking, room, shortage_in, shortage_of
 from holdfast.train import rng, seal
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import FileSum, Seal
+from holdfast.train.tenure import SUPERSEDED, Tenure, Writer
+
+ALONE = Writer()
+"""A process that was started by nobody who counts its attempts."""
 
 _COMPLETE = re.compile(r"step-(\d{8,})")
 
@@ -69,8 +74,9 @@ class Host(TypedDict):
 class Checkpoints:
     """The checkpoints of one run in a folder that all its ranks reach; all ranks call `restore` and `save` together."""
 
-    def __init__(self, folder: Path, *, keep: int, training: Training, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, *, keep: int, training: Training, ranks: Ranks, writer: Writer = ALONE) -> None:
         self.folder = folder
+        self._tenure = Tenure(folder, writer)
         self._keep = keep
         self._training = training
         self._ranks = ranks
@@ -93,11 +99,11 @@ class Checkpoints:
 
     def save(self, step: int) -> Path:
         """Write and seal one: complete, for every rank, when this returns; a failure is raised on all of them alike."""
-        partial = _partial(self.path(step))
+        partial = self._tenure.partial(self.path(step))
         written = self._ranks.to_first(self._write(partial))
         problem = self._ranks.from_first(self._commit(step, partial, written) if self._ranks.rank == 0 else None)
         if problem is not None:
-            raise HoldfastError((problem,), ExitCode.STORAGE)
+            raise HoldfastError((problem,), ExitCode.REFUSED if problem.code == SUPERSEDED else ExitCode.STORAGE)
         return self.path(step)
 
     def _write(self, partial: Path) -> dict[str, FileSum] | Finding:
@@ -140,12 +146,12 @@ class Checkpoints:
             files |= part
         try:
             seal.write(partial, Seal(step=step, world_size=self._ranks.world_size, files=files))
-            partial.rename(self.path(step))
+            self._tenure.commit(self.path(step))
             seal.sync_folder(self.folder)
             for old in self._complete()[self._keep :]:
-                shutil.rmtree(old.rename(_partial(old)), ignore_errors=True)
-        except OSError as error:
-            problem = _failed(partial, 0, error)
+                self._tenure.drop(old)
+        except (HoldfastError, OSError) as error:
+            problem = error.findings[0] if isinstance(error, HoldfastError) else _failed(partial, 0, error)
             shutil.rmtree(partial, ignore_errors=True)
             return problem
         return None
@@ -156,9 +162,9 @@ class Checkpoints:
         return sorted(named, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
     def _newest(self) -> tuple[Seal | None, list[Finding]]:
-        """Clear away what a dead writer left, and find the newest one that is what its seal says."""
-        for partial in self.folder.glob("step-*.partial"):
-            shutil.rmtree(partial)
+        """Take the folder over, and find the newest one that is what its seal says."""
+        with suppress(OSError):  # where nothing can be written, nobody commits; the first checkpoint will say so
+            self._tenure.take_over()
         noticed: list[Finding] = []
         for path in self._complete():
             found = seal.verified(path)
@@ -210,10 +216,6 @@ def _one_process_is_meant() -> Generator[None]:
 
 def _host_file(rank: int) -> str:
     return f"host-{rank:05d}.pt"
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
 
 
 def _failed(partial: Path, rank: int, error: BaseException) -> Finding:

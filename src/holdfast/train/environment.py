@@ -29,6 +29,12 @@ class Environment:
     """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
     checkpoint_every_s: float | None = None
     """`HOLDFAST_CHECKPOINT_EVERY_S`: take one when this many seconds have passed since the last."""
+    run: str = ""
+    """`HOLDFAST_RUN`: the run this is a rank of."""
+    replica: int = 0
+    """`HOLDFAST_REPLICA`."""
+    attempt: int = 0
+    """`HOLDFAST_ATTEMPT`: how often the ranks have been started before; a later one takes the checkpoints over."""
     checkpoint_keep: int = 3
     """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest are kept."""
 
@@ -40,6 +46,9 @@ class Environment:
         return cls(
             rank=0 if rank is None else rank,
             world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,
+            run=variables.get("HOLDFAST_RUN", ""),
+            replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
+            attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
             checkpoint_path=_path(variables, "HOLDFAST_CHECKPOINT_PATH"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),

@@ -28,6 +28,7 @@ from holdfast.train.channel import Channel, say
 from holdfast.train.checkpoint import Checkpoints, Stateful, Training
 from holdfast.train.environment import Environment
 from holdfast.train.ranks import Agreement, Ranks, Wish
+from holdfast.train.tenure import SUPERSEDED, Writer
 
 DRAIN_S = 0.05
 """Seconds a process waits when it exits, with Python's lock let go. A Gloo thread that is about to drop the tensors of
@@ -75,7 +76,11 @@ class Session:
         if told.checkpoint_path is not None:
             training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra)
             self._checkpoints = Checkpoints(
-                told.checkpoint_path, keep=told.checkpoint_keep, training=training, ranks=self._ranks
+                told.checkpoint_path,
+                keep=told.checkpoint_keep,
+                training=training,
+                ranks=self._ranks,
+                writer=Writer(run=told.run, replica=told.replica, attempt=told.attempt),
             )
             self._resume(self._checkpoints)
         self._total: int | None = None
@@ -153,7 +158,7 @@ class Session:
         except HoldfastError as error:
             if self._ranks.rank == 0:
                 self._channel.found(error.findings[0])
-            if must:
+            if must or error.findings[0].code == SUPERSEDED:
                 raise
         else:
             if self._ranks.rank == 0:

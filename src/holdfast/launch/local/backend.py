@@ -143,6 +143,7 @@ class LocalBackend:
             "--code": str(self._folder.code),
             "--address": node.address,
             "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
+            "--node-grace-s": f"{self._accepted.job.recovery.node_grace_s:g}",
         }
         if self._url.startswith("wss:"):
             options["--ca"] = str(self._folder.ca)

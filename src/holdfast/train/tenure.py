@@ -1,0 +1,105 @@
+"""Owns who may commit into a folder of checkpoints: of one replica's attempts, the one that took it over last.
+
+FOLDER/
+    writer-0.json          who that is, for replica 0
+    writing-0-3/           what attempt 3 of replica 0 is writing; a checkpoint leaves it, complete, by one rename
+
+An attempt takes over by putting its name down and then taking away what others were writing. After that an earlier
+one, cut off from its controller but alive, can finish nothing it had begun, for that is gone, and nothing new, for it
+reads the name before it commits. Refuses to own what is written (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Fault, Finding
+
+SUPERSEDED = "attempt-superseded"
+
+
+class Writer(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt; the defaults are those of a process that nobody counts."""
+
+    run: str = ""
+    replica: int = 0
+    attempt: int = 0
+
+    def precedes(self, other: Writer) -> bool:
+        """Whether it is an earlier attempt of the same; those of different runs are in no order."""
+        return (self.run, self.replica) == (other.run, other.replica) and self.attempt < other.attempt
+
+
+class Tenure:
+    """One attempt's right to commit; its rank 0 alone takes it and uses it."""
+
+    def __init__(self, folder: Path, writer: Writer) -> None:
+        self.folder = folder
+        self._writer = writer
+        self._name = folder / f"writer-{writer.replica}.json"
+        self._desk = folder / f"writing-{writer.replica}-{writer.attempt}"
+
+    def partial(self, final: Path) -> Path:
+        """Where to write what will be committed under this name."""
+        return self._desk / final.name
+
+    def take_over(self) -> None:
+        """From here on no other attempt commits; raises HoldfastError when a later one holds the folder."""
+        self._refuse_successor()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._sign()
+        finally:
+            self._clear()  # also where the disk is too full for a name: what dead writers left may be what fills it
+
+    def _sign(self) -> None:
+        fresh = self._name.with_suffix(".new")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(self._writer))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self._name)
+
+    def _clear(self) -> None:
+        for desk in self.folder.glob(f"writing-{self._writer.replica}-*"):
+            # Renamed first, and at once: what is being removed can be renamed by its writer until its turn comes.
+            ended = desk.with_name(f"ended-{desk.name}")
+            shutil.rmtree(ended, ignore_errors=True)
+            desk.rename(ended)
+        for ended in self.folder.glob(f"ended-writing-{self._writer.replica}-*"):
+            shutil.rmtree(ended, ignore_errors=True)
+
+    def commit(self, final: Path) -> None:
+        """Make what was written for this name complete; raises HoldfastError when another attempt has taken over."""
+        self._refuse_successor()
+        try:
+            self.partial(final).rename(final)
+        except FileNotFoundError:
+            self._refuse_successor()
+            raise
+
+    def drop(self, final: Path) -> None:
+        """Remove a complete checkpoint: never to be seen in part under its name."""
+        self._desk.mkdir(exist_ok=True)
+        shutil.rmtree(final.rename(self.partial(final).with_suffix(".old")), ignore_errors=True)
+
+    def _refuse_successor(self) -> None:
+        """Raise when a later attempt of this run has put its name down."""
+        try:
+            holder = msgspec.json.decode(self._name.read_bytes(), type=Writer)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return
+        if self._writer.precedes(holder):
+            finding = Finding(
+                code=SUPERSEDED,
+                what=f"attempt {holder.attempt} has taken over, so attempt {self._writer.attempt} commits nothing more",
+                where=str(self._name),
+                remedy="Nothing: this attempt's node was given up while it was out of reach. Its ranks end.",
+                fault=Fault.CLUSTER,
+            )
+            raise HoldfastError((finding,), ExitCode.REFUSED)
