@@ -315,7 +315,7 @@ def test_agent_back_in_time_is_told_nothing() -> None:
 
 def test_agent_away_for_too_long_is_lost_since_it_left() -> None:
     run = Run().running()
-    run.do(left(1), DeadlinePassed(at=30.0, deadline="away:1"), stopped(0))
+    run.do(left(1), DeadlinePassed(at=20.0 + AWAY_S, deadline="away:1"), stopped(0))
     assert run.state.nodes[1].phase is NodePhase.REQUESTED
     assert run.state.replicas[0].failures[0].at == 20.0
 

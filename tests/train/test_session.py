@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,7 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code(agent, tmp_path: Path, 
 def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
     folder = tmp_path / "file"
     loop = session(rank_socket=agent.path, checkpoint_path=folder, checkpoint_every_steps=1)
+    shutil.rmtree(folder)
     folder.touch()
     loop.commit()
     loop.commit()
@@ -168,6 +170,7 @@ def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
 def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
     folder = tmp_path / "file"
     loop = session(checkpoint_path=folder)
+    shutil.rmtree(folder)
     folder.touch()
     steps = loop.steps(1)
     next(steps)
