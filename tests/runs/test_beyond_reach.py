@@ -55,7 +55,8 @@ async def end_of(descriptor: int) -> None:
 def test_agent_stopped_until_it_was_replaced_ends_its_ranks_when_it_wakes(home: Path, tmp_path: Path) -> None:
     job = api.load_job(None, command=("sleep", "3600"), nodes=2, name="far", overrides=("recovery.node_grace_s=6",))
     folder = RunFolder.create("far")
-    api._fill(folder, api._accepted(job, "local", tmp_path, folder.code))
+    three_machines = api._accepted(job, "local", tmp_path, folder.code).model_copy(update={"capacity": 3})
+    api._fill(folder, three_machines)
 
     async def scene() -> None:
         _, beat = os.pipe()
