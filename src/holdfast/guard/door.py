@@ -84,6 +84,10 @@ class AgentsWebSocket(WebSocketsSansIOProtocol):
     def handle_text(self, event: Frame) -> None:
         self.handle_bytes(event)
 
+    def keepalive_timeout(self) -> None:
+        """Let a silent peer go at once: neither TLS's farewell, 30 s, nor what is yet to be sent is waited for."""
+        self.transport.abort()
+
 
 class Server(uvicorn.Server):
     """uvicorn behind a door; the application finds its connection's `Arrival` in `scope["state"]["arrival"]`."""
