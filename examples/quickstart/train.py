@@ -37,17 +37,18 @@ model: torch.nn.Module = LlamaForCausalLM(config).to(device)
 if world_size > 1:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-text = Text(batch=BATCH, length=LENGTH, rank=rank, world_size=world_size)  # + or a data loader of your own
+text = Text(length=LENGTH)  # + or a data set of your own
 
 session = Session(model=model, optimizer=optimizer)  # + resumes where the last checkpoint was taken
 for step in session.steps(STEPS):  # + counts from 1, or from there
-    tokens = text.batch(step).to(device)
-    loss = model(input_ids=tokens, labels=tokens).loss
     optimizer.zero_grad()
-    loss.backward()
+    for micro in session.micro_batches(BATCH):  # + this rank's samples; more where there are fewer ranks
+        tokens = text.tokens(micro.samples).to(device)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        (loss * micro.weight).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    session.commit(loss=loss, tokens=tokens.numel() * world_size)  # + reports the step, saves when due
+    session.commit(loss=loss, tokens=session.global_batch * LENGTH)  # + reports the step, saves when due
     if rank == 0:
         print(f"step {step} loss {loss.item():.3f}", flush=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.runs.conftest import Runs, Watched
 from holdfast import api
 from holdfast.events import (
     AttemptStarted,
+    CheckpointCommitted,
     DrillAction,
     DrillTarget,
     Effect,
@@ -22,6 +25,9 @@ from holdfast.events import (
     WorldChanged,
 )
 
+SAMPLER = Path(__file__).parents[1] / "programs" / "sampler.py"
+TORCH_S = 150.0
+"""Longest that a few ranks with torch take to their first step on a busy machine."""
 SHORT = ("nodes.wait_s=0.5",)
 
 
@@ -113,3 +119,49 @@ def test_fixed_run_waits_for_its_node_and_says_why(runs: Runs) -> None:
     give_back(watched, 1)
     assert watched.end().outcome is Outcome.SUCCEEDED
     assert watched.all(WorldChanged) == []
+
+
+def samples_of(watched: Watched) -> dict[int, dict[int, list[int]]]:
+    """Sample numbers by step and attempt, from the ranks' own notes."""
+    found: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for notes in watched.folder.checkpoints.glob("samples-*.txt"):
+        attempt = int(notes.name.split("-")[1])
+        for line in notes.read_text().splitlines():
+            step, first, end = map(int, line.split())
+            found[step][attempt].extend(range(first, end))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "in_a_step"), [("keep", (4, 4)), ("scale", (4, 2))])
+def test_each_sample_is_in_exactly_one_committed_step_whatever_the_world_size(
+    runs: Runs, what: str, in_a_step: tuple[int, int]
+) -> None:
+    whole, small = in_a_step
+    overrides = ("nodes=1..2", "checkpoint.every_steps=4", f"recovery.global_batch={what}", *SHORT)
+    watched = runs.start(sys.executable, str(SAMPLER), "100000", "2", "0.01", overrides=overrides)
+    lose(watched, 0, at_step=10)
+    shrunk = watched.until(WorldChanged, within_s=TORCH_S)
+    assert shrunk.global_batch is (Effect.KEPT if what == "keep" else Effect.SCALED)
+    assert (shrunk.samples, shrunk.confirmed) == (small, True)
+    kept = watched.until(CheckpointCommitted, lambda event: event.attempt == 1, TORCH_S)
+    watched.drill(DrillTarget.RANK, 0, DrillAction.KILL)
+    watched.until(StepCommitted, lambda event: event.attempt == 2 and event.step > kept.step + 5, TORCH_S)
+    give_back(watched, 0)
+    grown = watched.until(WorldChanged, within_s=TORCH_S)
+    assert (grown.world_size, grown.samples) == (2, whole)
+    watched.until(CheckpointCommitted, lambda event: event.attempt == 3, TORCH_S)
+    api.cancel(watched.folder)
+    watched.end(TORCH_S)
+
+    samples = samples_of(watched)
+    final = {step: attempts[max(attempts)] for step, attempts in sorted(samples.items())}
+    last = max(final)
+    assert list(final) == list(range(1, last + 1))
+    assert [number for step in final.values() for number in sorted(step)] == list(range(sum(map(len, final.values()))))
+    sizes_of_steps = {max(attempts): len(attempts[max(attempts)]) for attempts in samples.values()}
+    assert sizes_of_steps == {0: whole, 1: small, 2: small, 3: whole}
+    # Ranks with a Session left when they were asked to, so that growing cost no step.
+    assert min(step for step, attempts in samples.items() if 3 in attempts) == 1 + max(
+        step for step, attempts in samples.items() if 2 in attempts
+    )

@@ -73,7 +73,7 @@ def trained(tmp_path: Path) -> tuple[Path, dict[int, list[torch.Tensor]]]:
 
 
 def test_restore_of_an_empty_or_missing_folder_starts_at_0(tmp_path: Path):
-    assert checkpoints(tmp_path / "none yet", training()).restore() == (0, [])
+    assert checkpoints(tmp_path / "none yet", training()).restore()[:2] == (0, [])
 
 
 def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
@@ -83,7 +83,7 @@ def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
     train(first)
     drawn = torch.rand(1), random.random()
 
-    assert checkpoints(tmp_path, second).restore() == (1, [])
+    assert checkpoints(tmp_path, second).restore()[:2] == (1, [])
     train(second)
     assert (torch.rand(1), random.random()) == drawn
     assert same(weights(second), weights(first))
@@ -118,7 +118,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, dama
     folder, kept = trained
     damage(folder / "step-00000002")
     loop = training()
-    step, noticed = checkpoints(folder, loop).restore()
+    step, noticed, _ = checkpoints(folder, loop).restore()
     assert step == 1
     assert same(weights(loop), kept[1])
     assert [finding.code for finding in noticed] == ["checkpoint-damaged"]
@@ -127,13 +127,13 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, dama
 
     train(loop)
     checkpoints(folder, loop).save(2)
-    assert checkpoints(folder, training()).restore() == (2, [])
+    assert checkpoints(folder, training()).restore()[:2] == (2, [])
 
 
 def test_partial_checkpoint_is_cleared_and_the_one_before_loaded(trained):
     folder, _ = trained
     (folder / "step-00000002").rename(folder / "writing-0-0" / "step-00000002")
-    assert checkpoints(folder, training()).restore() == (1, [])
+    assert checkpoints(folder, training()).restore()[:2] == (1, [])
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "writer-0.json"]
 
 
@@ -150,7 +150,7 @@ def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
     with pytest.raises(HoldfastError) as refused:
         checkpoints(folder, training(width=5)).restore()
     assert refused.value.findings[0].code == "checkpoint-does-not-fit"
-    assert checkpoints(folder, training()).restore() == (2, [])
+    assert checkpoints(folder, training()).restore()[:2] == (2, [])
 
 
 def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
@@ -165,7 +165,7 @@ def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
 
 def test_checkpoint_of_another_world_size_is_loaded_and_said(tmp_path: Path):
     checkpoints(tmp_path, training(), world_size=2).save(7)
-    step, noticed = checkpoints(tmp_path, training()).restore()
+    step, noticed, _ = checkpoints(tmp_path, training()).restore()
     assert step == 7
     assert [finding.code for finding in noticed] == ["world-size-changed"]
 
@@ -198,12 +198,12 @@ def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(smal
     assert complete(disk) == ["step-00000001"]
     assert list((disk / "writing-0-0").iterdir()) == []
     again = training()
-    assert checkpoints(disk, again).restore() == (1, [])
+    assert checkpoints(disk, again).restore()[:2] == (1, [])
     assert same(weights(again), saved)
 
     ballast.unlink()
     checkpoints(disk, loop).save(2)
-    assert checkpoints(disk, training()).restore() == (2, [])
+    assert checkpoints(disk, training()).restore()[:2] == (2, [])
 
 
 @pytest.mark.root
@@ -216,7 +216,7 @@ def test_folder_that_became_read_only_is_said_and_the_older_untouched(small_disk
     with pytest.raises(HoldfastError) as failed:
         checkpoints(disk, loop).save(2)
     assert failed.value.findings[0].code == "read-only-file-system"
-    assert checkpoints(disk, training()).restore() == (1, [])
+    assert checkpoints(disk, training()).restore()[:2] == (1, [])
 
 
 def attempt(number: int, *, run: str = "run-1") -> Writer:
@@ -232,10 +232,10 @@ def refused(old: Checkpoints, step: int) -> str:
 def test_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path):
     old_loop, new_loop = training(), training()
     old, new = (checkpoints(tmp_path, loop, writer=attempt(n)) for n, loop in enumerate((old_loop, new_loop)))
-    assert old.restore() == (0, [])
+    assert old.restore()[:2] == (0, [])
     train(old_loop)
     old.save(1)
-    assert new.restore() == (1, [])
+    assert new.restore()[:2] == (1, [])
     train(old_loop)
     assert refused(old, 2) == "attempt-superseded"
     with pytest.raises(HoldfastError):
@@ -244,7 +244,7 @@ def test_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path):
     new.save(2)
     assert complete(tmp_path) == ["step-00000001", "step-00000002"]
     third = training()
-    assert checkpoints(tmp_path, third, writer=attempt(2)).restore() == (2, [])
+    assert checkpoints(tmp_path, third, writer=attempt(2)).restore()[:2] == (2, [])
     assert same(weights(third), weights(new_loop))
 
 
@@ -259,7 +259,7 @@ def test_attempt_replaced_in_the_middle_of_a_commit_does_not_get_through(
     def overtaken() -> None:
         look()
         monkeypatch.undo()
-        assert new.restore() == (0, [])
+        assert new.restore()[:2] == (0, [])
 
     monkeypatch.setattr(old._tenure, "_refuse_successor", overtaken)
     assert refused(old, 1) == "attempt-superseded"
@@ -273,6 +273,6 @@ def test_new_run_takes_over_the_checkpoints_of_an_old_one_with_more_attempts(tmp
     old.restore()
     old.save(5)
     new = checkpoints(tmp_path, training(), writer=attempt(0, run="run-2"))
-    assert new.restore() == (5, [])
+    assert new.restore()[:2] == (5, [])
     new.save(6)
     assert complete(tmp_path) == ["step-00000005", "step-00000006"]

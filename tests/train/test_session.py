@@ -41,6 +41,8 @@ def test_environment_is_read_by_its_documented_names():
     variables = {
         "RANK": "3",
         "WORLD_SIZE": "4",
+        "HOLDFAST_BATCH_WORLD_SIZE": "6",
+        "HOLDFAST_LEARNING_RATE_FACTOR": "0.5",
         "HOLDFAST_RANK_SOCKET": "/run/3.sock",
         "HOLDFAST_CHECKPOINT_PATH": "/ckpt",
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
@@ -50,6 +52,8 @@ def test_environment_is_read_by_its_documented_names():
     assert Environment.read(variables) == Environment(
         rank=3,
         world_size=4,
+        batch_world_size=6,
+        learning_rate_factor=0.5,
         rank_socket=Path("/run/3.sock"),
         checkpoint_path=Path("/ckpt"),
         checkpoint_every_steps=10,
@@ -176,6 +180,50 @@ def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
     next(steps)
     with pytest.raises(HoldfastError):
         loop.commit()
+
+
+def train(loop: Session, steps: int, batch: int = 4) -> list[range]:
+    """The samples of each micro-batch, in order."""
+    seen: list[range] = []
+    for _ in loop.steps(steps):
+        seen.extend(micro.samples for micro in loop.micro_batches(batch))
+        loop.commit()
+    return seen
+
+
+def test_rank_that_is_left_alone_takes_the_samples_of_all_and_says_how_many(agent):
+    loop = session(rank_socket=agent.path, batch_world_size=3)
+    assert train(loop, 2) == [range(4), range(4, 8), range(8, 12), range(12, 16), range(16, 20), range(20, 24)]
+    assert agent.accept().await_(Step).metrics["global_batch"] == 12
+
+
+def test_samples_go_on_from_a_checkpoint_whatever_the_batch_is_then(tmp_path: Path):
+    assert train(session(checkpoint_path=tmp_path, batch_world_size=2), 1) == [range(4), range(4, 8)]
+    assert train(session(checkpoint_path=tmp_path), 3) == [range(8, 12), range(12, 16)]
+
+
+def test_samples_of_a_checkpoint_that_counts_none_are_those_of_its_steps(tmp_path: Path):
+    loop = session(checkpoint_path=tmp_path)
+    for _ in loop.steps(3):
+        loop.commit()
+    assert train(session(checkpoint_path=tmp_path), 4) == [range(12, 16)]
+
+
+@pytest.mark.parametrize(("micro_batches", "stepped"), [(True, -0.05), (False, -0.1)])
+def test_learning_rate_is_scaled_during_steps_of_a_dealt_batch_and_nowhere_else(micro_batches: bool, stepped: float):
+    weight = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    model = torch.nn.Module()
+    model.weight = weight
+    loop = Session(model=model, optimizer=optimizer, environment=Environment(learning_rate_factor=0.5))
+    for _ in loop.steps(1):
+        if micro_batches:
+            list(loop.micro_batches(1))
+        weight.grad = torch.ones(())
+        optimizer.step()
+        loop.commit()
+    assert weight.item() == pytest.approx(stepped)
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_step_that_is_not_committed_is_an_error():

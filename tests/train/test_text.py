@@ -23,30 +23,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_documentation_is_english_bytes_of_the_shape_asked_for():
-    tokens = Text(batch=4, length=65).batch(1)
+    tokens = Text(length=65).tokens(range(4))
     assert tokens.shape == (4, 65)
     assert tokens.dtype == torch.int64
-    assert b" the " in b"".join(windows(Text(batch=64, length=65).batch(1)))
+    assert b" the " in b"".join(windows(Text(length=65).tokens(range(64))))
 
 
-def test_batch_of_a_step_is_the_same_in_another_process_life():
-    assert torch.equal(Text(batch=4, length=65).batch(700), Text(batch=4, length=65).batch(700))
-    assert not torch.equal(Text(batch=4, length=65).batch(700), Text(batch=4, length=65, seed=1).batch(700))
+def test_sample_is_the_same_in_another_process_life():
+    samples = range(2800, 2804)
+    assert torch.equal(Text(length=65).tokens(samples), Text(length=65).tokens(samples))
+    assert not torch.equal(Text(length=65).tokens(samples), Text(length=65, seed=1).tokens(samples))
 
 
-def test_epoch_over_two_ranks_sees_every_window_once(folder: Path):
-    ranks = [Text([folder], batch=2, length=4, rank=rank, world_size=2) for rank in range(2)]
-    seen = [window for step in range(1, 6) for text in ranks for window in windows(text.batch(step))]
+def test_epoch_sees_every_window_once(folder: Path):
+    text = Text([folder], length=4)
+    seen = [window for first in range(0, 20, 2) for window in windows(text.tokens(range(first, first + 2)))]
     assert len(seen) == len(set(seen)) == 20
+    assert sorted(windows(text.tokens(range(20, 40)))) == sorted(seen) != seen
 
 
-def test_batch_of_a_step_is_the_same_dealt_to_one_rank_or_two(folder: Path):
-    one = Text([folder], batch=4, length=4).batch(9)
-    two = [Text([folder], batch=2, length=4, rank=rank, world_size=2).batch(9) for rank in range(2)]
-    assert torch.equal(one, torch.cat(two))
-
-
-def test_text_shorter_than_a_step_is_refused(folder: Path):
+def test_text_shorter_than_a_sample_is_refused(folder: Path):
     with pytest.raises(HoldfastError) as refused:
-        Text([folder / "second.txt"], batch=6, length=4, world_size=2)
+        Text([folder / "second.txt"], length=41)
     assert refused.value.findings[0].code == "text-too-short"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.job.spec import Job
+from holdfast.job.spec import GlobalBatch, Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
     """What all ranks of a node are given alike."""
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
+    full_world_size = job.nodes.max // attempt.replica_count * job.local_world_size
+    keeps = job.recovery.global_batch is GlobalBatch.KEEP
     checkpoint = job.checkpoint
     # What the job may override comes first, then the job's own, then what holds the ranks together.
     env = {} if share.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(share.devices)}
@@ -78,6 +80,8 @@ def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
         "HOLDFAST_ATTEMPT": str(attempt.attempt),
         "HOLDFAST_REPLICA": str(attempt.replica),
         "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else world_size),
+        "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(world_size, full_world_size)),
         "HOLDFAST_CHECKPOINT_PATH": str(_checkpoints(accepted, folder)),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }

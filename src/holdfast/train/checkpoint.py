@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import msgspec
 import torch
@@ -71,6 +71,17 @@ class Host(TypedDict):
     extra: dict[str, Any] | None
 
 
+class Restored(NamedTuple):
+    """What came of looking for a checkpoint."""
+
+    step: int
+    """0 where there is none."""
+    noticed: list[Finding]
+    """What is to be said of it; on rank 0."""
+    samples: int | None = None
+    """Samples that its steps took, where that is known."""
+
+
 class Checkpoints:
     """The checkpoints of one run in a folder that all its ranks reach; all ranks call `restore` and `save` together."""
 
@@ -85,23 +96,24 @@ class Checkpoints:
         """Where the complete checkpoint of a step lies."""
         return self.folder / f"step-{step:08d}"
 
-    def restore(self) -> tuple[int, list[Finding]]:
-        """Load the newest complete checkpoint; returns its step (0: there is none) and, on rank 0, what was noticed."""
+    def restore(self) -> Restored:
+        """Load the newest complete checkpoint."""
         newest, noticed = self._newest() if self._ranks.rank == 0 else (None, [])
         newest = self._ranks.from_first(newest)
         if newest is None:
-            return 0, noticed
+            return Restored(0, noticed)
         self._load_tensors(newest)
         self._load_host(newest)
         if self._ranks.rank == 0 and newest.world_size != self._ranks.world_size:
             noticed.append(_world_changed(newest, self._ranks.world_size))
-        return newest.step, noticed
+        return Restored(newest.step, noticed, newest.samples)
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int, samples: int | None = None) -> Path:
         """Write and seal one: complete, for every rank, when this returns; a failure is raised on all of them alike."""
         partial = self._tenure.partial(self.path(step))
+        sealed = Seal(step=step, world_size=self._ranks.world_size, samples=samples, files={})
         written = self._ranks.to_first(self._write(partial))
-        problem = self._ranks.from_first(self._commit(step, partial, written) if self._ranks.rank == 0 else None)
+        problem = self._ranks.from_first(self._commit(sealed, partial, written) if self._ranks.rank == 0 else None)
         if problem is not None:
             raise HoldfastError((problem,), ExitCode.REFUSED if problem.code == SUPERSEDED else ExitCode.STORAGE)
         return self.path(step)
@@ -133,7 +145,7 @@ class Checkpoints:
             extra=extra.state_dict() if extra else None,
         )
 
-    def _commit(self, step: int, partial: Path, written: Iterable[dict[str, FileSum] | Finding]) -> Finding | None:
+    def _commit(self, sealed: Seal, partial: Path, written: Iterable[dict[str, FileSum] | Finding]) -> Finding | None:
         """Make the checkpoint complete in one rename, then drop what is too old; returns what went wrong.
 
         What was written of one that failed is removed: on a full disk it would stand in the way of the next.
@@ -145,8 +157,8 @@ class Checkpoints:
                 return part
             files |= part
         try:
-            seal.write(partial, Seal(step=step, world_size=self._ranks.world_size, files=files))
-            self._tenure.commit(self.path(step))
+            seal.write(partial, msgspec.structs.replace(sealed, files=files))
+            self._tenure.commit(self.path(sealed.step))
             seal.sync_folder(self.folder)
             for old in self._complete()[self._keep :]:
                 self._tenure.drop(old)

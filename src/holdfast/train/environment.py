@@ -21,6 +21,10 @@ class Environment:
     """`RANK`, as torchrun and holdfast set it, else `OMPI_COMM_WORLD_RANK`, as mpirun does."""
     world_size: int = 1
     """`WORLD_SIZE`."""
+    batch_world_size: int = 0
+    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is made for; none means those there are."""
+    learning_rate_factor: float = 1.0
+    """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
     rank_socket: Path | None = None
     """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
     checkpoint_path: Path | None = None
@@ -49,6 +53,8 @@ class Environment:
             run=variables.get("HOLDFAST_RUN", ""),
             replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
             attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
+            batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
+            learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
             checkpoint_path=_path(variables, "HOLDFAST_CHECKPOINT_PATH"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),

@@ -34,6 +34,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     step: int
     world_size: int
+    samples: int | None = None
+    """Samples that the steps so far have taken; none where the training does not tell."""
     files: dict[str, FileSum]
 
 

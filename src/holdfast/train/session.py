@@ -18,16 +18,19 @@ from typing import SupportsFloat
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
+from holdfast.train.batches import MicroBatch, deal
 from holdfast.train.channel import Channel, say
 from holdfast.train.checkpoint import Checkpoints, Stateful, Training
 from holdfast.train.environment import Environment
 from holdfast.train.ranks import Agreement, Ranks, Wish
+from holdfast.train.rate import ScaledRate
 from holdfast.train.tenure import SUPERSEDED, Writer
 
 DRAIN_S = 0.05
@@ -66,6 +69,8 @@ class Session:
         told = environment or Environment.read()
         self.step = 0
         """Optimiser steps finished so far, those before a restart included."""
+        self._samples: int | None = None
+        """Samples that those steps took; not known of a loop that never asked for micro-batches."""
         self._channel = Channel.open(told.rank_socket, rank=told.rank)
         self._clock = Clock()
         self._channel.send(Hello(rank=told.rank, pid=os.getpid(), clock=self._clock.anchor))
@@ -83,6 +88,11 @@ class Session:
                 writer=Writer(run=told.run, replica=told.replica, attempt=told.attempt),
             )
             self._resume(self._checkpoints)
+        self._model = model
+        self._batch_ranks = told.batch_world_size or self._ranks.world_size
+        self._rate = ScaledRate(optimizer, told.learning_rate_factor)
+        self.global_batch = 0
+        """Samples that all ranks take in the step in hand; 0 until it has asked for micro-batches."""
         self._total: int | None = None
         self._terminated = False
         self._previous_sigterm = _on_sigterm(self._note_sigterm)
@@ -104,6 +114,21 @@ class Session:
                     remedy="call session.commit(...) exactly once at the end of each step",
                 )
 
+    def micro_batches(self, batch: int) -> Iterator[MicroBatch]:
+        """This rank's samples of the step in hand, `batch` at a time: where all ranks are there, that is all of them.
+
+        With fewer ranks each has more micro-batches (`recovery.global_batch: keep`), or the step has fewer samples
+        (`scale`). Each sample is in exactly one committed step. DDP exchanges gradients with the last of them only.
+        """
+        self.global_batch = batch * self._batch_ranks
+        if self._samples is None:
+            self._samples = self.step * self.global_batch
+        self._rate.apply()
+        for part in deal(range(self._samples, self._samples + self.global_batch), batch, self._ranks):
+            if isinstance(self._model, DistributedDataParallel):
+                self._model.require_backward_grad_sync = part.last
+            yield part
+
     def commit(
         self, *, loss: SupportsFloat | None = None, tokens: SupportsFloat | None = None, **metrics: SupportsFloat
     ) -> None:
@@ -115,7 +140,10 @@ class Session:
         all ranks in this step. A tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         self.step += 1
-        given = {"loss": loss, "tokens": tokens, "total_steps": self._total, **metrics}
+        samples, self.global_batch = self.global_batch, 0
+        if self._samples is not None:
+            self._samples += samples
+        given = {"loss": loss, "tokens": tokens, "total_steps": self._total, "global_batch": samples or None, **metrics}
         self._report({name: _number(value) for name, value in given.items() if value is not None})
         scheduled = self._scheduled()
         action = self._agreement.exchange(self._wish(), scheduled=scheduled)
@@ -154,7 +182,7 @@ class Session:
             return
         began = time.monotonic()
         try:
-            path = self._checkpoints.save(self.step)
+            path = self._checkpoints.save(self.step, self._samples)
         except HoldfastError as error:
             if self._ranks.rank == 0:
                 self._channel.found(error.findings[0])
@@ -168,7 +196,7 @@ class Session:
         self._waited_s = self._saved_at - began
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        self.step, findings = checkpoints.restore()
+        self.step, findings, self._samples = checkpoints.restore()
         for finding in findings:
             self._channel.found(finding)
         if self.step and self._ranks.rank == 0:

@@ -20,42 +20,35 @@ VOCABULARY = 256
 class Text:
     """Windows of text, each seen once an epoch in an order that `seed` shuffles anew for every epoch.
 
-    A batch depends on nothing but the constructor's arguments and the step, so a resumed run continues exactly; the
-    job's batch of a step is the same whatever number of ranks it is dealt to, if `batch * world_size` is.
+    What a sample's number stands for depends on nothing but the constructor's arguments, so a run that goes on, on as
+    many ranks or others, continues exactly.
     """
 
     def __init__(
         self,
         paths: Sequence[Path | str] = (),
         *,
-        batch: int,
         length: int,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
-        """Read the files and folders given, or Python's own documentation texts (0.5 MB).
-
-        A batch is `batch` windows on each rank, `length` tokens each.
-        """
+        """Read files and folders, or Python's own documentation (0.5 MB of text); a sample is `length` tokens."""
         raw = b"\n\n".join(_contents(paths) if paths else _documentation())
         self._windows = len(raw) // length
-        self._length, self._batch, self._seed, self._rank, self._world_size = length, batch, seed, rank, world_size
-        if self._windows < batch * world_size:
+        self._seed = seed
+        if self._windows == 0:
             raise failure(
                 "text-too-short",
-                f"the text makes {self._windows} windows, fewer than one step takes",
+                f"the text has {len(raw)} bytes, fewer than one sample",
                 exit_code=ExitCode.USAGE,
-                evidence=(f"{len(raw)} bytes", f"{batch} windows of {length} on each of {world_size} ranks"),
-                remedy="give more text, or a smaller batch",
+                evidence=(f"a sample has {length} tokens",),
+                remedy="give more text, or a smaller length",
             )
         self._tokens = torch.frombuffer(bytearray(raw), dtype=torch.uint8)[: self._windows * length].view(-1, length)
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def batch(self, step: int) -> torch.Tensor:
-        """This rank's tokens for a step (counted from 1): int64 of [batch, length]."""
-        first = ((step - 1) * self._world_size + self._rank) * self._batch
-        places = [divmod(sample, self._windows) for sample in range(first, first + self._batch)]
+    def tokens(self, samples: range) -> torch.Tensor:
+        """The tokens of these samples, counted from 0: int64 of [len(samples), length]."""
+        places = [divmod(sample, self._windows) for sample in samples]
         windows = [self._order(epoch)[place] for epoch, place in places]
         return self._tokens[torch.stack(windows)].long()
 

@@ -1,0 +1,48 @@
+"""Owns how the samples of a step are dealt to the ranks there are: each to one of them, however many they are.
+
+Pure. Refuses to own what a sample is (its number is all there is of it here) and how far training is (session.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.train.ranks import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What a rank computes at once: a part of its share of a step's samples."""
+
+    samples: range
+    """Their numbers, counted from 0 over all of the training; a data source says what each is."""
+    weight: float
+    """What the mean loss over these samples is to be multiplied by; 1 where all ranks are there.
+
+    Then the gradients' mean over ranks is that over all of the step's samples, however many ranks there are.
+    """
+    last: bool
+    """Whether it is the rank's last of the step."""
+
+
+def deal(samples: range, at_once: int, ranks: Ranks) -> tuple[MicroBatch, ...]:
+    """A rank's part of a step's samples, at most `at_once` of them at a time.
+
+    Every rank gets as many micro-batches as every other, for collectives inside the model; one that runs out of samples
+    computes its first again, with a weight of 0. Needs a sample for each rank.
+    """
+    share = _part(samples, ranks.rank, ranks.world_size)
+    most = -(-len(samples) // ranks.world_size)
+    count = -(-most // at_once)
+    parts = [_part(share, number, count) for number in range(count)]
+    return tuple(
+        MicroBatch(samples=part or share[:1], weight=len(part) * ranks.world_size / len(samples), last=number == count)
+        for number, part in enumerate(parts, 1)
+    )
+
+
+def _part(whole: range, index: int, count: int) -> range:
+    """One of `count` parts of nearly equal length, one after the other; the first are the longer ones."""
+    shortest, longer = divmod(len(whole), count)
+    start, end = (number * shortest + min(number, longer) for number in (index, index + 1))
+    return whole[start:end]
