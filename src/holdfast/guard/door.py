@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +22,10 @@ from websockets.frames import Frame
 from holdfast.guard.limits import Limits
 
 log = logging.getLogger("holdfast.controller")
+
+
+RECORD_BYTES = 16 * 1024
+"""What a TLS record holds at most. asyncio keeps a buffer of 256 KiB for each connection: half a GiB at 2,048 nodes."""
 
 
 class Arrival:
@@ -101,6 +106,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on sockets that were handed down; TLS on those that other machines can reach."""
         loop = asyncio.get_running_loop()
+        sslproto.SSLProtocol.max_size = RECORD_BYTES
         self.servers: list[asyncio.base_events.Server] = []
         for listener in sockets or []:
             tls = None if listener.family is socket.AF_UNIX else self._tls
