@@ -84,6 +84,7 @@ class SimulatedAgent:
             source,
             greet=self._greet,
             obey=self._obey,
+            ca=fleet.ca,
             silence=Silence(node_grace_s=45.0),
         )
         self._attempt = -1
@@ -176,8 +177,9 @@ class SimulatedAgent:
 class Fleet:
     """The agents of this process."""
 
-    def __init__(self, url: str, keys: Keys, out: TextIO) -> None:
+    def __init__(self, url: str, keys: Keys, ca: Path, out: TextIO) -> None:
         self.url = url
+        self.ca = ca if url.startswith("wss:") else None
         self.keys = keys
         self.clock = Clock()
         self.agents: dict[int, SimulatedAgent] = {}
@@ -211,8 +213,8 @@ class Fleet:
         self._out.flush()
 
 
-async def _serve(url: str, token: str) -> None:
-    fleet = Fleet(url, Keys(token), sys.stdout)
+async def _serve(url: str, token: str, ca: Path) -> None:
+    fleet = Fleet(url, Keys(token), ca, sys.stdout)
     lines = asyncio.StreamReader(limit=64 * 1024 * 1024)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
@@ -221,10 +223,10 @@ async def _serve(url: str, token: str) -> None:
 
 def main() -> None:
     """Be agents until standard input ends."""
-    url, token_file = sys.argv[1:]
+    url, token_file, ca = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(_serve(url, Path(token_file).read_text().strip()))
+    asyncio.run(_serve(url, Path(token_file).read_text().strip(), Path(ca)))
 
 
 if __name__ == "__main__":

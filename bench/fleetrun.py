@@ -26,6 +26,7 @@ from holdfast import server
 from holdfast.events import AnyEvent
 from holdfast.events.log import EventReader
 from holdfast.folder import RunFolder
+from holdfast.guard.tls import leaves_the_machine
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job, Nodes
@@ -105,6 +106,8 @@ class FleetRun:
     nodes: int
     ranks_per_node: int = 8
     processes: int = 2
+    host: str = "127.0.0.1"
+    """Where the controller listens; beyond loopback it speaks TLS."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     """What the job sets for every rank."""
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
@@ -124,14 +127,15 @@ class FleetRun:
         self.folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
         self.folder.token.write_text(secrets.token_urlsafe(32))
         self.folder.secrets.write_text('{"environ": {}, "secrets": {}}')
-        self._agents = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._agents = socket.create_server((self.host, 0), backlog=4096)
         self._clients = socket.socket(socket.AF_UNIX)
         self._clients.bind(str(self.folder.control_socket))
         self._clients.listen(16)
         self._here, self._there = socket.socketpair()
         self._heard = threading.Condition()
-        url = "ws://{}:{}/v1/agent".format(*self._agents.getsockname()[:2])
-        argv = [sys.executable, "-m", "bench.fleet", url, str(self.folder.token)]
+        scheme = "wss" if leaves_the_machine(self.host) else "ws"
+        url = "{}://{}:{}/v1/agent".format(scheme, *self._agents.getsockname()[:2])
+        argv = [sys.executable, "-m", "bench.fleet", url, str(self.folder.token), str(self.folder.ca)]
         pipe = subprocess.PIPE
         self._fleets = [
             subprocess.Popen(argv, stdin=pipe, stdout=pipe, cwd=ROOT) for _ in range(min(self.processes, self.nodes))

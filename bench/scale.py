@@ -53,21 +53,28 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_SIZES}")
     parser.add_argument("--rest-s", type=float, default=60.0, help="how long to watch the controller at rest")
     parser.add_argument("--losses", type=int, default=5)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where the controller listens; beyond loopback it speaks TLS"
+    )
     options = parser.parse_args()
     sizes = tuple(map(int, options.nodes.split(","))) if options.nodes else QUICK_SIZES if options.quick else SIZES
     headline("scale: one controller, simulated agents of 8 ranks each")
     measured = [
-        measure(nodes, rest_s=10.0 if options.quick else options.rest_s, losses=options.losses) for nodes in sizes
+        measure(nodes, rest_s=10.0 if options.quick else options.rest_s, losses=options.losses, host=options.host)
+        for nodes in sizes
     ]
     say("")
     say(table(HEAD, [_row(one) for one in measured]))
 
 
-def measure(nodes: int, *, rest_s: float, losses: int) -> Measured:
+def measure(nodes: int, *, rest_s: float, losses: int, host: str = "127.0.0.1") -> Measured:
     """One run of a size, from its first agent to a few lost nodes."""
     quiet.wait()
     env = {f"NCCL_SETTING_{number}": "a value of an ordinary length" for number in range(20)}
-    with tempfile.TemporaryDirectory(prefix="fleet") as folder, FleetRun(Path(folder), nodes, env=env) as run:
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet") as folder,
+        FleetRun(Path(folder), nodes, env=env, host=host) as run,
+    ):
         run.until(lambda events: _count(events, AgentJoined) == nodes, WITHIN_S)
         join_s, join_cpu_s = time.monotonic() - run.began, quiet.used_s(run.controller.pid)
         run.orders("start", 0, WITHIN_S)
