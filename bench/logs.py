@@ -69,6 +69,8 @@ class _Seen:
     """What the runs of one side came to beside their time."""
 
     agents_kib: list[int]
+    cpu_s: list[float]
+    """CPU seconds of one turn of the rank, in kernel and user mode, for each start."""
     compared_bytes: int = 0
     dropped_bytes: int = 0
 
@@ -77,7 +79,7 @@ def _print_side(rounds: int) -> None:
     say("A sh redirect, B holdfast, C holdfast with logs.max_bytes=" + LIMIT)
     rows: list[tuple[str, ...]] = []
     for writer, lines in WRITERS.items():
-        seen: dict[str, _Seen] = defaultdict(lambda: _Seen(agents_kib=[]))
+        seen: dict[str, _Seen] = defaultdict(lambda: _Seen(agents_kib=[], cpu_s=[]))
         with tempfile.TemporaryDirectory(prefix="hfbench-") as folder:
             reference = Path(folder) / "reference"
             words = (writer, str(lines), str(TURNS))
@@ -98,6 +100,7 @@ def _print_side(rounds: int) -> None:
             size = reference.stat().st_size / TURNS
         for name, what in ((OURS, "as it comes"), (ROTATED, f"kept to {LIMIT}")):
             result = compare(measured, ours=name)
+            cpu = compare([{side: seen[side].cpu_s[index] for side in sides} for index in range(rounds)], ours=name)
             own = seen[name]
             rows.append(
                 (
@@ -105,6 +108,7 @@ def _print_side(rounds: int) -> None:
                     f"<= {GOAL}x",
                     f"{result.ratio}x",
                     str(result.floor),
+                    f"{cpu.ratio}x",
                     str(rounds),
                     result.verdict(GOAL),
                     f"{max(own.agents_kib) / 1024:.0f} MiB",
@@ -112,7 +116,12 @@ def _print_side(rounds: int) -> None:
                 )
             )
     say("")
-    say(table(("rank that prints", "goal", "time", "A/A floor", "rounds", "met", "agent at most", "lost"), rows))
+    say(
+        table(
+            ("rank that prints", "goal", "time", "A/A floor", "its CPU time", "rounds", "met", "agent at most", "lost"),
+            rows,
+        )
+    )
     say("")
 
 
@@ -127,8 +136,9 @@ def _printing_s(side: Callable[[], AbstractContextManager[Running]], reference: 
         (running.out / "go").touch()
         if not running.wait_for((running.out / "took").exists, WITHIN_S):
             raise SideFailed(f"not printed within {WITHIN_S:g} s: {running.last_words()}")
-        took: list[float] = json.loads((running.out / "took").read_text())
+        took: list[tuple[float, float]] = json.loads((running.out / "took").read_text())
         if seen is not None:
+            seen.cpu_s.append(sum(cpu_s for _, cpu_s in took) / len(took))
             seen.agents_kib += [_peak_kib(pid) for pid in running.pids() if b"holdfast.agent" in _argv(pid)] or [0]
         (running.out / "leave").touch()
         for command in running.commands:
@@ -138,7 +148,7 @@ def _printing_s(side: Callable[[], AbstractContextManager[Running]], reference: 
             os.replace(log, reference)
         else:
             _compare(log, reference, seen)
-    return median(took)
+    return median(wall_s for wall_s, _ in took)
 
 
 def _logs(running: Running) -> list[Path]:

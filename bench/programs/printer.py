@@ -1,4 +1,6 @@
-"""Print as fast as can be, round after round: `printer.py OUT WRITER LINES ROUNDS`; OUT/took gets the seconds of each.
+"""Print as fast as can be, round after round: `printer.py OUT WRITER LINES ROUNDS`.
+
+OUT/took gets the seconds of each round, and the CPU seconds among them.
 
 WRITER is `c` (coreutils' seq, which writes whole buffers) or `python` (a loop of print). Starts when OUT/go exists and
 leaves when OUT/leave does.
@@ -21,15 +23,16 @@ def wait_for(name: str) -> None:
 
 
 wait_for("go")
-took: list[float] = []
+took: list[tuple[float, float]] = []
 for _ in range(rounds):
-    began = time.perf_counter()
+    before, began = os.times(), time.perf_counter()
     if writer == "c":
         subprocess.run(["seq", str(lines)], check=True)
     else:
         for line in range(lines):
             print(f"step {line:08d}: loss 2.3456, 12,206 tokens/s, and so on to the length of a usual line")
-    took.append(time.perf_counter() - began)
+    ended, after = time.perf_counter(), os.times()
+    took.append((ended - began, sum(after[:4]) - sum(before[:4])))
 sys.stdout.flush()
 (out / "partial").write_text(json.dumps(took))
 os.replace(out / "partial", out / "took")
