@@ -27,9 +27,8 @@ class Node(threading.Thread):
     def run(self) -> None:
         self.command = mpi.await_command(self.door, "right", WITHIN_S)
 
-    def told(self, command: str, key: str = "right", host: str = "node1") -> str | None:
-        environ = {mpi.NODES: f"node1={self.door},node2=127.0.0.1:1", mpi.KEY: key}
-        return mpi.deliver(host, command, environ, WITHIN_S)
+    def told(self, command: str, key: str = "right", within_s: float = WITHIN_S) -> str | None:
+        return mpi.deliver("node1", command, {mpi.NODES: f"node1={self.door}", mpi.KEY: key}, within_s)
 
 
 @pytest.fixture
@@ -37,8 +36,7 @@ def node() -> Iterator[Node]:
     waiting = Node()
     waiting.start()
     yield waiting
-    if waiting.is_alive():
-        waiting.told("end")
+    waiting.told("end", within_s=0.0)  # unless it was told before
     waiting.join(WITHIN_S)
     assert not waiting.is_alive()
 
@@ -92,7 +90,7 @@ def test_node_that_nobody_calls_gives_up() -> None:
 
 def test_node_that_is_not_there_or_not_of_the_attempt_named() -> None:
     environ = {mpi.NODES: "node1=127.0.0.1:1", mpi.KEY: "right"}
-    assert "node1 cannot be reached at 127.0.0.1:1" in (mpi.deliver("node1", "x", environ, 0.0) or "")
+    assert "node1 cannot be told mpirun's command at 127.0.0.1:1" in (mpi.deliver("node1", "x", environ, 0.0) or "")
     assert "`other`, which is no node" in (mpi.deliver("other", "x", environ, 0.0) or "")
 
 

@@ -92,17 +92,24 @@ def deliver(host: str, command: str, environ: Mapping[str, str], within_s: float
     nodes = dict(entry.split("=") for entry in environ[NODES].split(",") if entry)
     if host not in nodes:
         return f"RuntimeError: mpirun wants to start ranks on `{host}`, which is no node of this attempt: {[*nodes]}"
-    deadline = time.monotonic() + within_s
+    try:
+        with _reach(_address(nodes[host]), time.monotonic() + within_s) as peer:
+            nonce = _read(peer, NONCE_BYTES)
+            peer.sendall(_mac(environ[KEY], nonce, os.fsencode(command)) + os.fsencode(command))
+            peer.shutdown(socket.SHUT_WR)
+            return None if _read(peer, 5) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
+    except OSError as error:
+        return f"RuntimeError: {host} cannot be told mpirun's command at {nodes[host]}: {error}"
+
+
+def _reach(address: tuple[str, int], deadline: float) -> socket.socket:
+    """A connection to a node that may not wait yet."""
     while True:
         try:
-            with socket.create_connection(_address(nodes[host]), timeout=TALK_S) as peer:
-                nonce = _read(peer, NONCE_BYTES)
-                peer.sendall(_mac(environ[KEY], nonce, os.fsencode(command)) + os.fsencode(command))
-                peer.shutdown(socket.SHUT_WR)
-                return None if _read(peer, 5) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
-        except ConnectionRefusedError as error:
+            return socket.create_connection(address, timeout=TALK_S)
+        except OSError:
             if time.monotonic() > deadline:
-                return f"RuntimeError: {host} cannot be reached at {nodes[host]}: {error}"
+                raise
             time.sleep(RETRY_S)
 
 
