@@ -102,3 +102,12 @@ def test_long_error_is_cut_and_broken_text_mended(tmp_path: Path) -> None:
 
 def test_log_that_does_not_exist_has_no_error(tmp_path: Path) -> None:
     assert last_error(tmp_path / "none.log") == ("", "")
+
+
+def test_error_of_a_rank_told_rather_than_torchruns_about_it(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    own = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    log.write_text(f"ValueError: bad shape\nTraceback (most recent call last):\n  File x\n{own}\n=====\n")
+    assert last_error(log) == ("ValueError: bad shape", f"{log}:1")
+    log.write_text(f"Traceback (most recent call last):\n  File x\n{own}\n=====\n")
+    assert last_error(log) == (own.rstrip(), f"{log}:3")

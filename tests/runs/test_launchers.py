@@ -65,5 +65,6 @@ def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
     assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
     (decided,) = watched.all(RecoveryDecided)
-    assert decided.attempt == 0
+    # Ten times a second each torchrun looks at its ranks: the other node's may be the first to see one that left after.
+    assert any(line.startswith("its launcher says that rank") for line in decided.finding.evidence)
     assert watched.all(StepCommitted)[-1].step == 40

@@ -70,6 +70,8 @@ def test_rank_killed_under_mpirun_run_goes_on(isolated: Runs, profile: str) -> N
     watched.drill(DrillTarget.RANK, 3, DrillAction.KILL, at_step=7)
     assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
+    (decided,) = watched.all(RecoveryDecided)
+    assert any(line.startswith("its launcher says that rank") for line in decided.finding.evidence)
     assert watched.all(StepCommitted)[-1].step == 40
     assert [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ompi")] == []
 

@@ -35,6 +35,10 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 
+# torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+_CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
+"""What torchrun raises when a rank has failed, whose own error stands before."""
+
 
 def last_error(log: Path) -> tuple[str, str]:
     """The last error line of a log and its place as `file:line`; two empty strings when there is none."""
@@ -65,7 +69,8 @@ def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | Non
     matches = list(_ERROR.finditer(text, whole))
     if not matches:
         return None
-    last = matches[-1]
+    ranks_own = [match for match in matches if not _CHILD_FAILED.match(match["raised"] or match["line"])]
+    last = (ranks_own or matches)[-1]
     group = "raised" if last["raised"] is not None else "line"
     return begin + last.start(group), last[group]
 

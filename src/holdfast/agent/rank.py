@@ -8,10 +8,11 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.agent.lasterror import last_error
+from holdfast.agent.lastwords import last_words
 from holdfast.agent.memory import MemoryWitness, before, out_of_memory
 from holdfast.clock import Clock
 from holdfast.events import RankExit
@@ -145,13 +146,24 @@ class RankProcess:
         error, place = last_error(Path(self.launch.log))
         if status > 0:
             error, evidence = _with_shortage(error, Path(self.launch.log))
-            return Ended(at=at, how=RankExit.CODE, code=status, error=error, evidence=evidence, log=place)
+            ended = Ended(at=at, how=RankExit.CODE, code=status, error=error, evidence=evidence, log=place)
+            return self._in_its_own_words(ended)
         number = -status
         evidence = ""
         if number == signal.SIGKILL and self._witness is not None:
             evidence = out_of_memory(self._witness, self.pid)
         how = RankExit.OUT_OF_MEMORY if evidence else RankExit.SIGNAL
         return Ended(at=at, how=how, code=number, error=error, evidence=evidence, log=place)
+
+    def _in_its_own_words(self, ended: Ended) -> Ended:
+        """A launcher's end as that of the rank it names; one that a signal ended has written no error."""
+        words = last_words(Path(self.launch.log))
+        if words is None or ended.evidence:
+            return ended
+        evidence = f"its launcher says that rank {words.rank} ended first"
+        if words.code < 0:
+            return Ended(at=ended.at, how=RankExit.SIGNAL, code=-words.code, evidence=evidence, log=self.launch.log)
+        return replace(ended, code=words.code, evidence=evidence)
 
     def _was_stopped(self, status: int) -> bool:
         """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""

@@ -77,7 +77,7 @@ class RankExited(Event, frozen=True, kw_only=True):
     error: str = ""
     """The last error line the rank wrote, at most 500 characters, such as `ValueError: bad shape`."""
     evidence: str = ""
-    """What proves `how`: the kernel's line, the cgroup's counter, the operating system's reason."""
+    """What proves `how`: the kernel's line, the cgroup's counter, the operating system's reason, a launcher's word."""
     log: str = ""
     """`file:line` of that error line."""
     last_step: int = -1

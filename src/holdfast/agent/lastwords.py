@@ -1,0 +1,62 @@
+"""Owns what a launcher says last, of the rank that ended first; one row a launcher, its real lines above it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWords:
+    """Which rank a launcher names, and how that ended: an exit code, or a signal's number below zero."""
+
+    rank: int
+    code: int
+
+
+_ROWS: tuple[re.Pattern[bytes], ...] = (
+    # mpirun noticed that process rank 3 with PID 17792 on node node1 exited on signal 9 (Killed).
+    re.compile(rb"^mpi\w+ noticed that process rank (?P<rank>\d+) .* exited on signal (?P<signal>\d+)\b", re.MULTILINE),
+    # mpirun detected that one or more processes exited with non-zero status, thus causing
+    # the job to be terminated. The first process to do so was:
+    #
+    #   Process name: [[6475,1],3]
+    #   Exit code:    7
+    re.compile(rb"^  Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\n  Exit code: +(?P<code>\d+)$", re.MULTILINE),
+    # Failures:
+    # [1]:
+    #   time      : 2026-11-21_10:20:12
+    #   host      : vm
+    #   rank      : 3 (local_rank: 1)
+    #   exitcode  : -9 (pid: 31337)
+    #   ...
+    # Root Cause (first observed failure):
+    # [0]:
+    #   ...
+    re.compile(rb"^  rank +: (?P<rank>\d+) \(local_rank.*\n  exitcode +: (?P<code>-?\d+) ", re.MULTILINE),
+)
+
+
+def last_words(log: Path) -> LastWords | None:
+    """What the launcher that wrote this log says last; None where none has said anything of the kind."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            tail = file.read(TAIL_BYTES)
+    except OSError:
+        return None
+    said = [_words(match) for row in _ROWS for match in row.finditer(tail)]
+    # Torchrun looks ten times a second and takes those it finds ended together for first by number; but ranks that lose
+    # a peer leave with a code, or by torchrun's own SIGTERM. Of the rest, the last it names is its root cause.
+    killed = [words for words in said if words.code < 0 and words.code != -signal.SIGTERM]
+    return next(iter(killed or said[-1:]), None)
+
+
+def _words(match: re.Match[bytes]) -> LastWords:
+    groups = match.groupdict()
+    code = -int(groups["signal"]) if "signal" in groups else int(groups["code"])
+    return LastWords(rank=int(groups["rank"]), code=code)
