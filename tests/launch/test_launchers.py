@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.launch.test_environment import launched
+
+from holdfast import api
 
 
 def only(**job: Any) -> Any:
@@ -56,3 +61,23 @@ def test_jax_ranks_each_take_gpus_of_their_own() -> None:
     assert devices(gpus_per_node=4, ranks_per_node=2) == ["0,1", "2,3"]
     assert devices(gpus_per_node=2, ranks_per_node=1) == ["0,1"]
     assert devices(ranks_per_node=2) == [None, None]
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("launch", "command", "shown"),
+    [
+        (
+            "accelerate",
+            "accelerate launch a.py",
+            "--main_process_ip HEAD_ADDRESS --main_process_port HEAD_PORT a.py",
+        ),
+        ("deepspeed", "deepspeed a.py", "hostfile-1 <<END\nnode0 slots=1\nnode1 slots=1\nEND\n"),
+        ("mpi", "mpirun ./a", "HOLDFAST_MPI_KEY=ATTEMPT_KEY\nHOLDFAST_MPI_LISTEN=NODE1_ADDRESS:NODE1_PORT\n"),
+    ],
+)
+def test_render_shows_what_a_launcher_is_told(tmp_path: Path, launch: str, command: str, shown: str) -> None:
+    job = api.load_job(None, command=command.split(), nodes=2, overrides=(f"launch={launch}",))
+    text = api.render(job, "local", base=tmp_path)
+    assert shown in text.split("# node1, rank 1\n")[1]
+    assert os.fspath(tmp_path) in text

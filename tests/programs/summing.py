@@ -7,6 +7,7 @@ KIND is one of the functions below. What a rank has seen goes into HOLDFAST_CHEC
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -23,6 +24,29 @@ def torch() -> tuple[int, float]:
     mine = torch.tensor(float(dist.get_rank()))
     dist.all_reduce(mine)
     rank = dist.get_rank()
+    dist.destroy_process_group()
+    return rank, mine.item()
+
+
+def megatron() -> tuple[int, float]:
+    """As Megatron-LM sets itself up: torchrun's variables, its own arguments, groups of neighbouring ranks."""
+    import torch
+    import torch.distributed as dist
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tensor-model-parallel-size", type=int)
+    arguments, _ = parser.parse_known_args()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    size = arguments.tensor_model_parallel_size
+    tensor = [dist.new_group(list(range(first, first + size))) for first in range(0, world_size, size)]
+    data = [dist.new_group(list(range(first, world_size, size))) for first in range(size)]
+    mine = torch.tensor(float(rank))
+    dist.all_reduce(mine, group=tensor[rank // size])
+    dist.all_reduce(mine, group=data[rank % size])
+    dist.barrier()
     dist.destroy_process_group()
     return rank, mine.item()
 
@@ -55,7 +79,9 @@ def mpi() -> tuple[int, float]:
     return world.Get_rank(), float(world.allreduce(world.Get_rank()))
 
 
-KINDS: dict[str, Callable[[], tuple[int, float]]] = {one.__name__: one for one in (torch, accelerate, jax, mpi)}
+KINDS: dict[str, Callable[[], tuple[int, float]]] = {
+    one.__name__: one for one in (torch, megatron, accelerate, jax, mpi)
+}
 
 
 def main() -> None:

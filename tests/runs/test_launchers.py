@@ -33,13 +33,19 @@ def ranks(watched: Watched) -> dict[int, dict[str, Any]]:
     ("launch", "command"),
     [
         ("per-rank", (sys.executable, SUMMING, "jax")),
+        ("per-rank", (sys.executable, SUMMING, "megatron", "--tensor-model-parallel-size", "2")),
         ("accelerate", (beside_python("accelerate"), "launch", "--multi_gpu", SUMMING, "accelerate")),
         ("deepspeed", (beside_python("deepspeed"), SUMMING, "torch")),
     ],
-    ids=["jax", "accelerate", "deepspeed"],
+    ids=["jax", "megatron", "accelerate", "deepspeed"],
 )
 def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tuple[str, ...]) -> None:
-    overrides = (f"launch={launch}", "ranks_per_node=2", "fabric=tcp", "env={HELLO: there}")
+    overrides = (
+        f"launch={launch}",
+        "ranks_per_node=2",
+        "fabric=tcp",
+        "env={HELLO: there, CUDA_DEVICE_MAX_CONNECTIONS: 1}",
+    )
     watched = runs.start(*command, overrides=overrides)
     assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     said = ranks(watched)
