@@ -96,7 +96,7 @@ class Tenure:
             return
         if self._writer.precedes(holder):
             finding = Finding(
-                code=SUPERSEDED,
+                code="attempt-superseded",  # SUPERSEDED, in words: the list of codes is read from calls
                 what=f"attempt {holder.attempt} has taken over, so attempt {self._writer.attempt} commits nothing more",
                 where=str(self._name),
                 remedy="Nothing: this attempt's node was given up while it was out of reach. Its ranks end.",
