@@ -79,7 +79,7 @@ class SimulatedAgent:
         self._incarnation = f"{os.getpid():x}-{time.monotonic_ns():x}"
         source = f"node{node}.{generation}/{self._incarnation}"
         self._link = Link(
-            fleet.url,
+            lambda: fleet.url,
             fleet.keys.of_node(node, generation),
             source,
             greet=self._greet,

@@ -25,6 +25,9 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+SUPERSEDED_STATUS = 81
+"""Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
+
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the letters and digits that are read for one another."""
 

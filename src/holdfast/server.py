@@ -60,6 +60,7 @@ from holdfast.events.orders import (
     messages,
     progress_interval_s,
 )
+from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.guard.door import AgentsWebSocket, Arrival, Server
 from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
@@ -304,6 +305,23 @@ def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
     return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files),)
 
 
+def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
+    """What is to be said when an earlier keeper's port could not be had again."""
+    found = json.loads(folder.controller.read_text())
+    if "taken_by" not in found:
+        return ()
+    taken = Finding(
+        code="controller-port-taken",
+        severity=Severity.WARNING,
+        what=f"port {found['former_port']}, where the run's controller was, is taken; it is at {found['port']} now",
+        where=f"{found['host']}:{found['former_port']}",
+        evidence=(f"{found['taken_by']} has it",),
+        remedy="Nothing: agents look up where the controller is before they connect.",
+        fault=Fault.CLUSTER,
+    )
+    return (taken,)
+
+
 async def _beat(keeper: int) -> None:
     """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
     os.set_blocking(keeper, False)
@@ -399,6 +417,7 @@ async def serve(
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
+    controller.tell(*_port_taken(folder))
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
     port = Port(controller, keys, archive)
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)

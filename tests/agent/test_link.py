@@ -83,7 +83,9 @@ def link_to(
     node_grace_s: float = 45.0,
 ) -> Link:
     silence = Silence(node_grace_s=node_grace_s)
-    return Link(f"ws://127.0.0.1:{port}/v1/agent", token, "node0.0/x", greet=greeting, obey=obey, silence=silence)
+    return Link(
+        lambda: f"ws://127.0.0.1:{port}/v1/agent", token, "node0.0/x", greet=greeting, obey=obey, silence=silence
+    )
 
 
 @contextlib.asynccontextmanager
@@ -210,7 +212,7 @@ def test_controller_of_another_run_is_told_nothing_and_asked_again(
         tls = controllers_end(tmp_path / "theirs.identity")
         async with await asyncio.start_server(hear, "127.0.0.1", port, ssl=tls):
             link = Link(
-                f"wss://127.0.0.1:{port}/v1/agent",
+                lambda: f"wss://127.0.0.1:{port}/v1/agent",
                 TOKEN,
                 "node0.0/x",
                 greet=greeting,

@@ -225,6 +225,10 @@ class Desk:
 
     def die(self) -> None:
         """The controller dies, and another takes over from the log; every connection is gone."""
+        for task in self.controller._tasks:
+            task.cancel()
+        if self.controller._due is not None:
+            self.controller._due.cancel()
         self._writer.close()
         for agent in self.agents:
             agent.link = None

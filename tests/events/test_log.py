@@ -17,6 +17,7 @@ from holdfast.events.log import (
     BLOCK_BYTES,
     EventReader,
     EventWriter,
+    Superseded,
     UnsupportedFormat,
     is_whole,
     last_event,
@@ -197,3 +198,20 @@ def test_shortage_ends_when_there_is_room_again(small_disk: SmallDisk) -> None:
     assert writer.shortage is None
     writer.close()
     assert (disk / "log").stat().st_blocks * 512 < (disk / "log").stat().st_size + 8192
+
+
+def test_writer_that_finds_anothers_lines_writes_nothing_more(tmp_path: Path) -> None:
+    first, second = EventWriter(tmp_path / "log"), EventWriter(tmp_path / "log")
+    first.append([CREATED])
+    with pytest.raises(Superseded):
+        second.append([GONE])
+    third = EventWriter(tmp_path / "log")
+    third.append([GONE])
+    for stale in (first, second):
+        with pytest.raises(Superseded):
+            stale.append([FINISHED], sync=True, ending=True)
+        with pytest.raises(Superseded):
+            stale.check()
+        stale.close()
+    third.append([LEFT])
+    assert read_events(tmp_path / "log") == [CREATED, GONE, LEFT]

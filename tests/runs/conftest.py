@@ -18,7 +18,7 @@ import pytest
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished
+from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished, StepCommitted
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
 from holdfast.job.spec import Job
@@ -71,6 +71,12 @@ class Watched:
         amount: float | None = None,
     ) -> None:
         api.drill(self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount)
+
+    def steps(self) -> list[int]:
+        """Every step that was committed, as often as it was; one line of the log may stand for several."""
+        return [
+            step for event in self.all(StepCommitted) for step in range(event.step - event.steps + 1, event.step + 1)
+        ]
 
     def log(self, rank: int, attempt: int = 0) -> str:
         return self.folder.rank_log(attempt, rank).read_text()

@@ -16,6 +16,7 @@ def main() -> None:
     parser.add_argument("node", type=int)
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
+    parser.add_argument("--controller-record", type=Path, help="file that says where the controller is by now")
     parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
     parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where its URL says wss")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
@@ -43,6 +44,7 @@ def main() -> None:
         address=options.address,
         controller_grace_s=options.controller_grace_s,
         node_grace_s=options.node_grace_s,
+        record=options.controller_record,
     )
     asyncio.run(Agent(settings).run())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -15,6 +16,8 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast.agent.code import CodeFolder
 from holdfast.agent.drills import Drills, Reach
@@ -43,6 +46,7 @@ class Settings:
     node: int
     generation: int
     controller: str
+    """Where the controller was when this agent was started."""
     token: str
     ca: Path | None
     folder: Path
@@ -51,6 +55,17 @@ class Settings:
     address: str
     controller_grace_s: float
     node_grace_s: float
+    record: Path | None = None
+    """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
+
+    def where(self) -> str:
+        """The controller's URL, as far as it is known now."""
+        try:
+            found: dict[str, Any] = json.loads(self.record.read_text()) if self.record else {}
+            address = f"{found['host']}:{found['port']}"
+        except (OSError, ValueError, LookupError, TypeError):
+            return self.controller
+        return urlsplit(self.controller)._replace(netloc=address).geturl()
 
 
 class Agent:
@@ -71,7 +86,7 @@ class Agent:
         self._quiet = asyncio.Event()
         self._leaving = asyncio.Event()
         self._link = Link(
-            settings.controller,
+            settings.where,
             settings.token,
             self._source,
             greet=self._greet,

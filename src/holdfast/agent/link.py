@@ -51,7 +51,7 @@ class Link:
 
     def __init__(
         self,
-        url: str,
+        url: Callable[[], str],
         token: str,
         source: str,
         *,
@@ -98,7 +98,7 @@ class Link:
             try:
                 headers = {"Authorization": f"Bearer {self._token}"}
                 async with connect(
-                    self._url,
+                    self._url(),
                     additional_headers=headers,
                     max_size=ORDER_LIMIT_BYTES,
                     compression=None,
@@ -122,7 +122,7 @@ class Link:
             except ssl.SSLCertVerificationError as error:
                 # Nothing was said to it, not even the token. What stands in the way may go away, so this goes on.
                 if tries == 0:
-                    log.error("%s is not this run's controller: %s", self._url, error.verify_message)
+                    log.error("%s is not this run's controller: %s", self._url(), error.verify_message)
             except (OSError, WebSocketException, TimeoutError) as error:
                 if tries == 0:
                     log.warning("the controller is out of reach: %s", error)

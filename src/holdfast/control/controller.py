@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -63,7 +63,7 @@ from holdfast.events import (
     StepCommitted,
     orders,
 )
-from holdfast.events.log import EventWriter
+from holdfast.events.log import EventWriter, Superseded
 from holdfast.events.orders import (
     Acknowledge,
     AskCheckpoint,
@@ -75,6 +75,7 @@ from holdfast.events.orders import (
     StopRanks,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.folder import SUPERSEDED_STATUS
 from holdfast.job.backend import Backend, NodeObservation, Sight
 from holdfast.shortage import finding_of, shortage_of
 
@@ -194,6 +195,10 @@ class Controller:
         """Take in what somebody asks for, as an event of ours and of now."""
         self.feed(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
+    def tell(self, *findings: Finding) -> None:
+        """Write down what is worth saying and by itself changes nothing."""
+        self.feed(*(FindingRaised(at=self._clock(), finding=finding) for finding in findings))
+
     def feed(self, *events: AnyEvent) -> None:
         """Take events in, after what was kept back, or hold them as long as the log cannot be written."""
         self._enter([*self._kept(), *events])
@@ -223,6 +228,8 @@ class Controller:
         decisive = any(isinstance(line, RunCreated | RunFinished) for line in lines)
         try:
             self._writer.append(lines, sync=decisive, ending=state.ending is not None)
+        except Superseded:
+            _leave_to_another()
         except OSError as error:
             self._held = events
             self._hold(error)
@@ -297,6 +304,10 @@ class Controller:
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
         dismissed = self._state.finished or (self._state.ending and self._state.done)
         if node is None or joined.generation != node.generation or dismissed:
+            try:
+                self._writer.check()  # it may be another controller that has given the node this place
+            except Superseded:
+                _leave_to_another()
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Leave())
             return None
@@ -497,7 +508,7 @@ class Controller:
         try:
             await self._drill(drill)
         except HoldfastError as error:
-            self.feed(*(FindingRaised(at=self._clock(), finding=finding) for finding in error.findings))
+            self.tell(*error.findings)
 
     async def _finish(self) -> None:
         for link in list(self._links.values()):
@@ -537,7 +548,7 @@ class Controller:
         while True:
             await asyncio.sleep(LOOK_S)
             if jump_s := self._clock.jumped_s():
-                self.feed(FindingRaised(at=self._clock(), finding=clock_jumped("the controller", jump_s)))
+                self.tell(clock_jumped("the controller", jump_s))
 
     def _fold(self, event: AnyEvent) -> None:
         self._state, _ = self._machine.step(self._state, event)
@@ -581,6 +592,12 @@ def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
             return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
         case Sight.GONE:
             return NodeGone(at=at, node=node, generation=generation, reason=seen.reason)
+
+
+def _leave_to_another() -> NoReturn:
+    """Everything a controller does follows a line in the log; one that may write no more has nothing left to do."""
+    log.critical("another controller has taken this run over; this one leaves, and touches nothing")
+    os._exit(SUPERSEDED_STATUS)
 
 
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")

@@ -78,6 +78,10 @@ def _as_written(line: bytes) -> bool:
     return bool(mark) and given.rstrip() == b'%08x"}' % zlib.crc32(body)
 
 
+class Superseded(Exception):
+    """Somebody else has written to this log: another controller has the run."""
+
+
 class EventWriter:
     """Appends events to a run's log; only the run's controller holds one.
 
@@ -102,8 +106,14 @@ class EventWriter:
         """Why no more space could be kept for the log when it was last written; None while there is enough."""
         return self._reserve.shortage
 
+    def check(self) -> None:
+        """Raise `Superseded` when the log has grown by another's hand: what its file system's locks may not prevent."""
+        if os.fstat(self._fd).st_size != self._end:
+            raise Superseded
+
     def append(self, events: Iterable[AnyEvent], *, sync: bool = False, ending: bool = False) -> None:
-        """Write all of these or none; raises OSError when there is no room for them."""
+        """Write all of these or none; raises OSError when there is no room for them, and `Superseded`."""
+        self.check()
         data = memoryview(b"".join(map(sealed, events)))
         end = self._end + len(data)
         self._reserve.keep(end)
@@ -122,7 +132,8 @@ class EventWriter:
 
     def close(self) -> None:
         """Give back what was kept and not needed."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, Superseded):
+            self.check()
             os.ftruncate(self._fd, self._end)
         os.close(self._fd)
 

@@ -137,6 +137,7 @@ class LocalBackend:
         argv = [*node.prefix, sys.executable, "-m", "holdfast.agent", str(place.node), str(place.generation)]
         options = {
             "--controller": self._url,
+            "--controller-record": str(self._folder.controller),
             "--token-file": str(self._token_file(place, node_folder)),
             "--folder": str(node_folder),
             "--sockets": str(sockets),

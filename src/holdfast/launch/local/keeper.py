@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -20,10 +22,11 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from holdfast.folder import RunFolder
+from holdfast.folder import SUPERSEDED_STATUS, RunFolder
 from holdfast.launch.local.isolation import isolation_for
-from holdfast.launch.local.processes import ProcessId, adopt_orphans, descendants, end_all
+from holdfast.launch.local.processes import ProcessId, adopt_orphans, descendants, end_all, port_holder
 
 LASTING_S = 10.0
 """A controller that lived longer did its work; what ended it is not likely to end the next one at once."""
@@ -39,6 +42,8 @@ SILENT_LOOKS_AT_START = 24
 """Until its first beat it imports and folds its log, which takes longer on a slow disk."""
 SWEEP_S = 10.0
 LOCK_TRIES = 50
+_ID = secrets.token_hex(8)
+"""Names this keeper among all that a run ever has, on whatever machine."""
 
 
 def main() -> int:
@@ -57,6 +62,8 @@ def main() -> int:
     address = isolation.enter(_live_agents(folder))
     with _listen(folder, address) as (agents, clients):
         code = _keep(folder, agents, clients, lock)
+    if code == SUPERSEDED_STATUS:
+        return code  # what is here is another keeper's now
     end_all(lambda: descendants(os.getpid()), within_s=SWEEP_S)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
@@ -78,10 +85,20 @@ def _live_agents(folder: RunFolder) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _listen(folder: RunFolder, address: str) -> Generator[tuple[socket.socket, socket.socket]]:
-    """Listen for agents (TCP, on the port of an earlier keeper where there was one) and for this user (Unix)."""
+    """Listen for agents (TCP, on the port of an earlier keeper where there was one) and for this user (Unix).
+
+    Where that port was taken meanwhile it is another one: agents read where the controller is before they connect.
+    """
     record = folder.controller
-    port = json.loads(record.read_text())["port"] if record.exists() else 0
-    agents = socket.create_server((address, port), backlog=4096)
+    former: int = _description(folder).get("port", 0)
+    taken_by = ""
+    try:
+        agents = socket.create_server((address, former), backlog=4096)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        taken_by = port_holder(former)
+        agents = socket.create_server((address, 0), backlog=4096)
     directory = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
     folder.control_socket.unlink(missing_ok=True)
     clients = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -90,7 +107,9 @@ def _listen(folder: RunFolder, address: str) -> Generator[tuple[socket.socket, s
     clients.listen(128)
     os.close(directory)
     host, port = agents.getsockname()[:2]
-    description = {"host": host, "port": port, "keeper": os.getpid()}
+    description = {"host": host, "port": port, "keeper": os.getpid(), "id": _ID}
+    if taken_by:
+        description |= {"former_port": former, "taken_by": taken_by}
     temporary = record.with_suffix(".new")
     temporary.write_text(json.dumps(description))
     temporary.rename(record)
@@ -136,13 +155,28 @@ class Pace:
 def _keep(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock: int) -> int:
     pace = Pace(grace_s=_grace_s(folder))
     while True:
+        if not _ours(folder):
+            return SUPERSEDED_STATUS
         started = time.monotonic()
         status = _one_life(folder, agents, clients, lock)
         ended = time.monotonic()
         pace = pace.after(started, ended)
-        if status == 0 or pace.hopeless(ended):
+        if status in (0, SUPERSEDED_STATUS) or pace.hopeless(ended):
             return status
         time.sleep(max(0.0, pace.pause_s - (ended - started)))
+
+
+def _ours(folder: RunFolder) -> bool:
+    """Whether no other keeper has written itself down: a file system without locks lets two believe they have one."""
+    return _description(folder).get("id") == _ID
+
+
+def _description(folder: RunFolder) -> dict[str, Any]:
+    """Where the run's keeper says that it is to be found; empty when there has been none."""
+    try:
+        return json.loads(folder.controller.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def _grace_s(folder: RunFolder) -> float:

@@ -6,6 +6,7 @@ a mark, which it keeps even after it has daemonised itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -149,6 +150,26 @@ def send(pid: int, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def port_holder(port: int) -> str:
+    """Who has a TCP port of this network, as `process 42 (python)`; `an unknown process` where /proc does not tell."""
+    sockets = [line.split() for table in ("tcp", "tcp6") for line in _lines(Path(f"/proc/self/net/{table}"))[1:]]
+    wanted = {f"socket:[{words[9]}]" for words in sockets if int(words[1].rpartition(":")[2], 16) == port}
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(descriptor.path) in wanted:
+                        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    return "an unknown process"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def pause(pids: Sequence[int], for_s: float | None = None) -> None:
