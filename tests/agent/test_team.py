@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from tests.agent.test_gpu import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill
 
 from holdfast.agent import team as team_module
@@ -534,5 +535,42 @@ def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
         assert bench.all(RankHung) == []
         team.stop(0.0)
         await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_gpus_held_by_others_are_told_before_ranks_are_started_beside_them(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, monkeypatch, answering(tmp_path, GPUS, APPS))
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("exit 0")).start()
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.code == "gpu-occupied"
+        assert "process 40171" in found.finding.evidence[1]
+        assert bench.said.index(found) < bench.said.index(await bench.until(RanksStarted))
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_next_attempt_waits_until_the_memory_of_the_last_is_free(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "asked")
+    asked = f'case "$1" in --query-compute-apps=*) echo asked > {tmp_path}/asked;; esac; '
+    nvidia_smi(tmp_path, monkeypatch, asked + answering(tmp_path, GPUS, APPS))
+
+    async def scene(bench: Bench) -> None:
+        start = asyncio.ensure_future(bench.team(shell("exit 0"), attempt=1).start())
+        assert await heard(tmp_path / "asked")
+        assert await heard(tmp_path / "asked")
+        assert bench.said == []
+        (tmp_path / "asked").unlink()
+        answering(tmp_path, GPUS.replace("38120", "4"), "")
+        await start
+        await bench.until(RanksStopped)
+        assert bench.all(FindingRaised) == []
 
     play(tmp_path, sockets, scene)

@@ -7,7 +7,6 @@ port for the next rendezvous.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
@@ -21,6 +20,7 @@ from holdfast.agent.channel import RankChannel
 from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, RankProcess
+from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import take
 from holdfast.clock import Clock
@@ -40,7 +40,6 @@ from holdfast.events.orders import Progress, StartRanks, StepPassed
 from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
 from holdfast.findings import Finding, Severity
 from holdfast.launch.local.processes import state_letter
-from holdfast.shortage import lacking
 
 log = logging.getLogger("holdfast.agent")
 
@@ -49,9 +48,6 @@ STEPS_TOGETHER = 128
 
 FIRST_STEP_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
-
-ROOM_LOOK_S = 1.0
-"""Seconds between two looks at a disk that is full."""
 
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
@@ -134,7 +130,7 @@ class Team:
         except OSError as error:
             # The ranks run without a channel rather than not at all; they say so themselves.
             log.error("no channel to ranks: %s", error)
-        await self._room_for_logs()
+        await Readiness(self._order, node=self._node, find=self._found, abandoned=self._abandoned).wait()
         if self._abandoned.is_set():
             self._clear_away()
             return
@@ -155,18 +151,6 @@ class Team:
         if self._order.step_deadline_s is not None:
             self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
 
-    async def _room_for_logs(self) -> None:
-        """Wait while the ranks' logs could not be written: started without, they would die at their first word."""
-        folder = Path(self._order.ranks[0].log).parent
-        said = False
-        while (finding := lacking(folder, f"the ranks of node{self._node} wait for room for their logs")) is not None:
-            if not said:
-                self._say(FindingRaised(at=self._clock(), finding=finding))
-                said = True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._abandoned.wait(), ROOM_LOOK_S)
-                return
-
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
         if not self._order.code:
@@ -181,7 +165,7 @@ class Team:
         if not isinstance(error, HoldfastError):
             raise error
         finding = error.findings[0]
-        self._say(FindingRaised(at=self._clock(), finding=finding))
+        self._found(finding)
         evidence = "; ".join(finding.evidence)
         return Path(), Ended(at=self._clock(), how=RankExit.NO_CODE, code=1, error=finding.what, evidence=evidence)
 
@@ -237,8 +221,11 @@ class Team:
                 evidence=states[:8],
                 remedy="Have the program end on SIGTERM (a Session does), or raise `recovery.stop_grace_s`.",
             )
-            self._say(FindingRaised(at=self._clock(), finding=finding))
+            self._found(finding)
         self._signal_all(signal.SIGKILL)
+
+    def _found(self, finding: Finding) -> None:
+        self._say(FindingRaised(at=self._clock(), finding=finding))
 
     # What ranks say
 
@@ -266,7 +253,7 @@ class Team:
                     )
                 )
             case Found():
-                self._say(FindingRaised(at=self._clock(), finding=message.finding))
+                self._found(message.finding)
 
     def _part(self, rank: int) -> None:
         """A rank hung up: it has nothing more to say, so its silence means nothing."""
@@ -355,7 +342,7 @@ class Team:
         if ranks and all(process.ended_well for process in self.processes):
             finding = leftovers.finding(f"node{self._node}")
             if finding is not None:
-                self._say(FindingRaised(at=self._clock(), finding=finding))
+                self._found(finding)
         if left := leftovers.end():
             log.error("processes %s outlive SIGKILL; the kernel holds them", left)
         for process in self.processes:
