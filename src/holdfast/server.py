@@ -76,6 +76,7 @@ from holdfast.launch.launchers import launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
+from holdfast.launch.local.limits import open_more_files
 from holdfast.launch.local.share import shares
 
 log = logging.getLogger("holdfast.controller")
@@ -435,6 +436,7 @@ async def serve(
 def main() -> None:
     """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    open_more_files()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(LIMITS.log_lines_a_minute))

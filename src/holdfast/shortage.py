@@ -127,13 +127,13 @@ def room(path: Path) -> tuple[str, ...]:
     """How much room the file system of a path has, as a line of evidence; nothing where it cannot be told."""
     nearest = _nearest(path)
     try:
-        size = os.statvfs(nearest)
+        size, disk = os.statvfs(nearest), _file_system(nearest)
     except OSError:
         return ()
     free, whole = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
     files = f", {size.f_favail:,} of {size.f_files:,} files" if size.f_files else ""
     only = ", read-only" if size.f_flag & os.ST_RDONLY else ""
-    return (f"{_file_system(nearest)}: {free:,} of {whole:,} bytes free{files}{only}",)
+    return (f"{disk}: {free:,} of {whole:,} bytes free{files}{only}",)
 
 
 def _nearest(path: Path) -> Path:

@@ -92,7 +92,7 @@ def answering(folder: Path, gpus: str, apps: str) -> str:
 
 
 def looked(visible: str | None = None) -> tuple[Occupant, ...]:
-    return asyncio.run(occupants(visible, ()))
+    return asyncio.run(occupants(visible))
 
 
 def test_program_is_asked_and_its_answer_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_daemonised_children_end_with_the_run(runs: Runs) -> None:
 def test_rank_killed_for_memory_is_said_so_by_the_kernels_word(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Path(f"/sys/fs/cgroup/memory/holdfast-test-{os.getpid()}")
     group.mkdir()
-    own = Path("/sys/fs/cgroup/memory") / _own_memory_group().lstrip("/")
+    own = Path("/sys/fs/cgroup/memory") / own_memory_group().lstrip("/")
     try:
         (group / "memory.limit_in_bytes").write_text(str(300 << 20))
         # What is started from here on belongs to the group, so the run and all of its ranks do.
@@ -113,7 +113,7 @@ def test_rank_killed_for_memory_is_said_so_by_the_kernels_word(runs: Runs, monke
     assert any("oom_kill" in line or "out of memory" in line.lower() for line in decided.finding.evidence)
 
 
-def _own_memory_group() -> str:
+def own_memory_group() -> str:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

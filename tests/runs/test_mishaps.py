@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import SmallDisk, fill
 from tests.runs.conftest import DEADLINE_S, Runs, Watched
+from tests.runs.test_endings import own_memory_group
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
@@ -22,6 +24,9 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     Outcome,
+    RankExit,
+    RankExited,
+    RanksStarted,
     RecoveryDecided,
     StepCommitted,
     StopDecided,
@@ -160,3 +165,54 @@ def test_rank_that_ignores_sigterm_is_named_when_its_grace_is_over(runs: Runs) -
     (found,) = watched.all(FindingRaised)
     assert found.finding.code == "ignored-sigterm"
     assert "rank 0 was still there 0.2 s after SIGTERM" in tell(api.summary(watched.folder))
+
+
+HOARDER = """
+import signal, sys
+from pathlib import Path
+group, hoard = Path(sys.argv[1]), []
+def part():
+    idle = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["total_inactive_file"]
+    return (int((group / "memory.usage_in_bytes").read_text()) - int(idle)) / (400 << 20)
+while part() < 0.95: hoard.append(bytearray(b"x" * (1 << 20)))
+signal.pause()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/memory").is_dir(), reason="needs a cgroup v1 memory controller")
+def test_memory_that_runs_short_is_told_before_anything_is_killed(runs: Runs) -> None:
+    top = Path("/sys/fs/cgroup/memory")
+    group, own = top / f"holdfast-mishap-{os.getpid()}", top / own_memory_group().lstrip("/")
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(400 << 20))
+        # What is started from here on belongs to the group, so the run and all of its ranks do.
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        watched = runs.start(sys.executable, "-c", HOARDER, str(group), nodes=1)
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        found = watched.until(FindingRaised, lambda event: event.finding.code == "memory-pressure")
+        api.cancel(watched.folder, force=True)
+        assert watched.end().outcome is Outcome.CANCELLED
+    finally:
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+    assert found.finding.evidence[0] == f"limit of {group}"
+    assert "-c import signal, sys from pathlib" in found.finding.evidence[1]
+    assert watched.all(RankExited)[0].how is RankExit.SIGNAL
+
+
+def test_run_that_may_open_few_files_opens_all_it_may_and_leaves_its_ranks_as_they_were(runs: Runs) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        watched = runs.start("sh", "-c", "ulimit -Sn; read line < /dev/null; sleep 0.1", nodes=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    controller = watched.until(ControllerStarted).pid
+    watched.until(RanksStarted)
+    limits = Path(f"/proc/{controller}/limits").read_text()
+    assert f"Max open files            {before[1]} " in limits
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert watched.log(0) == "200\n"

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
+from holdfast.launch.local.limits import open_more_files
 
 
 def main() -> None:
@@ -46,6 +47,7 @@ def main() -> None:
         node_grace_s=options.node_grace_s,
         record=options.controller_record,
     )
+    open_more_files()
     asyncio.run(Agent(settings).run())
 
 

@@ -23,6 +23,7 @@ from holdfast.agent.code import CodeFolder
 from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
+from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
@@ -103,7 +104,12 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._leaving.set)
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
-        work = (self._patience(), self._watch_clock(), self._retention.run())
+        work = (
+            self._patience(),
+            self._watch_clock(),
+            self._retention.run(),
+            watch_memory(f"node{self._settings.node}", self._found),
+        )
         watches = [asyncio.ensure_future(each) for each in work]
         await self._leaving.wait()
         for watch in watches:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+
+from holdfast.launch.local.processes import descendants
 
 log = logging.getLogger("holdfast.agent")
 
@@ -52,13 +55,13 @@ class Occupant:
         return f"GPU {self.gpu.index}: {amount} held by {who}"
 
 
-async def occupants(visible: str | None, ours: Container[int]) -> tuple[Occupant, ...]:
-    """Who holds memory on the GPUs that CUDA_VISIBLE_DEVICES names (all when it is not set), our processes left out."""
+async def occupants(visible: str | None) -> tuple[Occupant, ...]:
+    """Who but this agent's own processes holds memory on the GPUs that CUDA_VISIBLE_DEVICES names, all when unset."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
     gpus, apps = await asyncio.gather(_ask(program, _GPUS), _ask(program, _APPS))
-    return held(chosen(read_gpus(gpus), visible), apps, ours)
+    return held(chosen(read_gpus(gpus), visible), apps, set(descendants(os.getpid())))
 
 
 def read_gpus(text: str) -> tuple[Gpu, ...]:

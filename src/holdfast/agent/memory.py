@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_COUNTERS = ("memory.events", "memory.oom_control")
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 # [12345.678901] Out of memory: Killed process 4242 (python) total-vm:...
@@ -46,8 +47,8 @@ def out_of_memory(witness: MemoryWitness, pid: int) -> str:
     return ""
 
 
-def _counter(root: Path) -> Path | None:
-    """The file that counts memory kills in this process's cgroup (v1 or v2)."""
+def memory_group(root: Path = Path("/")) -> Path | None:
+    """The folder of this process's memory cgroup (v1 or v2); None where there is none to be seen."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -56,16 +57,22 @@ def _counter(root: Path) -> Path | None:
     for group in groups:
         _, controllers, path = group.split(":", 2)
         if controllers == "":
-            top, name = mount, "memory.events"
+            top = mount
         elif "memory" in controllers.split(","):
-            top, name = mount / "memory", "memory.oom_control"
+            top = mount / "memory"
         else:
             continue
         # In a container the path may be the host's, while what is mounted is the container's own group.
         for folder in (top / path.lstrip("/"), top):
-            if (folder / name).is_file():
-                return folder / name
+            if any((folder / name).is_file() for name in _COUNTERS):
+                return folder
     return None
+
+
+def _counter(root: Path) -> Path | None:
+    """The file that counts memory kills in this process's cgroup."""
+    group = memory_group(root)
+    return next((group / name for name in _COUNTERS if (group / name).is_file()), None) if group else None
 
 
 def _kills(counter: Path | None) -> int:

@@ -17,7 +17,8 @@ from holdfast.agent.memory import MemoryWitness, before, out_of_memory
 from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
-from holdfast.launch.local.processes import descendants, die_with_parent, send
+from holdfast.launch.local.limits import become_rank
+from holdfast.launch.local.processes import descendants, send
 from holdfast.shortage import lacking, room, shortage_in
 
 
@@ -77,16 +78,20 @@ class RankProcess:
                     env=environ,
                     cwd=code / launch.cwd,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no other threads
+                    preexec_fn=become_rank,  # noqa: PLW1509 - the agent has no other threads
                 )
+            descriptor = os.pidfd_open(self._process.pid)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
             words, evidence = _with_shortage(f"{launch.argv[0]}: {error}", log)
             ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=words, evidence=evidence)
+            if self._process is not None:  # it runs, and cannot be watched
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                self._process = None
             self.give_up(ended, on_end)
             return
         self.pid = self._process.pid
-        descriptor = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_end)
 
     def give_up(self, ended: Ended, on_end: Callable[[RankProcess], None]) -> None:

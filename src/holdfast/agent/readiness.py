@@ -16,7 +16,6 @@ from pathlib import Path
 from holdfast.agent.gpu import Occupant, occupants
 from holdfast.events.orders import StartRanks
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.launch.local.processes import descendants
 from holdfast.shortage import lacking
 
 LOOK_S = 1.0
@@ -58,7 +57,7 @@ class Readiness:
         rank = self._order.ranks[0]
         visible = rank.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         give_up_at = time.monotonic() + (FREE_S if self._order.attempt > 0 else 0.0)
-        while found := await occupants(visible, set(descendants(os.getpid()))):
+        while found := await occupants(visible):
             if time.monotonic() >= give_up_at:
                 self._find(_occupied(found, self._where))
                 return

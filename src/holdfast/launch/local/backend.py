@@ -30,6 +30,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import launches
 from holdfast.launch.local.isolation import Isolation
+from holdfast.launch.local.limits import give_back
 from holdfast.launch.local.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
 from holdfast.launch.local.share import shares
 
@@ -158,6 +159,7 @@ class LocalBackend:
                 env=environ,
                 start_new_session=True,
             )
+        give_back(process.pid)
         self._children[process.pid] = process
         # An agent that is dead already is watched like any other: by a pid that cannot be found.
         identity = identify(process.pid) or ProcessId(process.pid, -1)

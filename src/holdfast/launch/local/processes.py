@@ -115,10 +115,11 @@ def grouped(pids: Iterable[int], groups: Container[int]) -> list[int]:
 def command_of(pid: int) -> str:
     """The words a process was started with, at most 200 characters; its bare name when it shows none."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-        return (words or Path(f"/proc/{pid}/comm").read_bytes()).decode(errors="replace").strip()[:200]
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        words = words.strip() or Path(f"/proc/{pid}/comm").read_bytes()
     except OSError:
         return "gone"
+    return " ".join(words.decode(errors="replace").split())[:200]
 
 
 def _environ(pid: int) -> list[bytes]:

@@ -1,0 +1,37 @@
+"""Owns the limits that holdfast's own processes lift for themselves and that ranks get back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from pathlib import Path
+
+from holdfast.launch.local.processes import die_with_parent
+
+OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""As this process was started with: what it starts is to have no other."""
+
+RANK_OOM_SCORE = 200
+"""Added for ranks, in thousandths of the memory: the kernel, short of memory, ends a rank before what watches it."""
+
+
+def open_more_files() -> None:
+    """Allow this process as many open files as it may allow itself."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES[1], OPEN_FILES[1]))
+
+
+def give_back(pid: int) -> None:
+    """Have a child that was just started have the limits that this process was started with."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, OPEN_FILES)
+
+
+def become_rank() -> None:
+    """Called in a rank between fork and exec: it dies with its agent, and first when memory runs out."""
+    die_with_parent()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    with contextlib.suppress(OSError, ValueError):
+        path = Path("/proc/self/oom_score_adj")
+        path.write_text(str(min(1000, int(path.read_text()) + RANK_OOM_SCORE)))

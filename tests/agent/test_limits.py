@@ -1,0 +1,62 @@
+"""What holdfast allows itself is not what ranks get; what cannot be started is told from what failed."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agent.test_team import Bench, play, shell, sockets  # noqa: F401 - a fixture
+
+from holdfast.events import RankExit, RankExited
+from holdfast.launch.local.limits import OPEN_FILES, RANK_OOM_SCORE
+
+
+def test_rank_has_the_limits_that_were_found_and_goes_first_when_memory_runs_out(
+    tmp_path: Path,
+    sockets: Path,  # noqa: F811
+) -> None:
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("ulimit -Sn; cat /proc/self/oom_score_adj")).start()
+        await bench.until(RankExited)
+        assert bench.log(0).read_text().split() == [str(OPEN_FILES[0]), str(min(1000, own + RANK_OOM_SCORE))]
+
+    play(tmp_path, sockets, scene)
+
+
+def test_process_allows_itself_all_it_may_and_gives_a_child_back_what_it_had() -> None:
+    program = """
+import resource, subprocess
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+from holdfast.launch.local import limits
+limits.open_more_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+child = subprocess.Popen(["sh", "-c", "read line; ulimit -Sn"], stdin=subprocess.PIPE)
+limits.give_back(child.pid)
+child.communicate(b"go")
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert sorted(answer.stdout.splitlines()) == ["(200, 200)", "100"]
+
+
+def test_rank_for_which_no_file_is_left_is_told_to_be_not_started(
+    tmp_path: Path,
+    sockets: Path,  # noqa: F811
+) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("echo started"))
+        (tmp_path / "logs/attempt-0").mkdir(parents=True)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            await team.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        exited = await bench.until(RankExited)
+        assert exited.how is RankExit.NOT_STARTED
+        assert "Too many open files" in exited.error
+
+    play(tmp_path, sockets, scene)
