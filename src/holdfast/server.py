@@ -45,6 +45,7 @@ from holdfast.events import (
     CheckpointRequested,
     CodeShipped,
     DrillRequested,
+    DrillTarget,
     RunCreated,
     RunFinished,
 )
@@ -71,7 +72,7 @@ from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.job.silence import Silence
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.environment import Attempt
+from holdfast.launch.environment import Attempt, checkpoints_folder
 from holdfast.launch.launchers import launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
@@ -408,13 +409,16 @@ async def serve(
 
         return of_node
 
+    checkpoints = checkpoints_folder(accepted, folder)
+    folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints}
+    drills = OutsideDrills(isolation=isolation, folders=folders)
     controller = Controller(
         machine=machine,
         writer=writer,
         history=history,
         backend=backend,
         start_orders=start_orders,
-        drill=OutsideDrills(isolation=isolation),
+        drill=drills,
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
@@ -426,6 +430,7 @@ async def serve(
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if not controller.finished:
         await controller.run()
+    drills.clear()
     folder.forget_secrets()
     server.should_exit = True
     await serving

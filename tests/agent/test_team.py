@@ -81,9 +81,18 @@ class Bench:
             raise found
         return found / digest
 
-    def team(self, *commands: list[str], deadline_s: float | None = None, attempt: int = 0, code: str = "") -> Team:
-        launches = tuple(self.launch(rank, command, attempt) for rank, command in enumerate(commands))
-        order = StartRanks(replica=0, attempt=attempt, ranks=launches, step_deadline_s=deadline_s, code=code)
+    def team(
+        self,
+        *commands: list[str],
+        deadline_s: float | None = None,
+        attempt: int = 0,
+        code: str = "",
+        env: dict[str, str] | None = None,
+    ) -> Team:
+        ranks = tuple(self.launch(rank, command, attempt) for rank, command in enumerate(commands))
+        order = StartRanks(
+            replica=0, attempt=attempt, ranks=ranks, env=env or {}, step_deadline_s=deadline_s, code=code
+        )
         return Team(
             order,
             node=3,
@@ -570,6 +579,19 @@ def test_next_attempt_waits_until_the_memory_of_the_last_is_free(
         (tmp_path / "asked").unlink()
         answering(tmp_path, GPUS.replace("38120", "4"), "")
         await start
+        await bench.until(RanksStopped)
+        assert bench.all(FindingRaised) == []
+
+    play(tmp_path, sockets, scene)
+
+
+def test_gpus_that_ranks_are_not_given_are_nobody_s_business(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, monkeypatch, answering(tmp_path, GPUS, APPS))
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("exit 0"), env={"CUDA_VISIBLE_DEVICES": "1"}).start()
         await bench.until(RanksStopped)
         assert bench.all(FindingRaised) == []
 

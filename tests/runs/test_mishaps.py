@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
     AttemptStarted,
+    CheckpointCommitted,
     ControllerStarted,
     DrillAction,
     DrillTarget,
@@ -31,6 +33,7 @@ from holdfast.events import (
     StepCommitted,
     StopDecided,
 )
+from holdfast.launch.local.drills import MOST_BYTES
 from holdfast.report.summary import tell
 
 
@@ -216,3 +219,43 @@ def test_run_that_may_open_few_files_opens_all_it_may_and_leaves_its_ranks_as_th
     assert f"Max open files            {before[1]} " in limits
     assert watched.end().outcome is Outcome.SUCCEEDED
     assert watched.log(0) == "200\n"
+
+
+@pytest.mark.root
+def test_drilled_disk_that_stays_full_ends_the_run_with_the_reason(small_disk: SmallDisk, runs: Runs) -> None:
+    disk = small_disk(1 << 20)
+    watched = runs.steps(10_000, overrides=(f"checkpoint.path={disk}",))
+    watched.until(CheckpointCommitted)
+    watched.drill(DrillTarget.CHECKPOINTS, 0, DrillAction.FILL)
+    ended = watched.end()  # the stepper writes its steps there, so every attempt dies of it
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.STORAGE)
+    assert {event.finding.code for event in watched.all(RecoveryDecided)} == {"disk-full"}
+    until(lambda: not (disk / "drill.ballast").exists())
+
+
+@pytest.mark.root
+def test_drilled_disk_of_the_run_has_room_again_when_its_time_is_up(
+    small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk(8 << 20)
+    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    watched = runs.steps(2000, 0.002, overrides=(f"checkpoint.path={runs.base / 'c'}", "env.STEPPER_METRICS=100"))
+    watched.until(StepCommitted)
+    watched.drill(DrillTarget.RUN_FOLDER, 0, DrillAction.FILL, for_s=2.0)
+    codes = [watched.until(FindingRaised).finding.code for _ in range(2)]
+    assert codes == ["disk-full", "disk-has-room"]
+    api.cancel(watched.folder, force=True)
+    assert watched.end().outcome is Outcome.CANCELLED
+
+
+def test_drill_fills_no_large_disk(runs: Runs) -> None:
+    if shutil.disk_usage(runs.base).free <= MOST_BYTES:
+        pytest.skip("needs a disk with more than 4 GiB free")
+    watched = runs.steps(10_000)
+    watched.until(StepCommitted)
+    watched.drill(DrillTarget.RUN_FOLDER, 0, DrillAction.FILL)
+    found = watched.until(FindingRaised)
+    assert found.finding.code == "drill-unavailable"
+    assert not (watched.folder.path / "drill.ballast").exists()
+    api.cancel(watched.folder, force=True)
+    watched.end()

@@ -54,7 +54,7 @@ class Readiness:
             await self._pause()
 
     async def _free_gpus(self) -> None:
-        rank = self._order.ranks[0]
+        rank = self._order.launches[0]
         visible = rank.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         give_up_at = time.monotonic() + (FREE_S if self._order.attempt > 0 else 0.0)
         while found := await occupants(visible):

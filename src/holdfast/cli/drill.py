@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def drill(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop, partition or skew.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop, partition, skew or fill.")],
     target: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="rank:1, node:1, agent:0 or controller; `rank 1` will do.")
+        list[str],
+        typer.Argument(metavar="TARGET", help="rank:1, node:1, agent:0, controller, run-folder or checkpoints."),
     ],
     at_step: Annotated[int | None, typer.Option("--at-step", metavar="STEP", help="As soon as it is done.")] = None,
     for_s: Annotated[
@@ -60,12 +61,10 @@ def parse_target(words: list[str]) -> tuple[DrillTarget, int]:
     from holdfast.events import DrillTarget
 
     name, *numbers = ":".join(words).split(":")
-    if name == DrillTarget.CONTROLLER and not numbers:
-        return DrillTarget.CONTROLLER, 0
     numbered = len(numbers) == 1 and numbers[0].isascii() and numbers[0].isdecimal()
-    if numbered and name in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT):
-        return DrillTarget(name), int(numbers[0])
-    known = ("rank:1", "node:1", "agent:0", "controller")
+    if name in list(DrillTarget) and (numbered if DrillTarget(name).numbered else not numbers):
+        return DrillTarget(name), int(numbers[0]) if numbers else 0
+    known = [f"{target}:1" if target.numbered else target.value for target in DrillTarget]
     raise _unknown("bad-target", f"`{' '.join(words)}` is nothing that can be broken", ":".join(words), known)
 
 

@@ -19,7 +19,6 @@ from holdfast.events import (
     DeadlinePassed,
     DrillDone,
     DrillRequested,
-    DrillTarget,
     FindingRaised,
     NodeGone,
     NodeMade,
@@ -239,7 +238,7 @@ def _cancel_requested(event: CancelRequested) -> str:
 
 
 def _drill_requested(event: DrillRequested) -> str:
-    which = "" if event.target is DrillTarget.CONTROLLER else f" {event.index}"
+    which = f" {event.index}" if event.target.numbered else ""
     when = f" after step {event.at_step}" if event.at_step is not None else ""
     span = f" for {duration(event.for_s)}" if event.for_s is not None else ""
     much = f" by {event.amount:g}" if event.amount is not None else ""

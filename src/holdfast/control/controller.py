@@ -52,7 +52,6 @@ from holdfast.events import (
     DeadlinePassed,
     DrillDone,
     DrillRequested,
-    DrillTarget,
     FindingRaised,
     NodeGone,
     NodeMade,
@@ -500,7 +499,7 @@ class Controller:
     async def _break(self, drill: DrillRequested) -> None:
         """Do what no agent can, said first: it may be this process that breaks."""
         log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
-        node = -1 if drill.target is DrillTarget.CONTROLLER else drill.index
+        node = drill.index if drill.target.numbered else -1
         done = DrillDone(
             at=self._clock(), node=node, requested_at=drill.at, target=drill.target.value, action=drill.action.value
         )

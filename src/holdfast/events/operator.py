@@ -14,6 +14,13 @@ class DrillTarget(StrEnum):
     NODE = "node"
     AGENT = "agent"
     CONTROLLER = "controller"
+    RUN_FOLDER = "run-folder"
+    CHECKPOINTS = "checkpoints"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a run may have several of it."""
+        return self in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT)
 
 
 class DrillAction(StrEnum):
@@ -25,6 +32,7 @@ class DrillAction(StrEnum):
     SKEW = "skew"
     LOSE = "lose"
     RETURN = "return"
+    FILL = "fill"
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
@@ -39,7 +47,7 @@ class DrillRequested(Event, frozen=True, kw_only=True):
 
     target: DrillTarget
     index: int
-    """Global rank, or node number; 0 for the controller."""
+    """Global rank, or node number; 0 for what there is one of."""
     action: DrillAction
     at_step: int | None = None
     for_s: float | None = None

@@ -42,8 +42,9 @@ class Drill:
 
 
 _KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
-_LOSE, _RETURN = DrillAction.LOSE, DrillAction.RETURN
+_LOSE, _RETURN, _FILL = DrillAction.LOSE, DrillAction.RETURN, DrillAction.FILL
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+_RUN_FOLDER, _CHECKPOINTS = DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     (_KILL, _RANK): Drill(does="SIGKILL to its process: all ranks restart from the last checkpoint."),
@@ -71,6 +72,16 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     (_SKEW, _AGENT): Drill(does="Its wall clock jumps: told as `clock-jumped`, and nothing else.", unit="seconds"),
     (_SKEW, _CONTROLLER): Drill(
         does="Its wall clock jumps: told as `clock-jumped`, and nothing else.", by=Doer.CONTROLLER, unit="seconds"
+    ),
+    (_FILL, _RUN_FOLDER): Drill(
+        does="Its disk is full, if it is a small one: ranks go on, the log lives on its reserve, then the run waits.",
+        by=Doer.CONTROLLER,
+        lasting=True,
+    ),
+    (_FILL, _CHECKPOINTS): Drill(
+        does="Their disk is full, if it is a small one: the next is given up, the older ones stay.",
+        by=Doer.CONTROLLER,
+        lasting=True,
     ),
 }
 
@@ -105,7 +116,7 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
             remedy=f"Start the run with a profile that has `isolation: {drill.isolation}`.",
         )
     job = accepted.job
-    known = {_RANK: job.world_size, _CONTROLLER: 1}.get(asked.target, job.nodes.max)
+    known = 1 if not asked.target.numbered else job.world_size if asked.target is _RANK else job.nodes.max
     if not 0 <= asked.index < known:
         raise failure(
             "no-such-target",

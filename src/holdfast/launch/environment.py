@@ -82,7 +82,7 @@ def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
         "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
         "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else world_size),
         "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(world_size, full_world_size)),
-        "HOLDFAST_CHECKPOINT_PATH": str(_checkpoints(accepted, folder)),
+        "HOLDFAST_CHECKPOINT_PATH": str(checkpoints_folder(accepted, folder)),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
     if checkpoint.every_steps is not None:
@@ -92,7 +92,7 @@ def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
     return env
 
 
-def _checkpoints(accepted: Accepted, folder: RunFolder) -> Path:
+def checkpoints_folder(accepted: Accepted, folder: RunFolder) -> Path:
     """Where the job says, else a folder of the run's own: in the profile's storage, or in the run's folder."""
     if accepted.job.checkpoint.path is not None:
         return Path(accepted.base, accepted.job.checkpoint.path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import SmallDisk, fill
 
 from holdfast.findings import Severity
 from holdfast.job.spec import Job
@@ -21,6 +23,7 @@ def codes(
     isolation: str = "process",
     gpus: int = 0,
     mpi: str = "",
+    open_files: int = 1024,
     **fields: Any,
 ) -> list[str]:
     """Codes for a job on a machine with 2 cores and 4 GiB."""
@@ -33,12 +36,36 @@ def codes(
         memory=4 * 2**30,
         gpus=gpus,
         mpi=mpi,
+        open_files=open_files,
     )
     return [finding.code for finding in assess(job, here)]
 
 
 def test_ordinary_job_possible(tmp_path: Path) -> None:
-    assert codes(tmp_path, gpus=2, nodes=2, gpus_per_node=1, resources={"memory": "2GiB", "cpu": 1}) == []
+    assert codes(tmp_path, gpus=2, nodes=2, gpus_per_node=1, resources={"cpu": 1}) == []
+
+
+def test_memory_that_is_asked_for_is_said_not_to_be_enforced(tmp_path: Path) -> None:
+    assert codes(tmp_path, nodes=2, resources={"memory": "2GiB"}) == ["not-enforced-locally"]
+
+
+def test_too_few_open_files_for_so_many_nodes_or_ranks_refused(tmp_path: Path) -> None:
+    assert codes(tmp_path, nodes=4, ranks_per_node=1, open_files=112) == []
+    assert codes(tmp_path, nodes=5, open_files=112) == ["too-few-open-files"]
+    assert codes(tmp_path, ranks_per_node=5, open_files=112) == ["too-few-open-files"]
+
+
+@pytest.mark.root
+def test_full_and_read_only_disks_are_found_before_anything_starts(
+    tmp_path: Path, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk(128 << 10)
+    assert codes(tmp_path, checkpoint=str(disk / "checkpoints")) == []
+    fill(disk)
+    assert codes(tmp_path, checkpoint=str(disk / "checkpoints")) == ["disk-full"]
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    monkeypatch.setenv("HOLDFAST_HOME", str(disk))
+    assert codes(tmp_path) == ["unwritable-folder"]
 
 
 def test_workdir_missing_or_a_file_refused(tmp_path: Path) -> None:

@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+import msgspec
+
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
+from holdfast.shortage import lacking
 
 RANKS_PER_CPU = 32
 """More ranks than this on each core are a slip of the finger: imports alone would take minutes."""
 
 VERSION_S = 10.0
 """Longest a program may take to say its version."""
+
+
+FILES_EACH = 4
+"""Open files for each node (of a controller) or rank (of an agent): connection, process, log, socket."""
+FILES_BESIDES = 96
+"""Beside those: strangers at the door, the log, what Python has open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,8 @@ class Here:
     memory: int
     """Bytes."""
     gpus: int
+    open_files: int = 1 << 20
+    """That one process may have at once."""
     storage: str | None = None
     """The profile's folder for checkpoints."""
     capacity: int | None = None
@@ -63,6 +75,7 @@ def possible(
         cpus=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=len(visible_devices(environ)),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         storage=storage,
         capacity=capacity,
         mpi=_version(job, base, environ) if job.launch is Launch.MPI else "",
@@ -124,6 +137,9 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
     if memory > here.memory:
         what = f"the job asks for {_gib(memory)} of memory{each}, and this machine has {_gib(here.memory)}"
         yield _error("too-little-memory", "resources.memory", what, "Ask for less memory or fewer nodes.")
+    elif memory:
+        what = "`resources.memory` is compared with what this machine has; the local back end does not enforce it"
+        yield _told("not-enforced-locally", Severity.INFO, "resources.memory", what)
     cpus = nodes * (job.resources.cpu or 0)
     if cpus > here.cpus:
         what = f"the job asks for {cpus:g} CPU cores{each}, and this machine has {here.cpus}; its ranks will share them"
@@ -133,6 +149,9 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
         what = f"{processes} processes are too many for a machine with {here.cpus} CPU cores"
         remedy = f"Ask for at most {RANKS_PER_CPU * here.cpus}: fewer nodes, or fewer ranks on each."
         yield _error("too-many-ranks", "nodes", what, remedy)
+    elif (files := FILES_BESIDES + FILES_EACH * max(nodes, job.processes_per_node)) > here.open_files:
+        what = f"a process of holdfast needs {files:,} open files for this job, and may have {here.open_files:,}"
+        yield _error("too-few-open-files", "nodes", what, "Raise the hard limit: `ulimit -Hn`, or LimitNOFILE=.")
 
 
 def numbered_gpus(job: Job, here: Here) -> Iterator[Finding]:
@@ -256,6 +275,8 @@ def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[F
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} is not a folder", remedy)
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} may not be written", remedy)
+    elif (full := lacking(nearest, f"{subject} cannot be {folder}")) is not None:
+        yield msgspec.structs.replace(full, severity=Severity.ERROR, where=where)
 
 
 def _said(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
