@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -134,7 +135,9 @@ class FleetRun:
         self._here, self._there = socket.socketpair()
         self._heard = threading.Condition()
         scheme = "wss" if leaves_the_machine(self.host) else "ws"
-        url = "{}://{}:{}/v1/agent".format(scheme, *self._agents.getsockname()[:2])
+        host, port = self._agents.getsockname()[:2]
+        self.folder.controller.write_text(json.dumps({"host": host, "port": port, "keeper": os.getpid()}))
+        url = f"{scheme}://{host}:{port}/v1/agent"
         argv = [sys.executable, "-m", "bench.fleet", url, str(self.folder.token), str(self.folder.ca)]
         pipe = subprocess.PIPE
         self._fleets = [

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import quiet
 from bench.fleetrun import FleetRun
 from bench.pairs import headline, percentile, say, table
-from holdfast.events import AgentJoined, AnyEvent, RanksStarted, StepCommitted
+from holdfast.events import AgentJoined, AnyEvent, NodesStarted, StepCommitted
 
 SIZES, QUICK_SIZES = (128, 512, 2048), (32, 128)
 STEP_S = 10.0
@@ -78,7 +78,7 @@ def measure(nodes: int, *, rest_s: float, losses: int, host: str = "127.0.0.1") 
         run.until(lambda events: _count(events, AgentJoined) == nodes, WITHIN_S)
         join_s, join_cpu_s = time.monotonic() - run.began, quiet.used_s(run.controller.pid)
         run.orders("start", 0, WITHIN_S)
-        run.until(lambda events: _count(events, RanksStarted) > 0, WITHIN_S)
+        run.until(lambda events: _count(events, NodesStarted) > 0, WITHIN_S)
         time.sleep(2)
         before = quiet.used_s(run.controller.pid)
         began = time.monotonic()

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import DrillAction, DrillTarget, Outcome, RunFinished
-from holdfast.events.log import EventWriter
+from holdfast.events import DrillAction, DrillTarget, Outcome, RunCreated, RunFinished
+from holdfast.events.log import EventWriter, sealed
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.report.status import Phase
@@ -98,3 +98,24 @@ def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(
 
     monkeypatch.setattr(api, "_keep", beaten)
     assert not api.revive(run)
+
+
+def test_run_that_is_over_is_folded_once_for_a_list_and_again_when_its_log_has_changed(home: Path) -> None:
+    run = RunFolder.create("demo")
+    created = RunCreated(at=1.0, run=run.run, job={"name": "demo"})
+    finished = RunFinished(at=5.0, outcome=Outcome.SUCCEEDED, exit_code=0)
+    writer = EventWriter(run.events)
+    writer.append([created])
+    assert api.glance(run).phase is Phase.PENDING
+    assert not run.brief.exists()
+    writer.append([finished])
+    writer.close()
+    told = api.glance(run)
+    assert (told.phase, told.took_s) == (Phase.SUCCEEDED, 4.0)
+    assert api.glance(run) == told
+    run.brief.write_bytes(run.brief.read_bytes().replace(b"succeeded", b"cancelled"))
+    assert api.glance(run).phase is Phase.CANCELLED  # so it was not folded again
+    run.events.write_bytes(sealed(created))
+    assert api.glance(run).phase is Phase.PENDING
+    run.brief.write_text("{")
+    assert api.glance(run).phase is Phase.PENDING

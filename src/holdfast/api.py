@@ -49,6 +49,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
 from holdfast.report.advance import fold
+from holdfast.report.brief import Brief, brief
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
@@ -217,6 +218,36 @@ def status(run: RunFolder) -> RunStatus:
     """How a run is doing, or how it went."""
     reader = EventReader(run.events)
     return replace(fold(reader.read(), RunStatus(run=run.run)), damaged_lines=reader.damaged_lines)
+
+
+def glance(run: RunFolder) -> Brief:
+    """A run in a line; the log of one that is over is folded for that only once."""
+    log_bytes = run.events.stat().st_size if run.events.exists() else 0
+    if (known := _kept(run)) is not None and known.log_bytes == log_bytes:
+        return known
+    now = brief(status(run), log_bytes=log_bytes)
+    if now.finished_at is not None:
+        _keep_brief(run, now)
+    return now
+
+
+def _kept(run: RunFolder) -> Brief | None:
+    """What was kept of a run when it was last folded; none where nothing was, or nothing that this version knows."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(run.brief.read_bytes(), type=Brief)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _keep_brief(run: RunFolder, known: Brief) -> None:
+    import msgspec
+
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
+        fresh = run.brief.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(known))
+        fresh.rename(run.brief)
 
 
 def summary(run: RunFolder) -> Summary:

@@ -3,6 +3,7 @@
 RUNS/<run id>/
     events.jsonl            the log
     job.json                the job as it was accepted
+    brief.json              what a list of runs says of a run that is over
     controller.json         where the controller listens, and its keeper's process
     control.sock            where this user's commands reach the controller
     lock                    held as long as the run has a keeper or a controller
@@ -76,6 +77,10 @@ class RunFolder:
         return self.path / "job.json"
 
     @property
+    def brief(self) -> Path:
+        return self.path / "brief.json"
+
+    @property
     def controller(self) -> Path:
         return self.path / "controller.json"
 
@@ -146,7 +151,12 @@ class RunFolder:
         return self.path / "logs" / name
 
     def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
-        return self.attempt_logs(attempt, replica, replicas) / f"rank-{rank}.log"
+        return self.attempt_logs(attempt, replica, replicas) / rank_log_name(rank)
+
+
+def rank_log_name(rank: int) -> str:
+    """A rank's log in its attempt's folder."""
+    return f"rank-{rank}.log"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -11,9 +11,9 @@ from holdfast.cli.request import OutputOption
 
 if TYPE_CHECKING:
     from holdfast.folder import RunFolder
-    from holdfast.report.status import RunStatus
+    from holdfast.report.brief import Brief
 
-FIELDS = ("job", "phase", "created_at", "finished_at", "restarts", "exit_code")
+FIELDS = ("job", "phase", "created_at", "finished_at", "restarts", "exit_code", "step")
 HEADINGS = ("run", "state", "nodes", "ranks", "step", "restarts", "took")
 
 
@@ -28,9 +28,9 @@ def ps(
 
     runs = api.runs()[:last]
     abandoned = {run.run for run in runs if api.abandoned(run)}
-    known = {run.run: _status(run) for run in runs}
+    known = {run.run: _glance(run) for run in runs}
     if output is Output.JSON:
-        say_json([{"run": run, **_data(status), "abandoned": run in abandoned} for run, status in known.items()])
+        say_json([{"run": run, **_data(brief), "abandoned": run in abandoned} for run, brief in known.items()])
         return
     if not runs:
         say("no runs yet; `holdfast run JOB.yaml` starts one")
@@ -38,39 +38,37 @@ def ps(
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in HEADINGS:
         table.add_column(heading, no_wrap=True)
-    for run, status in known.items():
-        table.add_row(run, *_cells(status))
+    for run, brief in known.items():
+        table.add_row(run, *_cells(brief))
     show(table)
-    for run, status in known.items():
-        if status and run in abandoned:
+    for run, brief in known.items():
+        if brief and run in abandoned:
             say(f"{run} has no controller; `holdfast attach {run}` starts one")
 
 
-def _status(run: RunFolder) -> RunStatus | None:
+def _glance(run: RunFolder) -> Brief | None:
     """None where the log is damaged, or was written by a newer holdfast: that is no reason to hide the other runs."""
     from holdfast import api
     from holdfast.events.log import UnsupportedFormat
 
     try:
-        status = api.status(run)
-        damaged = status.created_at is None and run.events.exists() and run.events.stat().st_size > 0
+        brief = api.glance(run)
     except (UnsupportedFormat, LookupError, OSError):
         return None
-    return None if damaged else status
+    return None if brief.created_at is None and brief.log_bytes else brief
 
 
-def _data(status: RunStatus | None) -> dict[str, object]:
-    if status is None:
-        return {**dict.fromkeys(FIELDS), "phase": "unreadable", "step": None}
-    return {**{name: getattr(status, name) for name in FIELDS}, "step": status.lead.step}
+def _data(brief: Brief | None) -> dict[str, object]:
+    if brief is None:
+        return {**dict.fromkeys(FIELDS), "phase": "unreadable"}
+    return {name: getattr(brief, name) for name in FIELDS}
 
 
-def _cells(status: RunStatus | None) -> tuple[str, ...]:
+def _cells(brief: Brief | None) -> tuple[str, ...]:
     from holdfast.report.words import duration
 
-    if status is None:
+    if brief is None:
         return ("unreadable",)
-    ranks = sum(replica.world_size for replica in status.replicas.values())
-    took = duration((status.finished_at or status.now) - status.created_at) if status.created_at else ""
-    step = "" if status.lead.step is None else str(status.lead.step)
-    return (status.phase.value, str(len(status.nodes)), str(ranks), step, str(status.restarts), took)
+    took = "" if brief.took_s is None else duration(brief.took_s)
+    step = "" if brief.step is None else str(brief.step)
+    return (brief.phase.value, str(brief.nodes), str(brief.ranks), step, str(brief.restarts), took)

@@ -50,7 +50,10 @@ class Decoder(Generic[Word]):
 
 def implausible(word: msgspec.Struct) -> str:
     """What about a decoded word cannot be, such as `step: 36893488147419103232`; empty when all of it can."""
-    return next((said for name in word.__struct_fields__ if (said := _wrong(name, getattr(word, name)))), "")
+    for name in word.__struct_fields__:
+        if said := _wrong(name, getattr(word, name)):
+            return said
+    return ""
 
 
 def _wrong(name: str, value: Any) -> str:

@@ -1,7 +1,7 @@
 """Events that the controller writes for many words of agents at once: what a large replica's nodes say alike.
 
 A replica of thousands of nodes starts and stops within a second, and a line for each of its nodes and ranks would make
-a month's log larger than anybody reads (docs/decisions/0007). Who said it is kept as spans of numbers.
+a month's log larger than anybody reads (docs/decisions/0014). Who said it is kept as spans of numbers.
 """
 
 from __future__ import annotations

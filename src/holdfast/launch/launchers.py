@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.events.orders import RankLaunch
-from holdfast.folder import RunFolder
+from holdfast.folder import RunFolder, rank_log_name
 from holdfast.job.accepted import Accepted
 from holdfast.job.launchers import find_launcher
 from holdfast.job.spec import Job, Launch
@@ -57,6 +57,8 @@ def launches(
     first = group_rank * job.local_world_size
     common = of_node(accepted, folder, attempt, group_rank, share) | secrets
     logs = folder.attempt_logs(attempt.attempt, attempt.replica, attempt.replica_count)
+    ours = defaults(job, share)
+    cwd = accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir))
 
     def launch(local_rank: int, wiring: Wiring, ranks: int = 1) -> RankLaunch:
         rank = first + local_rank
@@ -66,9 +68,9 @@ def launches(
             ranks=ranks,
             argv=wiring.argv,
             env=common | own | wiring.env,
-            defaults=defaults(job, share) | wiring.defaults,
-            cwd=accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir)),
-            log=str(folder.rank_log(attempt.attempt, rank, attempt.replica, attempt.replica_count)),
+            defaults=ours | wiring.defaults,
+            cwd=cwd,
+            log=f"{logs}/{rank_log_name(rank)}",
             files=wiring.files,
             stop_below=wiring.stop_below,
         )
