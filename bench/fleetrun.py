@@ -129,6 +129,8 @@ class FleetRun:
         self.folder.token.write_text(secrets.token_urlsafe(32))
         self.folder.secrets.write_text('{"environ": {}, "secrets": {}}')
         self._agents = socket.create_server((self.host, 0), backlog=4096)
+        where = dict(zip(("host", "port"), self._agents.getsockname(), strict=False))
+        self.folder.controller.write_text(json.dumps(where))
         self._clients = socket.socket(socket.AF_UNIX)
         self._clients.bind(str(self.folder.control_socket))
         self._clients.listen(16)

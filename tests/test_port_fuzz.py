@@ -44,6 +44,12 @@ ANSWER_S = 0.03
 DEADLINE_S = 200.0
 GROWTH_BYTES = 48 * 2**20
 """Of a controller of some 60 MiB: buffers and caches, no leak of a kilobyte for each input (which would be less)."""
+FIRST_SEQ = 2**40
+"""Beyond any number that a word gets by chance: what is not beyond the last one is taken for said before."""
+NONSENSE = b"{"
+"""What an agent is cut off for."""
+CLOSE = b"\x88"
+"""A closing frame's first byte; what else the controller says is plain ASCII, but for lengths."""
 NODES = 4
 HOSTILE = NODES - 1
 """The node whose token is stolen."""
@@ -84,8 +90,11 @@ class Site:
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def say(self, *parts: bytes, agent: bool = False) -> None:
-        """Open a connection, say all this, listen a moment, go. An agent is told what its node is to run."""
-        answers = set[bytes]() if agent else self.answers
+        """Open a connection, say all this, listen a moment, go.
+
+        An agent is told what its node is to run, and listens until it is cut off for its last word.
+        """
+        answers, patience_s = (set[bytes](), DEADLINE_S) if agent else (self.answers, ANSWER_S)
         async with self._gate:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -96,10 +105,10 @@ class Site:
                     writer.write(part)
                     await writer.drain()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(ANSWER_S):
+                        async with asyncio.timeout(patience_s):
                             while answer := await reader.read(65_536):
                                 answers.add(answer)
-                                if part is not parts[-1]:
+                                if part is not parts[-1] or CLOSE in answer:
                                     break
             writer.transport.abort()
 
@@ -117,13 +126,15 @@ class Site:
             for _ in range(JOINS):
                 live = draw.random() < 0.5
                 token = self.keys.of_node(HOSTILE, 0) if live else stale
-                word = mutator.frame(mutator.mutated(draw.choice(said)))
-                group.create_task(self.say(mutator.handshake(token), word, agent=live))
-        join = mutator.frame(encode(joined))
+                spoken = (mutator.mutated(draw.choice(said)), NONSENSE)
+                frames = b"".join(map(mutator.frame, spoken))
+                group.create_task(self.say(mutator.handshake(token), frames, agent=live))
         for first in range(0, WORDS, 5):
-            chosen = [structs.replace(draw.choice(said), seq=10**6 + seq) for seq in range(first, first + 5)]
-            bad = [mutator.frame(mutator.mutated(word)) for word in chosen]
-            await self.say(mutator.handshake(self.keys.of_node(HOSTILE, 0)), b"".join([join, *bad]), agent=True)
+            chosen = [structs.replace(draw.choice(said), seq=FIRST_SEQ + seq) for seq in range(first, first + 5)]
+            right = structs.replace(said[1 + first // 5 % (len(said) - 1)], seq=FIRST_SEQ + first)
+            spoken = [encode(joined), encode(right), *(mutator.mutated(word) for word in chosen), NONSENSE]
+            frames = b"".join(map(mutator.frame, spoken))
+            await self.say(mutator.handshake(self.keys.of_node(HOSTILE, 0)), frames, agent=True)
 
 
 @contextlib.contextmanager
