@@ -12,7 +12,7 @@ RUNS/<run id>/
                             which goes with the secrets
     controller.log          the controller's own words
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
-    nodes/node1.0/          one node slot and generation: agent.log, stacks, the node's own token (0600)
+    nodes/node1.0/          one node slot and generation: agent.log, stacks, why it left, the node's own token (0600)
     logs/attempt-0/rank-3.log
     checkpoints/            where the job names no other place
 """
@@ -28,6 +28,9 @@ from pathlib import Path
 
 SUPERSEDED_STATUS = 81
 """Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
+
+LEFT_NAME = "left"
+"""In a node's folder: why its agent left by itself, for whoever takes the run over."""
 
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the letters and digits that are read for one another."""

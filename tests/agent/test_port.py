@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 
 import pytest
 
-from holdfast.agent.port import HeldPort
+from holdfast.agent.port import HeldPort, taken
 
 ADDRESS = "127.0.0.1"
 
@@ -66,3 +67,30 @@ def test_renewed_port_differs_from_the_last() -> None:
         before = held.number
         held.renew()
         assert held.number != before
+
+
+PYTHONS = "OSError: [Errno 98] Address already in use"
+TORCHS = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+
+
+@pytest.mark.parametrize("error", [PYTHONS, TORCHS])
+def test_stranger_that_has_the_port_is_named(error: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        assert taken(error.format(port=port), port).startswith(f"port {port} is taken by process {os.getpid()} (")
+
+
+def test_error_about_another_port_or_about_none_is_no_strangers_doing() -> None:
+    held = HeldPort("127.0.0.1")  # bound by ourselves, where nobody listens
+    assert taken(PYTHONS, held.number) == ""
+    assert taken("ValueError: bad batch", held.number) == ""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        assert taken(TORCHS.format(port=1), stranger.getsockname()[1]) == ""
+
+
+def test_stranger_that_has_let_go_by_now_is_believed_where_the_error_names_the_port() -> None:
+    held = HeldPort("127.0.0.1")
+    assert "was taken" in taken(TORCHS.format(port=held.number), held.number)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+from pathlib import Path
+
 import pytest
-from tests.runs.conftest import Runs, steps_done
+from tests.runs.conftest import STEPPER, Runs, steps_done
 
 from holdfast import api
 from holdfast.events import (
@@ -17,6 +22,7 @@ from holdfast.events import (
     FindingRaised,
     NodeRequested,
     Outcome,
+    RanksStarted,
     RecoveryDecided,
     StepCommitted,
 )
@@ -110,3 +116,23 @@ def test_node_out_of_reach_for_good_is_replaced_and_no_step_lost(
     assert [event.generation for event in watched.all(NodeRequested) if event.node == 1] == [0, 1]
     assert "starts at step" in watched.log(1, attempt=1)
     assert steps_done(watched) == list(range(1, 61))
+
+
+def test_rendezvous_port_taken_by_a_stranger_costs_an_attempt_and_no_more(runs: Runs, tmp_path: Path) -> None:
+    go = [tmp_path / f"go-{rank}" for rank in range(2)]
+    for pipe in go:
+        os.mkfifo(pipe)
+    wait = f'[ "$HOLDFAST_ATTEMPT" = 0 ] && read line < {tmp_path}/go-$RANK; exec {sys.executable} {STEPPER} 30 0.01'
+    watched = runs.start("sh", "-c", wait)
+    first = watched.until(AttemptStarted)
+    for _ in range(2):
+        watched.until(RanksStarted)
+    with socket.create_server((first.master_addr, first.master_port)):
+        for pipe in go:
+            pipe.write_text("go\n")
+        assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.finding.code == "rendezvous-port-taken"
+    assert f"port {first.master_port} is taken by process {os.getpid()} (" in " ".join(decided.finding.evidence)
+    assert watched.all(AttemptStarted)[1].master_port != first.master_port
+    assert watched.steps() == list(range(1, 31))

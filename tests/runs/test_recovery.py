@@ -12,12 +12,14 @@ from tests.runs.conftest import Runs, Watched, steps_done
 
 from holdfast import api
 from holdfast.events import (
+    AgentJoined,
     AttemptStarted,
     CheckpointCommitted,
     ControllerStarted,
     DrillAction,
     DrillTarget,
     Event,
+    NodeGone,
     NodeRequested,
     Outcome,
     RankExited,
@@ -141,14 +143,24 @@ def test_keeper_and_controller_killed_are_replaced_by_attach(runs: Runs) -> None
     assert [event.step for event in watched_again.all(StepCommitted)] == list(range(1, 101))
 
 
-def test_agents_without_a_controller_for_too_long_stop_their_ranks_and_leave(runs: Runs) -> None:
+def test_agents_without_a_controller_for_too_long_end_their_ranks_and_its_successor_knows_why(runs: Runs) -> None:
     watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=1",))
     started = [watched.until(RanksStarted) for _ in range(2)]
+    agents = [event.pid for event in watched.all(AgentJoined)]
     keeper = json.loads(watched.folder.controller.read_text())["keeper"]
     controller = watched.all(ControllerStarted)[-1].pid
-    waits = [os.pidfd_open(state.pid) for event in started for state in event.ranks]
+    watched.until(CheckpointCommitted)
+    waits = [os.pidfd_open(pid) for pid in (*(state.pid for event in started for state in event.ranks), *agents)]
     os.kill(keeper, signal.SIGKILL)
     os.kill(controller, signal.SIGKILL)
     for descriptor in waits:
         assert select.select([descriptor], [], [], 40)[0]
         os.close(descriptor)
+    again = Watched(watched.folder)
+    assert api.revive(watched.folder)
+    assert again.until(StepCommitted, lambda event: event.attempt == 1).step > 1
+    reasons = {event.reason for event in again.all(NodeGone)}
+    assert reasons == {"its agent left after 1 s without a controller (recovery.controller_grace_s)"}
+    (decided,) = again.all(RecoveryDecided)
+    assert decided.finding.code == "node-lost"
+    assert reasons <= set(decided.finding.evidence)

@@ -31,6 +31,7 @@ from holdfast.events import AgentJoined, FindingRaised, RanksStopped
 from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks, WindDown
 from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
+from holdfast.folder import LEFT_NAME
 from holdfast.job.silence import Silence
 from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
@@ -138,7 +139,10 @@ class Agent:
                 await asyncio.wait_for(self._link.connected.wait(), grace_s)
                 self._link.lost.clear()
             except TimeoutError:
-                log.error("no controller for %g s: checkpoint, stop, leave", grace_s)
+                reason = f"its agent left after {grace_s:g} s without a controller (recovery.controller_grace_s)"
+                log.error("%s; ranks were asked for a checkpoint first", reason)
+                with contextlib.suppress(OSError):
+                    (self._settings.folder / LEFT_NAME).write_text(reason)
                 for team in list(self._teams.values()):
                     team.ask(CheckpointNow())
                     team.stop(LEAVING_GRACE_S)

@@ -1,4 +1,4 @@
-"""Owns a port kept free for the next rendezvous.
+"""Owns a port kept free for the next rendezvous, and the question whether a stranger has taken it nonetheless.
 
 The socket is bound but never listens, so the kernel hands the port to nobody else, while a server that sets
 SO_REUSEADDR, as TCPStore's does, can still listen on it.
@@ -6,7 +6,10 @@ SO_REUSEADDR, as TCPStore's does, can still listen on it.
 
 from __future__ import annotations
 
+import re
 import socket
+
+from holdfast.launch.local.processes import port_holder
 
 
 class HeldPort:
@@ -31,3 +34,26 @@ class HeldPort:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((self._address, 0))
         return held
+
+
+# What a rank says when it cannot listen where its peers are to meet it.
+#   OSError: [Errno 98] Address already in use
+#   torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port:
+#   29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+_NAMED = re.compile(r"\bport:? (\d+)")
+
+
+def taken(error: str, port: int) -> str:
+    """The evidence that a rank ended because a stranger has its rendezvous port; empty when it did not.
+
+    An error that names no port is about this one only if somebody listens there now that the rank is gone.
+    """
+    if not _IN_USE.search(error):
+        return ""
+    named, holder = _NAMED.search(error), port_holder(port)
+    if named is not None and int(named[1]) != port:
+        return ""
+    if not holder and named is None:
+        return ""
+    return f"port {port} is taken by {holder}" if holder else f"port {port} was taken; nobody listens there any more"

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.agent.lasterror import last_error
 from holdfast.agent.lastwords import last_words
 from holdfast.agent.memory import MemoryWitness, before, out_of_memory
+from holdfast.agent.port import taken
 from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
@@ -151,6 +152,9 @@ class RankProcess:
         error, place = last_error(Path(self.launch.log))
         if status > 0:
             error, evidence = _with_shortage(error, Path(self.launch.log))
+            port = int(self.launch.env.get("MASTER_PORT", "0"))
+            if port and (stranger := taken(error, port)):
+                return Ended(at=at, how=RankExit.PORT_TAKEN, code=status, error=error, evidence=stranger, log=place)
             ended = Ended(at=at, how=RankExit.CODE, code=status, error=error, evidence=evidence, log=place)
             return self._in_its_own_words(ended)
         number = -status

@@ -31,6 +31,7 @@ _KINDS: dict[RankExit, FailureKind] = {
     RankExit.CODE: FailureKind.CRASHED,
     RankExit.SIGNAL: FailureKind.KILLED,
     RankExit.OUT_OF_MEMORY: FailureKind.OUT_OF_MEMORY,
+    RankExit.PORT_TAKEN: FailureKind.PORT_TAKEN,
     RankExit.NOT_STARTED: FailureKind.NOT_STARTED,
     RankExit.NO_CODE: FailureKind.NO_CODE,
 }

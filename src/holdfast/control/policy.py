@@ -57,6 +57,7 @@ class FailureKind(StrEnum):
     READ_ONLY = "read-only-file-system"
     NO_ROOM = "no-room-to-start"
     """The node had no files, processes or memory to give."""
+    PORT_TAKEN = "rendezvous-port-taken"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
     NEVER_JOINED = "node-never-joined"
@@ -156,8 +157,13 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
 
 
 def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A program that reports no steps may have made progress nonetheless, if it lived long enough."""
-    if failure.kind in _OF_NODES or (not failure.said_hello and failure.lived_s > LOOP_HORIZON_S):
+    """A program that reports no steps may have made progress nonetheless, if it lived long enough.
+
+    A lost node and a taken port are nothing the program does again.
+    """
+    if failure.kind in (*_OF_NODES, FailureKind.PORT_TAKEN) or (
+        not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
+    ):
         return None
     last = (*earlier, failure)[-CRASH_LOOP_LENGTH:]
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
@@ -222,7 +228,7 @@ def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
 def _exit_code(failure: Failure) -> int:
     """The job's own code where it has one; a signal's as a shell says it; else holdfast's."""
     match failure.kind:
-        case FailureKind.CRASHED | FailureKind.NOT_STARTED:
+        case FailureKind.CRASHED | FailureKind.NOT_STARTED | FailureKind.PORT_TAKEN:
             return failure.code
         case FailureKind.KILLED | FailureKind.OUT_OF_MEMORY:
             return 128 + failure.code
@@ -244,6 +250,7 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.CRASHED: Fault.USER,
     FailureKind.KILLED: Fault.CLUSTER,
     FailureKind.OUT_OF_MEMORY: Fault.USER,
+    FailureKind.PORT_TAKEN: Fault.CLUSTER,
     FailureKind.HUNG: Fault.USER,
     FailureKind.NODE_LOST: Fault.CLUSTER,
     FailureKind.NEVER_JOINED: Fault.CLUSTER,
@@ -296,6 +303,8 @@ def describe(failure: Failure) -> str:
             return f"{who} was ended by {signal_name(failure.code)}"
         case FailureKind.OUT_OF_MEMORY:
             return f"{who} was ended for lack of memory"
+        case FailureKind.PORT_TAKEN:
+            return f"{who} found the port taken at which its attempt was to meet"
         case FailureKind.HUNG:
             return f"{who} passed no step within its deadline"
         case FailureKind.NODE_LOST:

@@ -19,6 +19,8 @@ class RankExit(StrEnum):
     """A signal ended it."""
     OUT_OF_MEMORY = "out-of-memory"
     """The kernel or its cgroup ended it for memory, and says so."""
+    PORT_TAKEN = "port-taken"
+    """It could not listen where its peers were to meet it: a stranger has the port."""
     NOT_STARTED = "not-started"
     """The program could not be started at all."""
     NO_CODE = "no-code"

@@ -80,6 +80,8 @@ def exit_in_words(event: RankExited | RanksExited) -> str:
             return f"ended by signal {event.code}"
         case RankExit.OUT_OF_MEMORY:
             return "ended for lack of memory"
+        case RankExit.PORT_TAKEN:
+            return "found its rendezvous port taken"
         case RankExit.NO_CODE:
             return "did not get its code"
         case RankExit.NOT_STARTED:

@@ -7,6 +7,7 @@ ranks' sockets under the system's temporary folder, whose paths are short enough
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -22,7 +23,7 @@ from pathlib import Path
 from holdfast.errors import ExitCode, failure
 from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
-from holdfast.folder import RunFolder, runs_root, write_private
+from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
@@ -204,7 +205,7 @@ class LocalBackend:
         self._current[place.node] = place.generation
         descriptor = _open(agent)
         if descriptor is None:
-            self._see(place, Sight.GONE, self._how_it_ended(agent.pid))
+            self._see(place, Sight.GONE, self._how_it_ended(place, agent.pid))
         else:
             self._see(place, Sight.MADE)
             asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor, place, agent.pid)
@@ -212,13 +213,18 @@ class LocalBackend:
     def _ended(self, descriptor: int, place: NodePlace, pid: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
-        self._see(place, Sight.GONE, self._how_it_ended(pid))
+        self._see(place, Sight.GONE, self._how_it_ended(place, pid))
 
     def _see(self, place: NodePlace, sight: Sight, reason: str = "") -> None:
         self._seen.put_nowait(NodeObservation(place=place, sight=sight, reason=reason))
 
-    def _how_it_ended(self, pid: int) -> str:
-        """How a child of ours ended; agents started by an earlier controller are somebody else's children."""
+    def _how_it_ended(self, place: NodePlace, pid: int) -> str:
+        """How a child of ours ended; agents started by an earlier controller are somebody else's children.
+
+        One that left by itself, while there was no controller, has written down why.
+        """
+        with contextlib.suppress(OSError):
+            return (self._folder.node(place.node, place.generation) / LEFT_NAME).read_text()
         child = self._children.pop(pid, None)
         # Not `poll()`: of a child that was reaped when its node was removed, it says that it exited with code 0.
         status = _reap(pid) if child is not None else None

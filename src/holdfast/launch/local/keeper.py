@@ -97,7 +97,7 @@ def _listen(folder: RunFolder, address: str) -> Generator[tuple[socket.socket, s
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        taken_by = port_holder(former)
+        taken_by = port_holder(former) or "somebody who has let it go by now"
         agents = socket.create_server((address, 0), backlog=4096)
     directory = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
     folder.control_socket.unlink(missing_ok=True)

@@ -154,9 +154,14 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def port_holder(port: int) -> str:
-    """Who has a TCP port of this network, as `process 42 (python)`; `an unknown process` where /proc does not tell."""
+    """Who has a TCP port of this network, as `process 42 (python)`; empty where nobody has.
+
+    `an unknown process` where /proc does not tell.
+    """
     sockets = [line.split() for table in ("tcp", "tcp6") for line in _lines(Path(f"/proc/self/net/{table}"))[1:]]
     wanted = {f"socket:[{words[9]}]" for words in sockets if int(words[1].rpartition(":")[2], 16) == port}
+    if not wanted:
+        return ""
     for pid in all_pids():
         with contextlib.suppress(OSError):
             for descriptor in os.scandir(f"/proc/{pid}/fd"):
