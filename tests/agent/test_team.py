@@ -34,7 +34,7 @@ from holdfast.events import (
     RanksStopped,
 )
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
-from holdfast.events.rank import CheckpointNow
+from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.launch.local.processes import adopt_orphans, descendants, identify, marked
 
 DEADLINE_S = 200.0
@@ -469,6 +469,17 @@ def test_steps_of_a_rank_that_ends_are_told_before_its_end_and_its_checkpoint(tm
         assert isinstance(told[-1], RankExited)
         assert isinstance(told[-2], CheckpointCommitted)
         assert [one.step for message in told[:-2] if isinstance(message, Progress) for one in message.steps] == [1, 2]
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_that_says_hello_after_it_was_asked_to_leave_hears_it(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(speaker("wait"))
+        await team.start()
+        team.ask(StopNow(reason="grow"))
+        await bench.until(RanksStopped)
+        assert '"reason":"grow"' in bench.log(0).read_text()
 
     play(tmp_path, sockets, scene)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -47,13 +48,22 @@ AWAY_S = Silence(node_grace_s=Recovery().node_grace_s).away_s
 class Run:
     """A machine with its state; `do` feeds it events and returns what it commands, decisions apart."""
 
-    def __init__(self, *, nodes: int = 2, ranks: int = 1, replicas: int = 1, launch: Launch = Launch.PER_RANK) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 2,
+        least: int | None = None,
+        ranks: int = 1,
+        replicas: int = 1,
+        launch: Launch = Launch.PER_RANK,
+        **recovery: Any,
+    ) -> None:
         self.job = Job(
             command=("train",),
-            nodes=Nodes(min=nodes, max=nodes),
+            nodes=Nodes(min=least or nodes, max=nodes),
             ranks_per_node=ranks,
             launch=launch,
-            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2),
+            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2, **recovery),
         )
         self.machine = Machine(self.job, replicas=replicas)
         self.state = State()

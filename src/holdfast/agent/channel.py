@@ -14,7 +14,7 @@ from typing import cast
 
 import msgspec
 
-from holdfast.events.rank import AgentToRank, Hello, RankToAgent, encode, from_rank
+from holdfast.events.rank import AgentToRank, Hello, RankToAgent, StopNow, encode, from_rank
 
 log = logging.getLogger("holdfast.agent")
 
@@ -33,15 +33,26 @@ class RankChannel:
         self.serving = 0
         """Open connections, those included that have yet to say who they are."""
         self.idle = asyncio.Event()
+        self._farewell = b""
+        """The request to leave, for ranks that have yet to say hello."""
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Conversation(self), self.path)
 
     def ask(self, request: AgentToRank) -> None:
-        """Ask something of every rank on this socket."""
+        """Ask something of every rank on this socket; to leave, also of those that are still on their way."""
+        line = encode(request) + b"\n"
+        if isinstance(request, StopNow):
+            self._farewell = line
         for transport in self.ranks.values():
-            transport.write(encode(request) + b"\n")
+            transport.write(line)
+
+    def greet(self, rank: int, transport: asyncio.WriteTransport) -> None:
+        """A rank has said hello."""
+        self.ranks[rank] = transport
+        if self._farewell:
+            transport.write(self._farewell)
 
     async def hear_out(self, within_s: float) -> None:
         """Take in what a process that has ended said last: it may still be on its way through the socket."""
@@ -108,6 +119,6 @@ class _Conversation(asyncio.Protocol):
             return
         if isinstance(message, Hello) and self._transport is not None:
             self._rank = message.rank
-            self._channel.ranks[message.rank] = self._transport
+            self._channel.greet(message.rank, self._transport)
         if self._rank is not None:
             self._channel.hear(self._rank, message)

@@ -109,5 +109,5 @@ def _absence(node: NodeState, at: float) -> str:
         NodePhase.AWAY: "is out of reach",
         NodePhase.JOINED: "has joined",
     }[node.phase]
-    since = f", for {at - node.since:.0f} s" if node.missing else ""
+    since = f" (asked for {at - node.since:.0f} s ago)" if node.missing else ""
     return f"node{node.node} {told}{since}{f': {node.reason}' if node.reason else ''}"
