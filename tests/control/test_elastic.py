@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import GRACE_S, exited, gone, hung, joined, killed, left, stop, stopped
 from tests.control.test_machine import Run as FixedRun
 
@@ -73,10 +74,9 @@ class Run(FixedRun):
         return [event for event in self.decisions if isinstance(event, kind)]
 
 
-def unavailable(node: int, *, at: float = 1.0, generation: int | None = None) -> NodeUnavailable:
-    return NodeUnavailable(
-        at=at, node=node, generation=int(at > 1) if generation is None else generation, reason="full"
-    )
+def unavailable(node: int, *, at: float = 1.0) -> NodeUnavailable:
+    """The first node of a slot, or later the one in the place of one that was lost."""
+    return NodeUnavailable(at=at, node=node, generation=int(at > 1), reason="full")
 
 
 def step(number: int, attempt: int = 0, *, took_s: float = 2.0, **metrics: float) -> StepCommitted:
@@ -357,11 +357,5 @@ def test_change_before_the_first_step_promises_nothing() -> None:
 
 def test_hang_of_a_smaller_world_needs_only_the_ranks_it_has() -> None:
     run = Run().small()
-    hangs = [hung(node, at=90.0) for node in (1, 2)]
-    assert run.do(*(_of(hang, attempt=1, rank=rank) for rank, hang in enumerate(hangs))) == [stop(1, 2, attempt=1)]
-
-
-def _of(hang: object, **changes: int) -> object:
-    import msgspec
-
-    return msgspec.structs.replace(hang, **changes)  # type: ignore[type-var]
+    hangs = (replace(hung(node, at=90.0), attempt=1, rank=rank) for rank, node in enumerate((1, 2)))
+    assert run.do(*hangs) == [stop(1, 2, attempt=1)]

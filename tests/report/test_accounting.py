@@ -248,3 +248,12 @@ def test_sound_log_has_the_whole_time_and_the_ettr_of_an_outside_count(log: list
     assert told.total_s == pytest.approx(log[-1].at - log[0].at, abs=1e-5)
     if told.ettr is not None:
         assert told.ettr == pytest.approx(counted_outside(log), abs=1e-4)
+
+
+def test_time_of_a_restart_with_more_nodes_is_recovering_though_nothing_failed() -> None:
+    told = account([
+        created(0), attempt(1, 0), ranks(2, 0), step(1, 4, 6), step(2, 6, 8),
+        attempt(11, 1), ranks(12, 1), step(3, 15, 17, attempt=1), stop(17), finished(18),
+    ])  # fmt: skip
+    assert told.parts == {Part.STARTING: 4, Part.TRAINING: 6, Part.RECOVERING: 7, Part.STOPPING: 1}
+    assert told.redone_steps == 0
