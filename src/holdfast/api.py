@@ -77,7 +77,7 @@ class Given(TypedDict, total=False):
 
     command: Sequence[str]
     overrides: Sequence[str]
-    nodes: int | None
+    nodes: int | str | None
     ranks_per_node: int | None
     name: str | None
 

@@ -40,7 +40,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.STORAGE: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
     ExitCode.STOPPED_EARLY: "A rank that was told to stop took a checkpoint and left before its last step.",
     ExitCode.REFUSED: "Not permitted: missing or wrong token, or a folder of another user.",
-    ExitCode.NODES_LOST: "The run ended because nodes kept being lost and the restart budget was spent.",
+    ExitCode.NODES_LOST: "The run ended because nodes kept being lost, or one never joined, as often as is allowed.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",
 }

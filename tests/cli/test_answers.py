@@ -39,7 +39,7 @@ def test_help_of_each_verb_fits_its_line(cli: Cli) -> None:
     [
         (["rnu"], "Did you mean 'run'"),
         (["run", "--nodez", "2"], "--nodes"),
-        (["run", "--nodes", "two"], "it must be a whole number"),
+        (["run", "--ranks-per-node", "two"], "it must be a whole number"),
         (["logs", "--rank"], "--rank"),
         (["drill"], "ACTION"),
         (["drill", "smash", "rank:1"], "`smash` is nothing that a drill does"),
@@ -144,6 +144,15 @@ def test_render_takes_a_command_and_shows_no_secret(cli: Cli, monkeypatch: pytes
     told = cli(*words, "-o", "json", "--", "python3")
     assert told.data["job"]["name"] == "shown"
     assert "hunter2" not in answer.out + told.out
+
+
+def test_range_of_nodes_is_taken_and_rendered_at_its_full_size(cli: Cli) -> None:
+    answer = cli("render", "--nodes", "2..3", "--", "python3", "-c", "pass")
+    assert answer.code == ExitCode.OK
+    assert answer.out.startswith("# on 3 nodes; on fewer, down to 2, ")
+    assert "WORLD_SIZE=3" in answer.out
+    assert "HOLDFAST_BATCH_WORLD_SIZE=3" in answer.out
+    assert "such as 4, or a range such as 2..4" in cli("render", "--nodes", "two", "--", "python3").err
 
 
 def test_schema_is_json(cli: Cli) -> None:

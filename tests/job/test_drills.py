@@ -85,3 +85,8 @@ def test_target_that_a_run_does_not_have_is_refused_with_those_it_has(
     finding = refusal(asked(DrillAction.KILL, target, index), ExitCode.NOT_FOUND)
     assert finding.code == "no-such-target"
     assert finding.remedy == f"It has {target}s 0 to {last}."
+
+
+def test_return_of_a_machine_waits_for_no_step() -> None:
+    back = DrillRequested(at=1.0, action=DrillAction.RETURN, target=DrillTarget.NODE, index=1, at_step=3)
+    assert "--at-step" in refusal(back, ExitCode.USAGE).remedy

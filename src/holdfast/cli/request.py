@@ -21,7 +21,9 @@ OnOption = Annotated[str, typer.Option("--on", metavar="PROFILE", help="Where to
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field of the job; may be repeated.")
 ]
-NodesOption = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N.")]
+NodesOption = Annotated[
+    str | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N; 2..4 is a range.")
+]
 RanksOption = Annotated[
     int | None, typer.Option("--ranks-per-node", metavar="N", help="Same as --set ranks_per_node=N.")
 ]
@@ -35,7 +37,7 @@ def asked_job(
     command: Sequence[str],
     overrides: Sequence[str] | None,
     *,
-    nodes: int | None = None,
+    nodes: str | None = None,
     ranks_per_node: int | None = None,
     name: str | None = None,
 ) -> tuple[Loaded, Path]:

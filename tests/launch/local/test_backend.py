@@ -149,6 +149,31 @@ def test_replaced_generations_are_never_looked_at_again(folder: RunFolder) -> No
     play(folder, scene)
 
 
+def test_node_without_a_machine_told_and_made_when_one_is_of_use_again(folder: RunFolder) -> None:
+    places = [NodePlace(node=node, generation=0) for node in range(3)]
+
+    async def scene(_: LocalBackend) -> None:
+        here = backend(folder, nodes=3, capacity=2)
+        try:
+            await here.submit(tuple(places))
+            seen = here.observe()
+            assert [(await anext(seen)).sight for _ in places] == [Sight.MADE, Sight.MADE, Sight.UNAVAILABLE]
+            await here.cordon(places[0], "a drill")
+            os.kill(agents(folder)[0], signal.SIGKILL)
+            assert (await anext(seen)).sight is Sight.GONE
+            lost = NodePlace(node=0, generation=1)
+            await here.replace_node(lost, "lost")
+            told = await anext(seen)
+            assert (told.place, told.sight) == (lost, Sight.UNAVAILABLE)
+            assert "2 machines for nodes here, 1 of them out of use" in told.reason
+            await here.uncordon(places[0])
+            assert await anext(seen) == NodeObservation(place=lost, sight=Sight.MADE)
+        finally:
+            await here.cancel()
+
+    play(folder, scene)
+
+
 def test_sockets_folder_of_others_refused(folder: RunFolder) -> None:
     taken = sockets_folder(folder.run, PLACE)
     taken.mkdir(mode=0o755)

@@ -24,6 +24,7 @@ def codes(
     gpus: int = 0,
     mpi: str = "",
     open_files: int = 1024,
+    capacity: int | None = None,
     **fields: Any,
 ) -> list[str]:
     """Codes for a job on a machine with 2 cores and 4 GiB."""
@@ -37,6 +38,7 @@ def codes(
         gpus=gpus,
         mpi=mpi,
         open_files=open_files,
+        capacity=capacity,
     )
     return [finding.code for finding in assess(job, here)]
 
@@ -128,6 +130,20 @@ def test_deepspeed_nodes_that_would_share_gpus_refused(tmp_path: Path) -> None:
     assert codes(tmp_path, nodes=2, **fields) == ["numbered-gpus"]
     assert codes(tmp_path, nodes=1, **fields) == []
     assert codes(tmp_path, nodes=2, launch="deepspeed") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "capacity", "expected"),
+    [
+        (2, 2, []),
+        (2, 1, ["too-few-nodes"]),
+        ("2..3", 3, []),
+        ("2..3", 2, ["starts-smaller"]),
+        ("2..3", 1, ["too-few-nodes"]),
+    ],
+)
+def test_profile_with_few_machines_told(tmp_path: Path, nodes: int | str, capacity: int, expected: list[str]) -> None:
+    assert codes(tmp_path, nodes=nodes, capacity=capacity) == expected
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def render(accepted: Accepted) -> str:
         key="ATTEMPT_KEY",
     )
     hidden = dict.fromkeys(job.secrets, "SECRET")
-    lines = list(_shipped(accepted))
+    lines = [*_sizes(job), *_shipped(accepted)]
     for node, share in enumerate(shares(job, os.environ)):
         place = NodePlace(node=node, generation=0)
         at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
@@ -340,6 +340,13 @@ def render(accepted: Accepted) -> str:
             code = Path("CODE") if accepted.code else Path()
             lines.extend(_section(place, launch, code, at_run_time))
     return "\n".join(lines)
+
+
+def _sizes(job: Job) -> Iterator[str]:
+    """What else than is rendered there may be."""
+    if job.nodes.elastic:
+        yield f"# on {job.nodes.max} nodes; on fewer, down to {job.nodes.min}, the ranks there are get numbers in a row"
+        yield ""
 
 
 def _shipped(accepted: Accepted) -> Iterator[str]:
