@@ -57,6 +57,7 @@ from holdfast.events.orders import (
     encode,
     order_decoder,
 )
+from holdfast.findings import Finding
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job, Nodes
 
@@ -728,5 +729,28 @@ def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancel
         assert not desk.controller.holding
         assert len(steps_stood_for(desk)) == step
         assert StopRanks in map(type, second.orders)
+
+    asyncio.run(play())
+
+
+@pytest.mark.root
+def test_word_that_is_held_is_not_acknowledged(small_disk: SmallDisk) -> None:
+    async def play() -> None:
+        disk = small_disk(256 << 10)
+        desk = Desk(disk / "events.jsonl").running()
+        ballast = fill(disk)
+        first, _ = desk.agents
+        said = 0
+        while not desk.controller.holding:
+            assert first.outbox == {}
+            said += 1
+            first.put(FindingRaised(at=1.0, finding=Finding(code="a-code", what="x" * 1000)))
+            first.speak(desk.controller)
+        assert len(first.outbox) == 1
+        ballast.unlink()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*desk.controller._tasks)
+        assert first.outbox == {}
+        assert len(desk.events(FindingRaised)) == said
 
     asyncio.run(play())

@@ -138,6 +138,14 @@ def test_first_line_is_known_without_the_log(tmp_path: Path) -> None:
     assert MACHINE.replay(takeover.events) == STATE
 
 
+@pytest.mark.parametrize("kind", [b"attempt-started", b"recovery-decided", b"node-requested"])
+def test_lost_decision_is_made_again_from_its_cause(tmp_path: Path, kind: bytes) -> None:
+    places = [number for number, line in enumerate(LINES) if kind in line]
+    takeover = taken(tmp_path / "log", damaged(LINES, *places))
+    assert not takeover.broken
+    assert MACHINE.replay(takeover.events) == STATE
+
+
 def test_lost_cause_of_a_decision_ends_the_run_and_says_which(tmp_path: Path) -> None:
     place = next(number for number, line in enumerate(LINES) if b"it burnt down" in line)
     takeover = taken(tmp_path / "log", damaged(LINES, place))

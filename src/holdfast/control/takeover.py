@@ -67,12 +67,12 @@ def take_over(machine: Machine, entries: Iterable[AnyEvent | Damage], created: R
     events: list[AnyEvent] = []
     damage: list[Damage] = []
     state, expected = State(), deque[AnyEvent]()
-    disagreement = ""
+    disagreement, gap = "", False
     for line in entries:
         entry = line
         if isinstance(entry, Damage):
             damage.append(entry)
-            expected.clear()
+            gap = True
             if events:
                 continue
             entry = created
@@ -83,14 +83,18 @@ def take_over(machine: Machine, entries: Iterable[AnyEvent | Damage], created: R
             disagreement = f"what is left does not lead to {ahead}, of which the log speaks"
             continue
         if machine.decides(type(entry)):
+            while gap and expected and _bearing(entry) != _bearing(expected[0]):
+                expected.popleft()
             if not expected or _bearing(entry) != _bearing(expected.popleft()):
                 disagreement = f"what is left does not lead to {_words(entry)}, which the log holds"
             continue
-        if expected and machine.takes(type(entry)) and not isinstance(entry, ControllerStarted):
-            disagreement = f"what is left leads to {_words(expected[0])}, which the log does not hold"
-            continue
-        if isinstance(entry, ControllerStarted):
-            expected.clear()  # its predecessor died between an event and what it decided
+        if machine.takes(type(entry)):
+            # A controller may have died between an event and what it decided.
+            if expected and not gap and not isinstance(entry, ControllerStarted):
+                disagreement = f"what is left leads to {_words(expected[0])}, which the log does not hold"
+                continue
+            expected.clear()
+            gap = False
         try:
             state, commands = machine.step(state, entry)
         except (AssertionError, LookupError) as error:
