@@ -55,9 +55,10 @@ from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
 
 BEAT_S = 0.1
+"""How often `follow` looks for new events."""
+
 WORDS_BYTES = 64 * 1024
 """Of the end of the controller's log, in which its last words are looked for."""
-"""How often `follow` looks for new events."""
 
 START_S = 10.0
 """Longest a keeper may take to listen."""

@@ -116,7 +116,7 @@ def lacking(path: Path, subject: str) -> Finding | None:
     size = os.statvfs(_nearest(path))
     if size.f_flag & os.ST_RDONLY:
         number = errno.EROFS
-    elif size.f_bavail * size.f_frsize < _LITTLE_BYTES:
+    elif size.f_blocks and size.f_bavail * size.f_frsize < _LITTLE_BYTES:  # /proc has no blocks: none to be full
         number = errno.ENOSPC
     else:
         return None
