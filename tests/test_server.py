@@ -219,6 +219,16 @@ def test_request_without_the_token_is_refused_the_same_everywhere(
     assert not any(token in caplog.text for token in (TOKEN[:-1], "mistaken", "ünknown"))
 
 
+def test_address_in_the_log_is_where_the_connection_came_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client(None) as client:
+            await client.get("/", headers={"X-Forwarded-For": "10.9.9.9"})
+
+    play(tmp_path, scene)
+    assert "refused a connection from 127.0.0.1" in caplog.text
+    assert "10.9.9.9" not in caplog.text
+
+
 def test_basic_authorization_with_the_token_is_refused(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         async with here.client(None) as client:

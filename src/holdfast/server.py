@@ -30,7 +30,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 import holdfast
 from holdfast.clock import Clock
@@ -91,6 +91,10 @@ BEAT_S = 1.0
 """Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/local/keeper.py)."""
 
 
+_GONE = (WebSocketDisconnect, WebSocketDisconnected)
+"""The other end has closed the connection, or we had."""
+
+
 class _Peer:
     """One agent's WebSocket; orders go out in the order in which they were given."""
 
@@ -118,7 +122,7 @@ class _Peer:
         while (order := await self._orders.get()) is not None:
             try:
                 await self._websocket.send_bytes(order)
-            except (WebSocketDisconnect, RuntimeError):
+            except _GONE:
                 return
         await self._websocket.close()
 
@@ -203,7 +207,7 @@ class Port:
         arrival: Arrival = websocket.state.arrival
         try:
             first = agent_message_decoder.decode(await websocket.receive_bytes())
-        except WebSocketDisconnect:
+        except _GONE:
             return
         except _NOT_UNDERSTOOD:
             first = None
@@ -226,7 +230,7 @@ class Port:
                 text = await self._hear(websocket, holder)
                 if link is not None:
                     self._controller.agent_said(link, messages(text))
-        except WebSocketDisconnect:
+        except _GONE:
             pass
         except _NOT_UNDERSTOOD as error:
             log.error("%s's agent said something that is not of this protocol: %.500s", holder, error)
@@ -270,7 +274,7 @@ def _give_way(error: BaseException) -> NoReturn:
 
 async def _close(websocket: WebSocket) -> None:
     """Close a connection that does not keep to the protocol; it may be closed already."""
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+    with contextlib.suppress(*_GONE):
         await websocket.close(code=1002)
 
 
@@ -283,6 +287,7 @@ def listening(
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # there is no proxy, and nobody chooses the address that a refusal is logged with
         h11_max_incomplete_event_size=limits.header_bytes,
         ws=AgentsWebSocket,
         ws_max_size=limits.message_bytes,
