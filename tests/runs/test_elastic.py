@@ -10,6 +10,7 @@ import pytest
 from tests.runs.conftest import Runs, Watched
 
 from holdfast import api
+from holdfast.errors import ExitCode
 from holdfast.events import (
     AttemptStarted,
     CheckpointCommitted,
@@ -165,3 +166,27 @@ def test_each_sample_is_in_exactly_one_committed_step_whatever_the_world_size(
     assert min(step for step, attempts in samples.items() if 3 in attempts) == 1 + max(
         step for step, attempts in samples.items() if 2 in attempts
     )
+
+
+DEAF_NODE = """
+import os, time
+if "/node1." in os.environ.get("HOLDFAST_NODE", ""):
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.slow
+def test_node_that_never_joins_ends_the_run_with_its_name_and_where_to_look(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "sitecustomize.py").write_text(DEAF_NODE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "python"))
+    watched = runs.steps(40, overrides=("recovery.join_deadline_s=5",))
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.NODES_LOST)
+    assert "node1 has not joined" in ended.reason
+    findings = [event.finding for event in watched.all(RecoveryDecided)]
+    assert {finding.code for finding in findings} == {"node-never-joined"}
+    assert findings[-1].where == "node1"
+    assert "nodes/node1.*/agent.log" in findings[-1].remedy
