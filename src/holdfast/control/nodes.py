@@ -39,6 +39,8 @@ def controller_started(job: Job, state: State, event: ControllerStarted) -> Tran
             state = state.with_deadline(Deadline.STOP.of(replica.replica), None)
             state, more = stop_busy(job, state, replica.replica, event.at)
             commands = (*commands, *more)
+        elif Deadline.WAIT.of(replica.replica) in state.deadlines:
+            state = state.with_deadline(Deadline.WAIT.of(replica.replica), event.at + job.nodes.wait_s)
     return state, commands
 
 

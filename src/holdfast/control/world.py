@@ -45,7 +45,7 @@ def too_few(job: Job, state: State, index: int, at: float) -> Finding | None:
     return Finding(
         code="too-few-nodes",
         severity=Severity.WARNING,
-        what=f"{there} of {len(nodes)} nodes are there and at least {least(job, state)} are needed: the run waits",
+        what=f"{there} of {len(nodes)} nodes are there, and the run waits until there are {least(job, state)}",
         where=", ".join(f"node{node.node}" for node in absent[:REASONS_TOLD]),
         evidence=tuple(_absence(node, at) for node in absent[:REASONS_TOLD]),
         remedy="Nothing, if a node will come back: the run goes on by itself. Otherwise ask for fewer, or a range.",
