@@ -107,12 +107,15 @@ class FleetRun:
     nodes: int
     ranks_per_node: int = 8
     processes: int = 2
+    """How many are full of agents; another has those of replaced nodes, whose machines have nothing else to do."""
     host: str = "127.0.0.1"
     """Where the controller listens; beyond loopback it speaks TLS."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     """What the job sets for every rank."""
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
     told: list[Gone | Ordered] = field(default_factory=list[Gone | Ordered])
+    _homes: dict[int, int] = field(default_factory=dict[int, int])
+    """Which process has a node's agent."""
 
     def __enter__(self) -> FleetRun:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -142,9 +145,7 @@ class FleetRun:
         url = f"{scheme}://{host}:{port}/v1/agent"
         argv = [sys.executable, "-m", "bench.fleet", url, str(self.folder.token), str(self.folder.ca)]
         pipe = subprocess.PIPE
-        self._fleets = [
-            subprocess.Popen(argv, stdin=pipe, stdout=pipe, cwd=ROOT) for _ in range(min(self.processes, self.nodes))
-        ]
+        self._fleets = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, cwd=ROOT) for _ in range(self.processes + 1)]
         for fleet in self._fleets:
             threading.Thread(target=self._listen, args=(fleet,), daemon=True).start()
         threading.Thread(target=self._make, daemon=True).start()
@@ -193,8 +194,10 @@ class FleetRun:
         with self._here.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             for line in lines:
                 made = msgspec.json.decode(line, type=Make)
+                for node, generation in made.places:
+                    self._homes[node] = node % self.processes if generation == 0 else self.processes
                 for index, _ in enumerate(self._fleets):
-                    self._ask(index, Make(tuple(place for place in made.places if self._home(place[0]) == index)))
+                    self._ask(index, Make(tuple(place for place in made.places if self._homes[place[0]] == index)))
 
     def _listen(self, fleet: subprocess.Popen[bytes]) -> None:
         assert fleet.stdout is not None
@@ -205,9 +208,6 @@ class FleetRun:
             with self._heard:
                 self.told.append(words)
                 self._heard.notify_all()
-
-    def _home(self, node: int) -> int:
-        return node % len(self._fleets)
 
     def _ask(self, index: int, request: Request) -> None:
         stdin = self._fleets[index].stdin
@@ -220,7 +220,7 @@ class FleetRun:
     def lose(self, node: int) -> float:
         """Take a node away; when it was gone (monotonic seconds)."""
         before = sum(isinstance(words, Gone) for words in self.told)
-        self._ask(self._home(node), Lose(node))
+        self._ask(self._homes[node], Lose(node))
         with self._heard:
             self._heard.wait_for(lambda: sum(isinstance(words, Gone) for words in self.told) > before, END_S)
             gone = [words for words in self.told if isinstance(words, Gone)]
@@ -232,16 +232,17 @@ class FleetRun:
             self._ask(index, Step(step, took_s))
 
     def orders(self, order: str, attempt: int, within_s: float) -> list[float]:
-        """When each living agent had its order of an attempt (`stop`, `start`; monotonic seconds)."""
+        """When each agent had its order (`start`, or `stop` after one was lost) of an attempt, in monotonic seconds."""
+        expected = self.nodes - (order == "stop")
 
-        def those() -> list[Ordered]:
+        def those() -> list[float]:
             ordered = [words for words in self.told if isinstance(words, Ordered)]
-            return [words for words in ordered if (words.order, words.attempt) == (order, attempt)]
+            return [at for words in ordered if (words.order, words.attempt) == (order, attempt) for at in words.at]
 
         with self._heard:
-            if not self._heard.wait_for(lambda: len(those()) == len(self._fleets), within_s):
+            if not self._heard.wait_for(lambda: len(those()) >= expected, within_s):
                 raise Timeout(f"not every agent was told to {order} attempt {attempt} within {within_s:g} s")
-            return sorted(at for words in those() for at in words.at)
+            return sorted(those())
 
     def until(self, holds: Callable[[list[AnyEvent]], bool], within_s: float) -> None:
         """Read the log on until something holds of all events so far."""
