@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from bench.pairs import headline, say, table
-from holdfast import api
+from holdfast import api, server
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import AgentLink, Controller
@@ -271,7 +272,6 @@ class Run:
             happened[what.__name__] += 1
             what()
         self.controller.feed(CancelRequested(at=self.now, by="bench"))
-        self.writer.close()
         say(f"{(self.now - begin) / 86400:.1f} days, {self.step:,} steps; {dict(happened)}")
         return happened
 
@@ -408,6 +408,7 @@ def main() -> None:
         say(table(("event", "lines", "size"), rows))
 
         def taken_over() -> None:
+            gc.set_threshold(server.GARBAGE_OBJECTS)
             assert is_whole(folder.events)
             Controller(
                 machine=Machine(_job(nodes)),
