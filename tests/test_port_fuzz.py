@@ -45,8 +45,8 @@ AT_ONCE = 24
 ANSWER_S = 0.03
 """How long to listen for an answer; there need not be one."""
 DEADLINE_S = 200.0
-GROWTH_BYTES = 160 * 1024 * 1024
-"""Of the controller in the second round: 5 kB for each input. In the first one it takes the buffers that it keeps."""
+GROWTH_BYTES = 64 * 2**20
+"""Of the controller in the second round: 13 kB for each input. In the first one it takes the buffers that it keeps."""
 FIRST_SEQ = 2**40
 """Beyond any number that a word gets by chance: what is not beyond the last one is taken for said before."""
 NONSENSE = b"{"
