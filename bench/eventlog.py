@@ -272,8 +272,17 @@ class Run:
             happened[what.__name__] += 1
             what()
         self.controller.feed(CancelRequested(at=self.now, by="bench"))
+        self.die()
         say(f"{(self.now - begin) / 86400:.1f} days, {self.step:,} steps; {dict(happened)}")
         return happened
+
+    def die(self) -> None:
+        """What a controller had yet to do ends with its process."""
+        if self.controller._due is not None:
+            self.controller._due.cancel()
+        for task in self.controller._tasks:
+            task.cancel()
+        self.writer.close()
 
     # What happens
 
@@ -335,7 +344,7 @@ class Run:
 
     def take_over(self) -> None:
         """The controller dies; its successor folds the log, and every agent joins it."""
-        self.writer.close()
+        self.die()
         self.now += 3
         self.controller = self.control()
         self.spread(Agent.join, self.agents, over_s=4)
