@@ -1,0 +1,82 @@
+"""Owns the form of a diagnosis: frozen, complete, and the same for a terminal, a report and a machine.
+
+Refuses to own how it is reached (reason.py) and how it is shown (cli).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Sureness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One line that speaks for what is said, and where it stands."""
+
+    where: str
+    """`file:line`."""
+    text: str
+    code: str
+    """The rule that recognised it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Who was first, as far as that is known."""
+
+    rank: int | None = None
+    node: str | None = None
+    host: str | None = None
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            f"rank {self.rank}" if self.rank is not None else "",
+            f"on {self.node or self.host}" if self.node or self.host else "",
+            f"(pid {self.pid})" if self.pid is not None and self.rank is None else "",
+        )
+        return " ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A fact that would decide, how to get it, and between what it decides."""
+
+    fact: str
+    get: str
+    decides: tuple[Class, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consequence:
+    """Lines that only follow from what happened, told once for all of a kind."""
+
+    says: str
+    code: str
+    count: int
+    first: Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a person is told about a pile of logs."""
+
+    what: str
+    """What happened, as one sentence."""
+    klass: Class
+    code: str
+    """The rule that decided; empty when nothing did."""
+    sure: Sureness
+    culprit: Culprit | None = None
+    evidence: tuple[Evidence, ...] = ()
+    consequences: tuple[Consequence, ...] = ()
+    remedy: tuple[str, ...] = ()
+    """What to do, in order, as commands or changes where there are any."""
+    missing: tuple[Missing, ...] = ()
+    """Which facts would decide, or make sure; never empty when the class is `unknown`."""
+    also: tuple[Evidence, ...] = ()
+    """Other causes seen, for a second look."""
+    notes: tuple[str, ...] = ()
+    """What was not read, and what else a reader should know of how this was reached."""

@@ -1,0 +1,40 @@
+"""Owns the form of what any reader has found: one fact, by which rule, on which line, about whom.
+
+Readers of text (scan.py), of structured files and of init logs all make these; reasoning turns them into an answer.
+Refuses to own what a fact means: that is its rule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.diagnose.rules.row import Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Who:
+    """Whom a line is about, or who wrote it, as far as it says."""
+
+    host: str | None = None
+    pid: int | None = None
+    rank: int | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One thing found in what was read."""
+
+    rule: Rule
+    source: str
+    """Name of the source, as in `Source.name`."""
+    line: int
+    """Its line from 1; 0 for what is said by the source as a whole."""
+    text: str
+    """The line as written, cut where it is long; for structured input the value in a few words."""
+    who: Who = field(default_factory=Who)
+    at: float | None = None
+    """Seconds since the epoch by the writer's clock; None when nothing says."""
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the rule's pattern captured, by name."""

@@ -1,0 +1,7 @@
+"""What lines mean, as rows: a file for each kind of trouble. `RULES` is all of them by code."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.rules import memory
+
+RULES = {rule.code: rule for table in (memory.RULES,) for rule in table}

@@ -1,0 +1,140 @@
+"""Owns the facts that decide where lines alone do not: what each is, and how a person gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """A fact that would decide, and the command that gets it."""
+
+    fact: str
+    get: str
+
+
+DECIDING: dict[str, Deciding] = {
+    "nccl-warn": Deciding(
+        "the NCCL WARN line that the same process wrote before the generic error",
+        "run again with NCCL_DEBUG=WARN, and give this command the output of every rank",
+    ),
+    "all-ranks": Deciding(
+        "what every other rank wrote, above all the earliest error by the clock",
+        "give this command the logs of all ranks: their folder, or `kubectl logs` of every pod",
+    ),
+    "peer-log": Deciding(
+        "what the rank at the other end of the closed connection wrote last",
+        "add the log of the peer that the line names (its address is in the line)",
+    ),
+    "last-collectives": Deciding(
+        "the last collective that each of the other ranks has enqueued and completed",
+        "give the logs of all ranks, or set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 and add the "
+        "flight recorder's dumps",
+    ),
+    "stacks": Deciding(
+        "where the rank that is behind stands",
+        "py-spy dump --pid PID on that rank's node while it hangs",
+    ),
+    "kernel-log": Deciding(
+        "whether the kernel killed the process for memory",
+        "dmesg -T | grep -i -E 'killed process|oom' on that node, or memory.events of the pod's cgroup, or "
+        "`kubectl describe pod` (OOMKilled)",
+    ),
+    "who-sent-signal": Deciding(
+        "who sent the signal: the scheduler, a person, or an agent after another rank had failed",
+        "sacct -j JOB --format=State,ExitCode,Reason or `kubectl get events`, and the other nodes' logs",
+    ),
+    "memlock": Deciding(
+        "the locked-memory limit of the rank's own process",
+        "grep 'locked memory' /proc/PID/limits inside the container (ulimit -l in its shell)",
+    ),
+    "gid": Deciding(
+        "which GID the queue pair used at both ends, and whether it can be reached",
+        "show_gids on both nodes (or /sys/class/infiniband/*/ports/*/gids/*); fe80:: is link-local, ::ffff: is routed",
+    ),
+    "link-counters": Deciding(
+        "whether the link itself lost packets",
+        "compare port_rcv_errors, symbol_error, link_downed, out_of_sequence, rx_prio*_discards in "
+        "/sys/class/infiniband/*/ports/*/{counters,hw_counters} on both ends, before and after",
+    ),
+    "mtu": Deciding(
+        "whether the active MTU is the same on every RDMA port",
+        "ibv_devinfo | grep active_mtu and ip link show on both nodes",
+    ),
+    "which-pairs": Deciding(
+        "which pairs of NICs fail: across rails only, or on one rail too",
+        "compare the device and peer of every failing line; try NCCL_CROSS_NIC=0",
+    ),
+    "acs": Deciding(
+        "whether ACS or an IOMMU redirects traffic between the GPU and the NIC",
+        "lspci -vvv | grep -i acsctl (no SrcValid+ on bridges), dmesg | grep -i iommu",
+    ),
+    "net-plugin": Deciding(
+        "which network NCCL chose on every rank, and which file or plugin wrote the line",
+        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and give the logs of all ranks",
+    ),
+    "transport": Deciding(
+        "which transport each pair of ranks uses, and whether it uses GPUDirect RDMA",
+        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and look for `via NET/...` and `GDRDMA`",
+    ),
+    "peermem": Deciding(
+        "whether nvidia_peermem is loaded or DMA-BUF is used, and the NCCL version",
+        "lsmod | grep -E 'nvidia_peermem|nv_peer_mem', the line `NCCL version`, `DMA-BUF is available`",
+    ),
+    "reachable": Deciding(
+        "whether a plain TCP connection between the two nodes' addresses works on any port",
+        "on one node `nc -l 29555`, on the other `nc -vz ADDRESS 29555`, with the address that the line names",
+    ),
+    "interfaces": Deciding(
+        "which interface and address each rank has chosen",
+        "NCCL_DEBUG=INFO (`Bootstrap : Using`, `NET/Socket : Using`), `ip -br addr` on each node",
+    ),
+    "resolves": Deciding(
+        "whether the master's name resolves on every node, and to what",
+        "getent hosts $MASTER_ADDR on every node, and `ss -ltnp | grep $MASTER_PORT` on the master",
+    ),
+    "who-joined": Deciding(
+        "which nodes have joined and which never started",
+        "the logs of all nodes from the start; `kubectl get pods` or `squeue -j JOB`; WORLD_SIZE and --nnodes on each",
+    ),
+    "versions": Deciding(
+        "the versions of NCCL, CUDA, the driver, torch and the plugin on every rank",
+        "python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())'; nvidia-smi",
+    ),
+    "xid": Deciding(
+        "whether the driver reported an Xid for this GPU",
+        "dmesg -T | grep -E 'NVRM|Xid' on that node, nvidia-smi -q | grep -i -E 'xid|ecc|retired|remapped'",
+    ),
+    "cuda-sync": Deciding(
+        "which kernel failed, since CUDA reports it later",
+        "run again with CUDA_LAUNCH_BLOCKING=1 (and TORCH_USE_CUDA_DSA=1), or on one rank under compute-sanitizer",
+    ),
+    "shm": Deciding(
+        "how large /dev/shm is in the container, and how full",
+        "df -h /dev/shm inside the container of the rank that died",
+    ),
+    "first-traceback": Deciding(
+        "the traceback that a rank wrote before it was stopped",
+        "add the rank's own log (torchrun --log-dir DIR --tee 3; error_file)",
+    ),
+    "memory-use": Deciding(
+        "how much GPU memory was in use, and by whom",
+        "nvidia-smi --query-compute-apps=pid,used_memory --format=csv on that node; torch.cuda.memory_summary()",
+    ),
+    "fabric-manager": Deciding(
+        "whether Fabric Manager (and IMEX on NVLink domains) runs and is ready",
+        "systemctl status nvidia-fabricmanager nvidia-imex; nvidia-smi -q | grep -A2 Fabric",
+    ),
+    "step-times": Deciding(
+        "how long each rank took for its last steps",
+        "py-spy dump on a rank that is late, and the time of the last line of each rank's log",
+    ),
+    "pod-status": Deciding(
+        "the state and the last termination reason of each pod",
+        "kubectl describe pod POD; kubectl get events --sort-by=.lastTimestamp",
+    ),
+    "topology": Deciding(
+        "which links and NUMA nodes lie between the GPUs and the NICs, as NCCL sees them",
+        "nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=topo.xml",
+    ),
+}

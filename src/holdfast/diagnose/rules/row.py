@@ -1,0 +1,58 @@
+"""Owns the form of a rule: one row that says which line it recognises and what that line means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.diagnose.classes import Class
+
+
+class Role(StrEnum):
+    """What a line can be to a failure."""
+
+    PRIMARY = "primary"
+    """It can be the cause."""
+    SECONDARY = "secondary"
+    """It follows from something that happened elsewhere; never the cause."""
+    CONTEXT = "context"
+    """It says how things are, and proves or rules out what others say."""
+
+
+class Sureness(StrEnum):
+    """How sure an answer is."""
+
+    CERTAIN = "certain"
+    """The line has one cause, and nothing seen speaks against it."""
+    LIKELY = "likely"
+    """The usual cause; another one is possible and is named."""
+    UNSURE = "unsure"
+    """Several causes write this line; it takes another fact to choose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One kind of line, or of structured record, and what it means."""
+
+    code: str
+    """Stable kebab-case name; what `explain` takes and evidence carries."""
+    lines: tuple[str, ...] = ()
+    """Real lines that it recognises, as they were written."""
+    pattern: str = ""
+    """RE2 pattern searched in a line; named groups become values, and `rank`, `host` and `pid` say whom it is about.
+    Empty for what only a structured reader finds."""
+    role: Role = Role.PRIMARY
+    classes: tuple[Class, ...] = ()
+    """What it speaks for, the likeliest first."""
+    sure: Sureness = Sureness.UNSURE
+    """How sure the first class is from this line alone."""
+    says: str
+    """What happened, as a sentence; `{name}` is a captured value."""
+    remedy: tuple[str, ...] = ()
+    """What to do, in order; commands and changes as they are typed."""
+    decides: tuple[str, ...] = ()
+    """Names of the facts (rules/deciding.py) that would confirm it, or choose between its classes."""
+    versions: str = ""
+    """Where the line exists: versions of the library that writes it."""
+    source: str = ""
+    """Who writes it: a file of a library, or an address."""
