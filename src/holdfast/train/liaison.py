@@ -1,0 +1,129 @@
+"""Owns a rank's word with those who watch it: each step is reported, and what anybody wishes all ranks do alike.
+
+The same for every loop: that of a `Session`, and those that a framework owns. Refuses to own what a checkpoint is and
+how it is taken (session.py, or the framework), the agreement between ranks (ranks.py) and the wire (channel.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import SupportsFloat
+
+import torch
+
+from holdfast.clock import Clock
+from holdfast.errors import ExitCode
+from holdfast.events.bounds import METRICS
+from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
+from holdfast.findings import Finding
+from holdfast.train.channel import Channel, say
+from holdfast.train.environment import Environment
+from holdfast.train.ranks import Agreement, Ranks, Wish
+
+DRAIN_S = 0.05
+"""Seconds a process waits when it exits, with Python's lock let go. A Gloo thread that is about to drop the tensors of
+the last collective needs that lock; one that is still waiting for it when the interpreter ends aborts the process
+(pytorch pull request 179291), and a run that had finished would have failed."""
+
+Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class Liaison:
+    """Tells the agent of steps and checkpoints, and the loop what it is to do at the end of a step."""
+
+    def __init__(self, told: Environment) -> None:
+        """Made by every rank, after init_process_group."""
+        self._channel = Channel.open(told.rank_socket, rank=told.rank)
+        self._clock = Clock()
+        self._channel.send(Hello(rank=told.rank, pid=os.getpid(), clock=self._clock.anchor))
+        self.ranks = Ranks.join(announced=told.world_size)
+        self._agreement = Agreement(self.ranks)
+        self._every_steps, self._every_s = told.checkpoint_every_steps, told.checkpoint_every_s
+        self._terminated = False
+        self._previous_sigterm: Handler = None
+        self._saved_at = time.monotonic()
+        self._boundary = self._clock()
+        self._waited_s = 0.0
+
+    def begin(self) -> None:
+        """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
+        self._previous_sigterm = _on_sigterm(self._note_sigterm)
+        atexit.register(time.sleep, DRAIN_S)
+        self._saved_at = time.monotonic()
+        self._boundary = self._clock()
+
+    def step(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> Wish:
+        """Report a finished step, and return what all ranks are to do now; STOP after the last of `total` steps too.
+
+        A metric that is None is left out. A tensor on a GPU is waited for.
+        """
+        given = {"total_steps": total, **metrics}
+        self._report(step, {name: _number(value) for name, value in given.items() if value is not None})
+        return self._agreement.exchange(self._wish(), scheduled=self._scheduled(step, total))
+
+    def found(self, finding: Finding) -> None:
+        """Say what was noticed, once for all ranks, of which every one calls this."""
+        if self.ranks.rank == 0:
+            self._channel.found(finding)
+
+    def saved(self, step: int, path: Path | None, *, began: float) -> None:
+        """A checkpoint is complete at `path`, or failed, after the loop had waited for it since `began` (monotonic)."""
+        self._saved_at = time.monotonic()
+        self._waited_s = self._saved_at - began
+        if path is not None and self.ranks.rank == 0:
+            self._channel.send(Checkpointed(step=step, path=str(path), took_s=self._waited_s))
+
+    def finish(self, step: int, *, total: int | None) -> None:
+        """The loop ends after this step: SIGTERM means again what it did; SystemExit(75) if steps are left to do."""
+        _on_sigterm(self._previous_sigterm)
+        if step != total:
+            if self.ranks.rank == 0:
+                say(f"stopped after step {step}, as asked")
+            raise SystemExit(ExitCode.STOPPED_EARLY)
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        now = self._clock()
+        # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
+        finite = {name: value for name, value in list(metrics.items())[:METRICS] if math.isfinite(value)}
+        self._channel.send(
+            Step(step=step, started=self._boundary, ended=now, checkpoint_s=self._waited_s, metrics=finite)
+        )
+        self._boundary, self._waited_s = now, 0.0
+
+    def _scheduled(self, step: int, total: int | None) -> Wish:
+        """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
+        if step == total:
+            return Wish.STOP
+        if self._every_steps is not None and step % self._every_steps == 0:
+            return Wish.CHECKPOINT
+        return Wish.NOTHING
+
+    def _wish(self) -> Wish:
+        """What this rank was asked for; the seconds are counted by rank 0 alone."""
+        wish = Wish.STOP if self._terminated else Wish.NOTHING
+        for request in self._channel.requests():
+            wish = max(wish, Wish.CHECKPOINT if isinstance(request, CheckpointNow) else Wish.STOP)
+        overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
+        return max(wish, Wish.CHECKPOINT) if overdue and self.ranks.rank == 0 else wish
+
+    def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
+        self._terminated = True
+
+
+def _on_sigterm(handler: Handler) -> Handler:
+    """Install a handler and return the one before; nothing changes outside the main thread, which alone may do so."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+
+
+def _number(value: SupportsFloat) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
