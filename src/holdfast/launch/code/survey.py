@@ -87,6 +87,10 @@ def survey(job: Job, base: Path, *, apart: tuple[Path, ...] = ()) -> Survey:
     )
 
 
+_BACKEND = "simple"
+"""Python's own expressions: re2, which pathspec would rather use, refuses names that are not UTF-8."""
+
+
 def _patterns(ignore: tuple[str, ...], root: Path) -> tuple[GitIgnoreSpec, list[Finding]]:
     """The job's patterns and the ignore file's, as one list in which the last that matches decides, as for git."""
     from pathspec import GitIgnoreSpec
@@ -104,12 +108,12 @@ def _patterns(ignore: tuple[str, ...], root: Path) -> tuple[GitIgnoreSpec, list[
         findings.append(_error("bad-ignore-pattern", str(path), what, "Make it a file you can read.", (str(error),)))
     for where, line in lines:
         try:
-            GitIgnoreSpec.from_lines([line])
+            GitIgnoreSpec.from_lines([line], backend=_BACKEND)
         except (ValueError, re.error) as error:
             what = f"`{line}` is no pattern: {error}"
             remedy = "Write it as in a .gitignore; a backslash before `!`, `#` or `[` takes it as it is."
             findings.append(_error("bad-ignore-pattern", where, what, remedy))
-    return GitIgnoreSpec.from_lines([] if findings else [line for _, line in lines]), findings
+    return GitIgnoreSpec.from_lines([] if findings else [line for _, line in lines], backend=_BACKEND), findings
 
 
 class _Walk:
