@@ -57,7 +57,6 @@ from holdfast.events.orders import (
     Order,
     StartRanks,
     agent_message_decoder,
-    divided,
     encode,
     messages,
     progress_interval_s,
@@ -74,7 +73,7 @@ from holdfast.job.backend import Backend
 from holdfast.job.silence import Silence
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, checkpoints_folder
-from holdfast.launch.launchers import launches
+from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
@@ -405,8 +404,10 @@ async def serve(
             key=keys.of_attempt(start.replica, start.attempt),
         )
 
+        plan = Plan.of(accepted, folder, attempt, private["secrets"])
+
         def of_node(node: int) -> StartRanks:
-            env, ranks = divided(launches(accepted, folder, attempt, node, private["secrets"], share[node]))
+            env, ranks = launches(plan, node, share[node])
             return StartRanks(
                 replica=start.replica,
                 attempt=start.attempt,

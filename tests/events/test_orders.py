@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.events.orders import (
@@ -9,7 +10,6 @@ from holdfast.events.orders import (
     PROGRESS_S,
     RankLaunch,
     StartRanks,
-    divided,
     encode,
     messages,
     order_decoder,
@@ -31,16 +31,10 @@ def launch(rank: int, **env: str) -> RankLaunch:
     ],
 )
 def test_order_gives_each_rank_what_it_was_meant_to_be_given(ranks: tuple[RankLaunch, ...]) -> None:
-    env, own = divided(ranks)
-    order = order_decoder.decode(encode(StartRanks(replica=0, attempt=0, ranks=own, env=env)))
+    order = order_decoder.decode(encode(StartRanks(replica=0, attempt=0, ranks=ranks, env={"A": "alike", "B": "b"})))
     assert isinstance(order, StartRanks)
-    assert order.launches == ranks
-
-
-def test_variable_that_all_ranks_share_is_sent_once() -> None:
-    env, own = divided((launch(0, SHARED="x" * 1000, RANK="0"), launch(1, SHARED="x" * 1000, RANK="1")))
-    assert env == {"SHARED": "x" * 1000}
-    assert [one.env for one in own] == [{"RANK": "0"}, {"RANK": "1"}]
+    alike = {"A": "alike", "B": "b"}
+    assert order.launches == tuple(msgspec.structs.replace(rank, env=alike | rank.env) for rank in ranks)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 128, 512, 2048, 100_000])

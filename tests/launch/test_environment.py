@@ -5,21 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.events.orders import RankLaunch
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.environment import Attempt, Share
-from holdfast.launch.launchers import launches
+from holdfast.launch.launchers import Plan, launches
 
 FOLDER = RunFolder(Path("/runs/demo-abc234"))
 
 
-def launched(
+def launched(*args: Any, **job: Any) -> tuple[RankLaunch, ...]:
+    """What a node of a job of two nodes starts, each process with all that it is given."""
+    env, ranks = given(*args, **job)
+    return tuple(msgspec.structs.replace(rank, env=env | rank.env) for rank in ranks)
+
+
+def given(
     share: Share | None = None, storage: str | None = None, node: int = 1, master_addr: str = "a", **job: Any
-) -> tuple[RankLaunch, ...]:
-    """What a node of a job of two nodes starts."""
+) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
+    """What the processes of a node are given alike, and each of its own."""
     fields = {
         "job": {"command": "true", "nodes": 2, **job},
         "base": "/base",
@@ -38,7 +45,14 @@ def launched(
         doors=("a:1", "b:2"),
         key="k",
     )
-    return launches(Accepted.model_validate(fields), FOLDER, attempt, node, {}, share or Share(python="/py", cpus=8))
+    plan = Plan.of(Accepted.model_validate(fields), FOLDER, attempt, {})
+    return launches(plan, node, share or Share(python="/py", cpus=8))
+
+
+def test_what_ranks_of_a_node_share_is_not_repeated_for_each() -> None:
+    env, ranks = given(ranks_per_node=4, env={"SHARED": "x"})
+    assert env["SHARED"] == "x"
+    assert [set(rank.env) for rank in ranks] == [{"RANK", "LOCAL_RANK", "ROLE_RANK"}] * 4
 
 
 def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:

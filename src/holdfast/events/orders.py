@@ -38,16 +38,6 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether SIGTERM goes to the processes it started in its place, because it would not let them end in peace."""
 
 
-def divided(ranks: tuple[RankLaunch, ...]) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
-    """The variables that all of these are given alike, and each with only its own."""
-    first, *others = ranks
-    alike = {name: text for name, text in first.env.items() if all(one.env.get(name) == text for one in others)}
-    return alike, tuple(
-        msgspec.structs.replace(one, env={name: text for name, text in one.env.items() if name not in alike})
-        for one in ranks
-    )
-
-
 PROGRESS_S = 0.5
 """Least time between two words of a node about its steps, unless there are very many nodes."""
 

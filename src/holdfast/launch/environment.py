@@ -50,16 +50,25 @@ def defaults(job: Job, share: Share) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank: int, share: Share) -> dict[str, str]:
-    """What all ranks of a node are given alike."""
+def devices(share: Share) -> dict[str, str]:
+    """Which GPUs a node's ranks see, unless the job says so itself."""
+    return {} if share.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(share.devices)}
+
+
+def of_node(group_rank: int) -> dict[str, str]:
+    """What tells a node's ranks from those of other nodes."""
+    return {"GROUP_RANK": str(group_rank), "NODE_RANK": str(group_rank)}
+
+
+def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[str, str]:
+    """What all ranks of an attempt are given alike."""
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
     full_world_size = job.nodes.max // attempt.replica_count * job.local_world_size
     keeps = job.recovery.global_batch is GlobalBatch.KEEP
     checkpoint = job.checkpoint
     # What the job may override comes first, then the job's own, then what holds the ranks together.
-    env = {} if share.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(share.devices)}
-    env |= accepted.fabric_env | job.fabric.env | job.env
+    env = accepted.fabric_env | job.fabric.env | job.env
     env |= {
         "MASTER_ADDR": attempt.master_addr,
         "MASTER_PORT": attempt.master_port,
@@ -68,9 +77,7 @@ def of_node(accepted: Accepted, folder: RunFolder, attempt: Attempt, group_rank:
         "JAX_COORDINATOR_BIND_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
-        "GROUP_RANK": str(group_rank),
         "GROUP_WORLD_SIZE": str(len(attempt.nodes)),
-        "NODE_RANK": str(group_rank),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(world_size),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.attempt),

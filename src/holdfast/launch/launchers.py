@@ -16,7 +16,7 @@ from holdfast.job.accepted import Accepted
 from holdfast.job.launchers import find_launcher
 from holdfast.job.spec import Job, Launch
 from holdfast.launch import mpi
-from holdfast.launch.environment import Attempt, Share, defaults, of_node, of_rank
+from holdfast.launch.environment import Attempt, Share, defaults, devices, of_attempt, of_node, of_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +44,41 @@ class Wiring:
     """As in `RankLaunch`."""
 
 
-def launches(
-    accepted: Accepted, folder: RunFolder, attempt: Attempt, node: int, secrets: dict[str, str], share: Share
-) -> tuple[RankLaunch, ...]:
-    """What a node starts for an attempt: one process a rank, or one for the node when the command starts its own ranks.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An attempt to be started: what all of its nodes are given alike is worked out once, however many they are."""
 
-    What a rank sees of a variable is, the first that has it: what holds the ranks together, the job's own, the
-    fabric's, the share's, the node's own environment, our defaults.
+    job: Job
+    attempt: Attempt
+    group_ranks: dict[int, int]
+    """Each node's number among those of its replica."""
+    env: dict[str, str]
+    logs: Path
+    cwd: str
+
+    @classmethod
+    def of(cls, accepted: Accepted, folder: RunFolder, attempt: Attempt, secrets: dict[str, str]) -> Plan:
+        """Plan an attempt of an accepted job."""
+        return cls(
+            job=accepted.job,
+            attempt=attempt,
+            group_ranks={node: group_rank for group_rank, node in enumerate(attempt.nodes)},
+            env=of_attempt(accepted, folder, attempt) | secrets,
+            logs=folder.attempt_logs(attempt.attempt, attempt.replica, attempt.replica_count),
+            cwd=accepted.code.cwd if accepted.code else str(Path(accepted.base, accepted.job.workdir)),
+        )
+
+
+def launches(plan: Plan, node: int, share: Share) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
+    """What all processes of a node are given alike, and each of them with its own, which goes over it.
+
+    One process a rank, or one for the node when the command starts its own ranks. What a rank sees of a variable is,
+    the first that has it: what holds the ranks together, the job's own, the fabric's, the share's, the node's own
+    environment, our defaults.
     """
-    job = accepted.job
-    group_rank = attempt.nodes.index(node)
+    job, group_rank = plan.job, plan.group_ranks[node]
     first = group_rank * job.local_world_size
-    common = of_node(accepted, folder, attempt, group_rank, share) | secrets
-    logs = folder.attempt_logs(attempt.attempt, attempt.replica, attempt.replica_count)
     ours = defaults(job, share)
-    cwd = accepted.code.cwd if accepted.code else str(Path(accepted.base, job.workdir))
 
     def launch(local_rank: int, wiring: Wiring, ranks: int = 1) -> RankLaunch:
         rank = first + local_rank
@@ -67,19 +87,21 @@ def launches(
             rank=rank,
             ranks=ranks,
             argv=wiring.argv,
-            env=common | own | wiring.env,
+            env=own | wiring.env,
             defaults=ours | wiring.defaults,
-            cwd=cwd,
-            log=f"{logs}/{rank_log_name(rank)}",
+            cwd=plan.cwd,
+            log=f"{plan.logs}/{rank_log_name(rank)}",
             files=wiring.files,
             stop_below=wiring.stop_below,
         )
 
+    env = devices(share) | plan.env | of_node(group_rank)
     wire = _WIRES.get(job.launch)
     if wire is None:
-        return tuple(launch(local_rank, Wiring(argv=job.command)) for local_rank in range(job.local_world_size))
-    seat = Seat(job=job, attempt=attempt, group_rank=group_rank, share=share, files=logs)
-    return (launch(0, wire(seat), ranks=job.local_world_size),)
+        each = Wiring(argv=job.command)
+        return env, tuple(launch(local_rank, each) for local_rank in range(job.local_world_size))
+    seat = Seat(job=job, attempt=plan.attempt, group_rank=group_rank, share=share, files=plan.logs)
+    return env, (launch(0, wire(seat), ranks=job.local_world_size),)
 
 
 def _torchrun(seat: Seat) -> Wiring:

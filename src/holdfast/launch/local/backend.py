@@ -29,7 +29,7 @@ from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
-from holdfast.launch.launchers import launches
+from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.isolation import Isolation
 from holdfast.launch.local.limits import give_back
 from holdfast.launch.local.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
@@ -331,14 +331,15 @@ def render(accepted: Accepted) -> str:
         doors=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
         key="ATTEMPT_KEY",
     )
-    hidden = dict.fromkeys(job.secrets, "SECRET")
     lines = [*_sizes(job), *_shipped(accepted)]
+    plan = Plan.of(accepted, folder, attempt, dict.fromkeys(job.secrets, "SECRET"))
     for node, share in enumerate(shares(job, os.environ)):
         place = NodePlace(node=node, generation=0)
         at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
-        for launch in launches(accepted, folder, attempt, node, hidden, share):
+        env, ranks = launches(plan, node, share)
+        for launch in ranks:
             code = Path("CODE") if accepted.code else Path()
-            lines.extend(_section(place, launch, code, at_run_time))
+            lines.extend(_section(place, launch, code, env | launch.env | at_run_time))
     return "\n".join(lines)
 
 
@@ -357,14 +358,14 @@ def _shipped(accepted: Accepted) -> Iterator[str]:
         yield ""
 
 
-def _section(place: NodePlace, launch: RankLaunch, code: Path, at_run_time: dict[str, str]) -> Iterator[str]:
+def _section(place: NodePlace, launch: RankLaunch, code: Path, env: dict[str, str]) -> Iterator[str]:
     last = launch.rank + launch.ranks - 1
     yield f"# node{place.node}, " + (f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}")
     yield f"cd {shlex.quote(str(code / launch.cwd))}"
     for path, text in launch.files.items():
         yield f"cat > {shlex.quote(path)} <<END\n{text}END"
     defaults = {name: os.environ.get(name, value) for name, value in launch.defaults.items()}
-    for name, value in sorted((defaults | launch.env | at_run_time).items()):
+    for name, value in sorted((defaults | env).items()):
         yield f"{name}={shlex.quote(value)}"
     yield f"$ {shlex.join(launch.argv)}"
     yield ""
