@@ -28,6 +28,7 @@ from pydantic_core import PydanticUndefined
 import holdfast
 from holdfast import errors, events, findings
 from holdfast.control import policy
+from holdfast.diagnose.knowledge.index import GROUPS
 from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job import drills, spec
 
@@ -292,6 +293,16 @@ def _template(what: ast.expr | None) -> str:
             return "…"
 
 
+def explain_page() -> str:
+    """What `holdfast explain` says, for whoever has no terminal at hand."""
+    parts = ["# Explanations", "What `holdfast explain CODE` says of codes that are seen in logs and answers."]
+    for heading, rows in GROUPS.items():
+        told = ((f"`{row.code}` {row.title}", row.cause, row.confirm, row.remedy) for row in rows)
+        parts += [f"## {heading}", _table(("code", "cause", "how to confirm it", "what to do"), told)]
+        parts.append(f"Sources: {_listed([row.source for row in rows], '; ')}.")
+    return _page(parts)
+
+
 def drills_table() -> str:
     """The table of job/drills.py; docs/drills.md includes it."""
     rows = (
@@ -422,6 +433,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands": cli_page,
     "exit-codes": exit_codes_page,
     "findings": findings_page,
+    "explain": explain_page,
     "events": events_page,
     "limits": limits_page,
     "drills": drills_table,

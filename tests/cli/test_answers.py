@@ -34,6 +34,25 @@ def test_help_of_each_verb_fits_its_line(cli: Cli) -> None:
     assert "..." not in cli("--help").out.partition("Describe:")[2]
 
 
+def test_explain_takes_codes_as_they_are_seen(cli: Cli) -> None:
+    assert cli("explain", "-9").out.startswith("SIGKILL")
+    assert cli("explain", "Xid", "79").out.startswith("XID-79  GPU has fallen off the bus")
+    assert json.loads(cli("explain", "ncclRemoteError", "-o", "json").out)["code"] == "ncclRemoteError"
+
+
+def test_explain_without_a_code_lists_all(cli: Cli) -> None:
+    told = cli("explain").out
+    listed = [json.loads(line)["code"] for line in cli("explain", "-o", "json").out.splitlines()]
+    assert len(listed) > 200
+    assert [code for code in listed if code not in told] == []
+
+
+def test_explain_offers_what_is_alike(cli: Cli) -> None:
+    answer = cli("explain", "ncclSytemError")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "Did you mean ncclSystemError" in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -6,16 +6,18 @@ Verbs import what is heavy inside their functions, so that `holdfast --help` loa
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 import typer
+from typer.core import TyperCommand
 
 from holdfast.cli import (
     attach,
     cancel,
     drill,
     events,
+    explain,
     fabric,
     init,
     logs,
@@ -27,16 +29,21 @@ from holdfast.cli import (
     status,
     validate,
 )
-from holdfast.cli.grammar import Sections, WithCommand
+from holdfast.cli.grammar import Sections, WithCommand, WithNumbers
 from holdfast.errors import ExitCode
 
 VERBS = {
     "Describe": (init.init, validate.validate, render.render, schema.schema),
     "Run": (run.run, ps.ps, status.status, logs.logs, events.events, attach.attach, cancel.cancel),
     "Break it on purpose": (drill.drill,),
+    "Explain": (explain.explain,),
     "Look up": (fabric.fabric, profile.profile),
 }
-TAKE_COMMAND = (run.run, render.render)
+CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
+    run.run: WithCommand,
+    render.render: WithCommand,
+    explain.explain: WithNumbers,
+}
 
 app = typer.Typer(
     cls=Sections,
@@ -48,7 +55,7 @@ app = typer.Typer(
 )
 for _section, _verbs in VERBS.items():
     for _verb in _verbs:
-        app.command(rich_help_panel=_section, cls=WithCommand if _verb in TAKE_COMMAND else None)(_verb)
+        app.command(rich_help_panel=_section, cls=CLASSES.get(_verb))(_verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,12 @@ class WithCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+class WithNumbers(TyperCommand):
+    """A verb whose arguments may be negative numbers: `-9` is no option."""
+
+    ignore_unknown_options = True
+
+
 class Sections(TyperGroup):
     """A group whose help lists its verbs in sections, in the order they were added."""
 

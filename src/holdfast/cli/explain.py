@@ -1,0 +1,66 @@
+"""The verb `explain`: what a code means, wherever it was seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say, say_json, show
+from holdfast.cli.request import OutputOption
+from holdfast.errors import ExitCode, failure
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from holdfast.diagnose.knowledge.explanation import Explanation
+
+_LABEL_WIDTH = 12
+
+
+def explain(
+    code: Annotated[
+        list[str] | None, typer.Argument(metavar="CODE", help="Such as rank-hung, XID-79, SIGBUS, -9, ncclSystemError.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say what a code means: its cause, how to confirm it, what to do.
+
+    It knows findings, exit codes, signals, NCCL, InfiniBand and CUDA errors, Xid and SXid. Without a code it lists
+    them.
+    """
+    from holdfast.diagnose.knowledge.index import GROUPS
+
+    if code:
+        from rich.text import Text
+
+        rows = _found(" ".join(code))
+        if output is Output.JSON:
+            say_json(*rows)
+        else:
+            show(Text("\n\n").join(map(_block, rows)))
+    elif output is Output.JSON:
+        say_json(*(row for rows in GROUPS.values() for row in rows))
+    else:
+        for heading, rows in GROUPS.items():
+            say(f"{heading}\n  {'  '.join(row.code for row in rows)}\n")
+
+
+def _found(words: str) -> list[Explanation]:
+    from holdfast.diagnose.knowledge.index import alike, find
+
+    if rows := find(words):
+        return rows
+    near = alike(words)
+    remedy = f"Did you mean {', '.join(near)}?" if near else "`holdfast explain` lists all that is known."
+    raise failure("unknown-code", f"nothing is known of `{words}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+
+
+def _block(row: Explanation) -> Text:
+    from rich.text import Text
+
+    parts = (("cause", row.cause), ("confirm", row.confirm), ("what to do", row.remedy), ("source", row.source))
+    head = Text.assemble((row.code, "bold"), f"  {row.title}" if row.title else "")
+    return Text("\n").join(
+        [head, *(Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text) for label, text in parts)]
+    )

@@ -1,0 +1,59 @@
+"""Owns the one list of all that can be explained, and how a row is found by what a person has seen of it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from holdfast.diagnose.knowledge import cuda, describing, nccl, running, signals, xid
+from holdfast.diagnose.knowledge.explanation import Explanation
+
+OWN_SOURCE = "holdfast, findings"
+CLOSE = 0.6
+"""How alike a word must be to be offered instead, from 0 to 1."""
+MOST_OFFERED = 5
+
+_NUMBER = re.compile(r"-\d+")
+_FILLING = re.compile(r"[\W_]+")
+
+
+def _own(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanation]:
+    return [
+        Explanation(code=code, cause=cause, confirm=confirm, remedy=remedy, source=OWN_SOURCE)
+        for code, cause, confirm, remedy in rows
+    ]
+
+
+GROUPS: Mapping[str, list[Explanation]] = {
+    "Findings before a run": _own(describing.ROWS),
+    "Findings of a run": _own(running.ROWS),
+    "Signals and exit statuses": list(signals.rows()),
+    "NCCL results and InfiniBand completions": list(nccl.rows()),
+    "CUDA errors": list(cuda.rows()),
+    "Xid and SXid": list(xid.rows()),
+}
+"""All that can be explained, by the heading it is listed under."""
+
+
+def find(words: str) -> list[Explanation]:
+    """Every row that these words are the code of, or another name of: a bare number can be several things.
+
+    Case, spaces and punctuation do not matter, but for the minus of `-9`.
+    """
+    wanted = _key(words)
+    rows = list(chain.from_iterable(GROUPS.values()))
+    return [row for row in rows if _key(row.code) == wanted] or [row for row in rows if wanted in map(_key, row.names)]
+
+
+def alike(words: str) -> list[str]:
+    """Codes that somebody may have meant by words that are none."""
+    known = {_key(name): row.code for row in chain.from_iterable(GROUPS.values()) for name in (row.code, *row.names)}
+    close = difflib.get_close_matches(_key(words), known, n=2 * MOST_OFFERED, cutoff=CLOSE)
+    return list(dict.fromkeys(known[name] for name in close))[:MOST_OFFERED]
+
+
+def _key(words: str) -> str:
+    words = words.strip()
+    return words if _NUMBER.fullmatch(words) else _FILLING.sub("", words.lower())

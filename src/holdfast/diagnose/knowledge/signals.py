@@ -1,0 +1,204 @@
+"""Owns what signals and exit statuses mean: holdfast's own, the shell's, torchrun's, Slurm's and Kubernetes'."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.diagnose.knowledge.explanation import Explanation
+from holdfast.errors import EXIT_CODE_MEANINGS, ExitCode
+
+SIGNALS_SOURCE = "Linux, signal(7): https://man7.org/linux/man-pages/man7/signal.7.html"
+SHELL_SOURCE = "POSIX, Shell Command Language, exit status: 128 + N for a command that signal N ended"
+OWN_SOURCE = "holdfast, exit codes"
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal, as it ends a rank."""
+
+    number: signal.Signals
+    cause: str
+    confirm: str
+    remedy: str
+
+
+_CORE = "The rank's stderr (`Fatal Python error` with PYTHONFAULTHANDLER=1), `coredumpctl`, `dmesg | tail`."
+
+SIGNALS: tuple[Signal, ...] = (
+    Signal(
+        signal.SIGHUP,
+        "The terminal or session that it belonged to was closed.",
+        "Whether somebody's ssh or shell ended then.",
+        "Start it away from the terminal: `holdfast run -d`, sbatch, nohup.",
+    ),
+    Signal(signal.SIGINT, "Ctrl-C, or a launcher that passes it on.", "Who pressed it.", "Nothing."),
+    Signal(
+        signal.SIGILL,
+        "An instruction that this CPU does not have: a library built for another one.",
+        "`dmesg | grep -i 'invalid opcode'`, `lscpu` on both nodes.",
+        "A build for the oldest CPU among the nodes.",
+    ),
+    Signal(
+        signal.SIGABRT,
+        "The program ended itself: an assertion or an uncaught C++ exception. torch's NCCL watchdog does so after a "
+        "collective timed out.",
+        "The rank's last lines: `Watchdog caught collective operation timeout`, `terminate called`, `double free`.",
+        "After a watchdog: find the rank that did not take part, `holdfast diagnose LOGS`. Else mend what it says.",
+    ),
+    Signal(
+        signal.SIGBUS,
+        "Memory behind a mapping was not there: /dev/shm is full, or a mapped file was cut short or its server left.",
+        "`df -h /dev/shm` in the container while it runs; DataLoader says `insufficient shared memory (shm)`.",
+        "A larger /dev/shm: an emptyDir with `medium: Memory` mounted there, `--shm-size=16g`, `--ipc=host`; or fewer "
+        "DataLoader workers.",
+    ),
+    Signal(
+        signal.SIGFPE, "A whole number was divided by zero, in native code.", _CORE, "Mend the input that it came from."
+    ),
+    Signal(
+        signal.SIGKILL,
+        "Somebody ended it and it could not object: most often the kernel for lack of memory, but also a launcher "
+        "after another rank had failed, Kubernetes, Slurm, or a person. By itself it does not prove a lack of memory.",
+        "`dmesg -T | grep -i 'killed process'`; `memory.events` of its cgroup (oom_kill); `kubectl describe pod` "
+        "(OOMKilled); `sacct -j JOB -o State,ExitCode`.",
+        "Lack of memory: fewer DataLoader workers, less pinned memory, a higher limit. Nothing of that kind: look for "
+        "the rank that failed first.",
+    ),
+    Signal(
+        signal.SIGSEGV,
+        "Native code used memory that is not its own: a bug in an extension, libraries that don't go together, or bad "
+        "memory.",
+        _CORE,
+        "PYTHONFAULTHANDLER=1 shows where in Python; undo the last upgrade. Always the same node: test its memory.",
+    ),
+    Signal(
+        signal.SIGPIPE,
+        "It wrote to somebody who had gone.",
+        "Whoever read its output.",
+        "Look at why the reader ended.",
+    ),
+    Signal(
+        signal.SIGTERM,
+        "It was asked to end: by a launcher after another rank had failed, by Slurm at the time limit, by Kubernetes "
+        "for an eviction or preemption, by `holdfast cancel`. Never the first cause.",
+        "`kubectl get events`, `sacct -j JOB -o State`, the other ranks' logs.",
+        "Look for what happened before it.",
+    ),
+    Signal(
+        signal.SIGUSR1, "A warning from Slurm (`--signal`), or a program's own use.", "The job script.", "Handle it."
+    ),
+    Signal(
+        signal.SIGUSR2, "A warning before preemption or the time limit, by agreement.", "The job script.", "Handle it."
+    ),
+    Signal(
+        signal.SIGXCPU,
+        "It used more CPU time than its limit.",
+        "`ulimit -t`, /proc/PID/limits.",
+        "Raise the limit.",
+    ),
+    Signal(
+        signal.SIGXFSZ,
+        "It wrote a file larger than its limit.",
+        "`ulimit -f`, /proc/PID/limits.",
+        "Raise the limit.",
+    ),
+    Signal(
+        signal.SIGSYS,
+        "A system call that a seccomp profile forbids.",
+        "`dmesg | grep -i seccomp`.",
+        "A profile that allows it.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Status:
+    """One exit status that is no signal."""
+
+    number: int
+    says: str
+    confirm: str
+    remedy: str
+    source: str = SHELL_SOURCE
+
+
+STATUSES: tuple[Status, ...] = (
+    Status(
+        1,
+        "The program failed by itself, as Python does after an exception; torchrun too, however its worker ended.",
+        "The last traceback of the rank that ended first.",
+        "Mend what it says: `holdfast diagnose LOGS` finds the first.",
+        "Python, sys.exit; torch.distributed.elastic",
+    ),
+    Status(126, "The program is there and could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
+    Status(
+        127,
+        "There is no such program, or a library of it is missing.",
+        "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
+        "Install it, or mend PATH.",
+    ),
+    Status(
+        255,
+        "A status out of range, -1, or ssh and srun that lost the other side.",
+        "Which program of the chain ended first.",
+        "Look at the node's own log.",
+        "ssh(1), srun(1)",
+    ),
+)
+
+OWN: dict[ExitCode, tuple[str, str]] = {
+    ExitCode.OK: ("Nothing to confirm.", "Nothing."),
+    ExitCode.USAGE: ("The message names the word.", "`holdfast VERB --help`."),
+    ExitCode.INVALID_JOB: ("`holdfast validate FILE`.", "Change what each finding names."),
+    ExitCode.IMPOSSIBLE: ("`holdfast validate FILE`.", "Change the job, or run it where it is possible."),
+    ExitCode.NOT_FOUND: ("`holdfast ps`, `ls`.", "Name what is there."),
+    ExitCode.UNAVAILABLE: ("`holdfast status`, the end of controller.log.", "`holdfast attach` starts it again."),
+    ExitCode.INTERNAL: ("The file that the message names.", "Report it with that file."),
+    ExitCode.STORAGE: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or mend the disk, and run again."),
+    ExitCode.STOPPED_EARLY: ("`holdfast status`: who asked.", "Run it again: it goes on from its checkpoint."),
+    ExitCode.REFUSED: ("`ls -l` of the run's folder.", "Ask its owner."),
+    ExitCode.NODES_LOST: (
+        "`holdfast diagnose RUN`.",
+        "Mend the nodes; more `recovery.max_restarts` only for bad luck.",
+    ),
+    ExitCode.HUNG: ("`holdfast diagnose RUN`: the rank, and its stacks.", "Mend what that rank waits for."),
+    ExitCode.CANCELLED: ("`holdfast status`: who cancelled.", "Nothing."),
+}
+"""How to confirm each of holdfast's exit codes, and what to do; what it means is in errors.py."""
+
+
+def rows() -> Iterator[Explanation]:
+    """Signals by name, number and 128 + number; statuses by number."""
+    for one in SIGNALS:
+        number = int(one.number)
+        yield Explanation(
+            code=one.number.name,
+            title=f"signal {number}; exit status {128 + number}, or -{number} in torchrun",
+            cause=one.cause,
+            confirm=one.confirm,
+            remedy=one.remedy,
+            source=SIGNALS_SOURCE,
+            names=(f"-{number}", str(128 + number), f"signal {number}", f"exit {128 + number}", f"exitcode -{number}"),
+        )
+    for status in STATUSES:
+        yield Explanation(
+            code=f"exit-{status.number}",
+            title="of the job's own program",
+            cause=status.says,
+            confirm=status.confirm,
+            remedy=status.remedy,
+            source=status.source,
+            names=(str(status.number), f"exit status {status.number}", f"exitcode {status.number}"),
+        )
+    for code, (confirm, remedy) in OWN.items():
+        yield Explanation(
+            code=f"holdfast-exit-{code.value}",
+            title=f"{code.name}, of the holdfast command",
+            cause=EXIT_CODE_MEANINGS[code],
+            confirm=confirm,
+            remedy=remedy,
+            source=OWN_SOURCE,
+            names=(str(code.value), f"exit {code.value}", code.name),
+        )

@@ -1,0 +1,69 @@
+"""What `holdfast explain` knows, and how it is found."""
+
+from __future__ import annotations
+
+import signal
+from itertools import chain
+
+import pytest
+
+from holdfast.diagnose.knowledge.explanation import Explanation
+from holdfast.diagnose.knowledge.index import GROUPS, alike, find
+from holdfast.errors import ExitCode
+
+ROWS = list(chain.from_iterable(GROUPS.values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("XID-79", ["XID-79"]),
+        ("xid 79", ["XID-79"]),
+        ("SXid 20034", ["SXID-20034"]),
+        ("SIGBUS", ["SIGBUS"]),
+        ("-7", ["SIGBUS"]),
+        ("135", ["SIGBUS"]),
+        ("137", ["SIGKILL"]),
+        ("exitcode: -9", ["SIGKILL"]),
+        ("ncclsystemerror", ["ncclSystemError"]),
+        ("IBV_WC_RETRY_EXC_ERR", ["IBV_WC_RETRY_EXC_ERR"]),
+        ("12", ["IBV_WC_RETRY_EXC_ERR"]),
+        ("cudaErrorIllegalAddress", ["CUDA_ERROR_ILLEGAL_ADDRESS"]),
+        ("802", ["CUDA_ERROR_SYSTEM_NOT_READY"]),
+        ("rank-hung", ["rank-hung"]),
+        ("80", ["holdfast-exit-80"]),
+        ("2", ["holdfast-exit-2", "IBV_WC_LOC_QP_OP_ERR"]),
+        ("NaN%", []),
+        ("", []),
+    ],
+)
+def test_words_find_what_they_name(words: str, codes: list[str]) -> None:
+    assert [row.code for row in find(words)] == codes
+
+
+def test_mistyped_code_is_offered() -> None:
+    assert alike("rank-hnug")[0] == "rank-hung"
+    assert alike("ncclSytemEror")[0] == "ncclSystemError"
+    assert alike("qqqqqqqqqqqq") == []
+
+
+def test_every_code_is_found_by_itself_and_said_once() -> None:
+    assert [row.code for row in ROWS if [one.code for one in find(row.code)] != [row.code]] == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
+def test_row_says_everything(row: Explanation) -> None:
+    for text in (row.cause, row.confirm, row.remedy, row.source):
+        assert text.strip() == text
+        assert text
+        assert text.count("`") % 2 == 0
+
+
+def test_every_exit_code_of_holdfast_is_explained() -> None:
+    for code in ExitCode:
+        assert f"holdfast-exit-{code.value}" in {row.code for row in find(str(code.value))}
+
+
+def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
+    for one in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS):
+        assert [row.code for row in find(f"-{int(one)}")] == [one.name]
