@@ -17,7 +17,8 @@ version = release = holdfast.__version__
 extensions = ["myst_parser", "reference"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "reference/generated/drills.md"]  # that one is included in drills.md
+# The last are parts of other pages.
+exclude_patterns = ["_build", *(f"reference/generated/{part}.md" for part in ("drills", "metrics", "devices"))]
 nitpicky = True
 
 html_theme = "furo"

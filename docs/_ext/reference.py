@@ -31,6 +31,7 @@ from holdfast.control import policy
 from holdfast.diagnose.knowledge.index import GROUPS
 from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job import drills, spec
+from holdfast.measure import catalog, devices
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -398,6 +399,25 @@ def limits_page() -> str:
     return _page(["# Limits of the port", words.partition("\n\n")[2], _table(("limit", "value", "meaning"), rows)])
 
 
+def metrics_table() -> str:
+    """The rows of the catalogue of metrics, for docs/metrics.md to include."""
+    rows = ((f"`{row.name}`", row.unit, row.across, row.help) for row in catalog.CATALOG)
+    return _page([_table(("metric", "unit", "of several ranks", "meaning"), rows)])
+
+
+def devices_table() -> str:
+    """The rows of peaks, for docs/metrics.md to include."""
+
+    def cell(peak: float | None) -> str:
+        return "" if peak is None else f"{peak:,g}"
+
+    rows = (
+        (f"[{row.name}]({row.source})", *(cell(peak) for peak in (row.bf16, row.fp16 or row.bf16, row.tf32, row.fp8)))
+        for row in devices.DEVICES
+    )
+    return _page([_table(("device", "bf16", "fp16", "tf32", "fp8"), rows)])
+
+
 _UNITS = {"_bytes": "B", "_bytes_per_s": "B/s", "_s": "s"}
 
 
@@ -437,4 +457,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "events": events_page,
     "limits": limits_page,
     "drills": drills_table,
+    "metrics": metrics_table,
+    "devices": devices_table,
 }

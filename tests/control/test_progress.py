@@ -81,3 +81,16 @@ def test_proof_takes_in_the_other_nodes_word_where_it_is_there() -> None:
 def test_word_that_repeats_or_goes_back_commits_each_step_once() -> None:
     book = StepLedger(0, 2, (4,))
     assert numbers(book.take(word(4, 1, 1, 3, 2, 3, 4), 9.0)) == [1, 3, 4]
+
+
+def test_loss_is_the_mean_over_nodes_and_data_wait_the_longest() -> None:
+    book = ledger()
+    for node, loss, wait_s in ((5, 3.0, 0.5), (4, 1.0, 0.1)):
+        metrics = (
+            {"loss": loss, "data_wait_s": wait_s, "tokens": 64.0}
+            if node == 4
+            else {"loss": loss, "data_wait_s": wait_s}
+        )
+        word = StepPassed(step=1, started=0.0, ended=1.0, metrics=metrics)
+        steps = book.take(Progress(node=node, replica=0, attempt=2, steps=(word,)), 9.0)
+    assert steps[0].metrics == {"loss": 2.0, "data_wait_s": 0.5, "tokens": 64.0}

@@ -40,6 +40,7 @@ from holdfast.events.orders import Progress, StartRanks, StepPassed
 from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
 from holdfast.findings import Finding, Severity
 from holdfast.launch.local.processes import state_letter
+from holdfast.measure.catalog import shared, together
 
 log = logging.getLogger("holdfast.agent")
 
@@ -412,11 +413,12 @@ def _on_our_clock(step: Step, ahead_s: float) -> Step:
 
 
 def _together(words: list[Step], *, head: bool) -> StepPassed:
-    """A step that all ranks of the node have passed: the latest times, and rank 0's metrics from its own node."""
+    """A step that all ranks of the node have passed: the latest times, and what their metrics come to."""
+    metrics = together(words[0].metrics, [word.metrics for word in words[1:]])
     return StepPassed(
         step=words[0].step,
         started=max(word.started for word in words),
         ended=max(word.ended for word in words),
         checkpoint_s=max(word.checkpoint_s for word in words),
-        metrics=words[0].metrics if head else {},
+        metrics=metrics if head else shared(metrics),
     )

@@ -5,26 +5,33 @@ Every node's word of it says so, or a complete checkpoint does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.events import StepCommitted
 from holdfast.events.orders import Progress, StepPassed
+from holdfast.measure.catalog import together
 
 
 @dataclass
 class _Open:
-    """A step that some nodes have passed: their latest times, and the head's metrics."""
+    """A step that some nodes have passed: their latest times, and their metrics."""
 
     nodes: int = 0
     """How many have."""
     head: StepPassed | None = None
+    others: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    """Metrics of the other nodes."""
     started: float = 0.0
     ended: float = 0.0
     checkpoint_s: float = 0.0
 
     def add(self, word: StepPassed, *, of_head: bool) -> None:
         self.nodes += 1
-        self.head = word if of_head else self.head
+        if of_head:
+            self.head = word
+        else:
+            self.others.append(word.metrics)
         self.started = max(self.started, word.started)
         self.ended = max(self.ended, word.ended)
         self.checkpoint_s = max(self.checkpoint_s, word.checkpoint_s)
@@ -37,7 +44,7 @@ class StepLedger:
     replica: int
     attempt: int
     nodes: tuple[int, ...]
-    """The first is the head: its metrics are the replica's."""
+    """The first is the head, which has rank 0."""
     committed: int = 0
     """Highest step committed in this attempt."""
     written: int = 0
@@ -86,5 +93,5 @@ class StepLedger:
             started=step.started,
             ended=step.ended,
             checkpoint_s=step.checkpoint_s,
-            metrics=step.head.metrics if step.head else {},
+            metrics=together(step.head.metrics if step.head else {}, step.others),
         )

@@ -14,6 +14,7 @@ AMPERE = f"{NVIDIA}a100/"
 HOPPER = f"{NVIDIA}h100/"
 BLACKWELL = "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
 INSTINCT = "https://www.amd.com/en/products/accelerators/instinct/"
+A10G = "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,14 @@ DEVICES: tuple[Device, ...] = (
     Device(name="A100", pattern=r"\bA100\b", bf16=312, tf32=156, source=AMPERE),
     Device(name="L40S", pattern=r"\bL40S\b", bf16=362, tf32=183, fp8=733, source=f"{NVIDIA}l40s/"),
     Device(name="L4", pattern=r"\bL4\b", bf16=121, tf32=60, fp8=242.5, source=f"{NVIDIA}l4/"),
-    Device(name="A10G", pattern=r"\bA10G\b", bf16=70, tf32=35, source="https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"),
+    Device(name="A10G", pattern=r"\bA10G\b", bf16=70, tf32=35, source=A10G),
     Device(name="A10", pattern=r"\bA10\b", bf16=125, tf32=62.5, source=f"{NVIDIA}products/a10-gpu/"),
     Device(name="A40", pattern=r"\bA40\b", bf16=149.7, tf32=74.8, source=f"{NVIDIA}a40/"),
     Device(name="V100", pattern=r"\bV100\b", bf16=None, fp16=125, source=f"{NVIDIA}v100/"),
     Device(name="T4", pattern=r"\bT4\b", bf16=None, fp16=65, source=f"{NVIDIA}tesla-t4/"),
     Device(name="MI355X", pattern=r"\bMI355X\b", bf16=2516.6, fp8=5033.2, source=f"{INSTINCT}mi350/mi355x.html"),
-    Device(name="MI325X", pattern=r"\bMI325X\b", bf16=1307.4, tf32=653.7, fp8=2614.9, source=f"{INSTINCT}mi300/mi325x.html"),
-    Device(name="MI300X", pattern=r"\bMI300X\b", bf16=1307.4, tf32=653.7, fp8=2614.9, source=f"{INSTINCT}mi300/mi300x.html"),
+    Device(name="MI325X", pattern=r"\bMI325X\b", bf16=1307.4, tf32=653.7, fp8=2614.9, source=f"{INSTINCT}mi300.html"),
+    Device(name="MI300X", pattern=r"\bMI300X\b", bf16=1307.4, tf32=653.7, fp8=2614.9, source=f"{INSTINCT}mi300.html"),
     Device(name="MI250X (one die)", pattern=r"\bMI250X\b", bf16=191.5, source=f"{INSTINCT}mi200/mi250x.html"),
 )  # fmt: skip
 

@@ -68,7 +68,7 @@ class Shape:
         return self.layers * (attention + feed_forward) + self.hidden * self.vocabulary
 
     def per_token(self, length: int) -> PerToken | None:
-        """FLOPs for one token of sequences of `length` tokens; none where a window makes both ways of counting wrong."""
+        """FLOPs for one token of sequences of `length` tokens; none where a window is shorter than that."""
         if self.window is not None and length > self.window:
             return None
         weights = TRAINING * PRODUCT * self.active_weights
