@@ -12,8 +12,8 @@ from holdfast.control.policy import FailureKind
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
-NO_CODES = {"events", "control", "agent"}
-"""Folders whose words with hyphens are names of events and failures."""
+NO_CODES = {"events", "control", "agent", "diagnose"}
+"""Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {"per-rank", "per-node", "accelerate-launch", "in-place", "unicode-escape", "util-linux"}
 
 
