@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.folder import RunFolder
-from holdfast.launch.local.processes import all_pids
+from holdfast.host.processes import all_pids
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.launch.local.processes import all_pids, end_all, marked, send
+from holdfast.host.processes import all_pids, end_all, marked, send
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).parent / "programs"

@@ -24,7 +24,7 @@ from statistics import median
 from bench import quiet
 from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, percentile, say, table
 from bench.sides import Running, SideFailed, freeze, holdfast, prefer, thaw, torchrun
-from holdfast.launch.local.processes import marked
+from holdfast.host.processes import marked
 
 GOAL = 1.005
 CASTS, QUICK_CASTS = 4, 1

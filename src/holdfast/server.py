@@ -47,6 +47,7 @@ from holdfast.events import (
     CodeShipped,
     DrillRequested,
     DrillTarget,
+    FindingRaised,
     RunCreated,
     RunFinished,
 )
@@ -68,6 +69,7 @@ from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
 from holdfast.guard.sparing import Sparing
 from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
+from holdfast.host.limits import open_more_files
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.job.silence import Silence
@@ -77,7 +79,6 @@ from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
-from holdfast.launch.local.limits import open_more_files
 from holdfast.launch.local.share import shares
 
 log = logging.getLogger("holdfast.controller")
@@ -317,7 +318,7 @@ def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
 
 
 def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
-    """What is to be said when an earlier keeper's port could not be had again."""
+    """What is to be said, once, when an earlier keeper's port could not be had again."""
     found = json.loads(folder.controller.read_text())
     if "taken_by" not in found:
         return ()
@@ -330,7 +331,8 @@ def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
         remedy="Nothing: agents look up where the controller is before they connect.",
         fault=Fault.CLUSTER,
     )
-    return (taken,)
+    told = (event.finding for event in EventReader(folder.events).read() if isinstance(event, FindingRaised))
+    return () if taken in told else (taken,)
 
 
 async def _beat(keeper: int) -> None:

@@ -37,7 +37,7 @@ from holdfast.events.orders import (
     encode,
     messages,
 )
-from holdfast.launch.local.processes import identify
+from holdfast.host.processes import identify
 
 DEADLINE_S = 200.0
 M = TypeVar("M", bound=msgspec.Struct)

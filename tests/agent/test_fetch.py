@@ -44,6 +44,9 @@ class Controller:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1/code/{self.digest}"
 
+    def where(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/agent"
+
     def listen(self) -> None:
         controller = self
 
@@ -143,10 +146,28 @@ def test_controller_that_is_away_is_waited_for(controller: Controller, tmp_path:
     assert (tmp_path / "code" / controller.digest / "train.py").exists()
 
 
+def test_controller_that_comes_back_at_another_port_is_asked_there(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = "import sys; from holdfast.agent import fetch; fetch.RETRY_S = (); sys.exit(fetch.main())"
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nshift 2\nexec {sys.executable} -c '{elsewhere}' \"$@\"\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    asked: list[str] = []
+
+    def where() -> str:
+        asked.append("ws://127.0.0.1:1/v1/agent" if len(asked) < 2 else controller.where())
+        return asked[-1]
+
+    folder = asyncio.run(CodeFolder(where, TOKEN, tmp_path / "code").get(controller.digest))
+    assert (folder / "train.py").exists()
+    assert len(asked) == 3
+
+
 def test_many_nodes_of_a_machine_pull_once_and_all_have_it(controller: Controller, tmp_path: Path) -> None:
     async def scene() -> None:
-        url = f"ws://127.0.0.1:{controller.port}/v1/agent"
-        nodes = [CodeFolder(url, TOKEN, tmp_path / "code") for _ in range(5)]
+        nodes = [CodeFolder(controller.where, TOKEN, tmp_path / "code") for _ in range(5)]
         folders = await asyncio.gather(*(node.get(controller.digest) for node in nodes))
         assert {(folder / "train.py").read_text() for folder in folders} == {"print('hello')"}
 
@@ -172,7 +193,7 @@ def test_node_killed_while_it_pulls_holds_up_no_other(controller: Controller, tm
 
 def test_agent_gets_the_finding_of_its_fetch(controller: Controller, tmp_path: Path) -> None:
     controller.answers = [lambda content: 410]
-    node = CodeFolder(f"ws://127.0.0.1:{controller.port}/v1/agent", TOKEN, tmp_path)
+    node = CodeFolder(controller.where, TOKEN, tmp_path)
     with pytest.raises(HoldfastError) as error:
         asyncio.run(node.get(controller.digest))
     assert "410" in error.value.findings[0].what
@@ -181,7 +202,7 @@ def test_agent_gets_the_finding_of_its_fetch(controller: Controller, tmp_path: P
 def test_fetch_that_dies_without_a_word_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(HoldfastError, match="ended with status 1"):
-        asyncio.run(CodeFolder("ws://127.0.0.1:1/v1/agent", TOKEN, tmp_path).get("0" * 64))
+        asyncio.run(CodeFolder(lambda: "ws://127.0.0.1:1/v1/agent", TOKEN, tmp_path).get("0" * 64))
 
 
 def test_given_up_fetch_leaves_no_process(controller: Controller, tmp_path: Path) -> None:
@@ -196,7 +217,7 @@ def test_given_up_fetch_leaves_no_process(controller: Controller, tmp_path: Path
             return content
 
         controller.answers = [hold_it]
-        node = CodeFolder(f"ws://127.0.0.1:{controller.port}/v1/agent", TOKEN, tmp_path)
+        node = CodeFolder(controller.where, TOKEN, tmp_path)
         getting = asyncio.ensure_future(node.get(controller.digest))
         await asyncio.wait_for(asked.wait(), 30)
         (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

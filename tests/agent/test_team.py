@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ import pytest
 from tests.agent.test_gpu import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill
 
-from holdfast.agent import team as team_module
+from holdfast.agent import vigil
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import Stacks
@@ -35,7 +36,7 @@ from holdfast.events import (
 )
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import CheckpointNow, StopNow
-from holdfast.launch.local.processes import adopt_orphans, descendants, identify, marked
+from holdfast.host.processes import adopt_orphans, descendants, identify, marked, state_letter
 
 DEADLINE_S = 200.0
 
@@ -88,8 +89,9 @@ class Bench:
         attempt: int = 0,
         code: str = "",
         env: dict[str, str] | None = None,
+        ranks_each: int = 1,
     ) -> Team:
-        ranks = tuple(self.launch(rank, command, attempt) for rank, command in enumerate(commands))
+        ranks = tuple(self.launch(rank, command, attempt, ranks_each) for rank, command in enumerate(commands))
         order = StartRanks(
             replica=0, attempt=attempt, ranks=ranks, env=env or {}, step_deadline_s=deadline_s, code=code
         )
@@ -107,10 +109,15 @@ class Bench:
             on_stopped=self.stopped.append,
         )
 
-    def launch(self, rank: int, command: list[str], attempt: int) -> RankLaunch:
+    def launch(self, rank: int, command: list[str], attempt: int, ranks: int = 1) -> RankLaunch:
         env = {"RANK": str(rank), "HOLDFAST_REPLICA": "0", "HOLDFAST_ATTEMPT": str(attempt)}
         return RankLaunch(
-            rank=rank, argv=tuple(command), env=env, cwd=self.cwd or str(self.folder), log=str(self.log(rank, attempt))
+            rank=rank,
+            ranks=ranks,
+            argv=tuple(command),
+            env=env,
+            cwd=self.cwd or str(self.folder),
+            log=str(self.log(rank, attempt)),
         )
 
     def log(self, rank: int, attempt: int = 0) -> Path:
@@ -157,6 +164,24 @@ def play(folder: Path, sockets: Path, scene: Callable[[Bench], Awaitable[None]])
                 os.kill(pid, signal.SIGKILL)
 
     asyncio.run(whole())
+
+
+def until_stopped(pid: int) -> None:
+    """Wait until a process has stopped itself."""
+    until(lambda: state_letter(pid) == "T")
+
+
+def until_marked(root: int, rank: str) -> int:
+    """Wait for the first process below one that was started with this RANK."""
+    return until(lambda: next(iter(marked(descendants(root), RANK=rank)), 0))
+
+
+def until(found: Callable[[], int]) -> int:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return value
 
 
 def speaker(then: str, *lines: str) -> list[str]:
@@ -501,7 +526,7 @@ def no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
         return Stacks(path=str(into), innermost="all_reduce (x.py:1)")
 
-    monkeypatch.setattr(team_module, "take", take)
+    monkeypatch.setattr(vigil, "take", take)
 
 
 @pytest.mark.usefixtures("no_stacks")
@@ -538,6 +563,48 @@ def test_rank_that_hung_up_or_ended_is_not_taken_for_hung(tmp_path: Path, socket
     play(tmp_path, sockets, scene)
 
 
+@pytest.mark.usefixtures("no_stacks")
+def test_ranks_that_have_yet_to_speak_are_told_when_they_are_looked_at_and_once(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        greeting = '{"type":"checkpoint-committed","step":1,"path":"x"}'
+        team = bench.team(speaker("stay", greeting), shell("sleep 600"), shell("kill -STOP $$"), deadline_s=600.0)
+        await team.start()
+        await bench.until(CheckpointCommitted)
+        await asyncio.to_thread(until_stopped, bench.all(RanksStarted)[0].ranks[2].pid)
+        team.look()
+        team.look()
+        await bench.until(RankHung, 2)
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+        told = {one.rank: (one.said_hello, one.last_step, one.process_state) for one in bench.all(RankHung)}
+        assert told == {1: (False, -1, "S"), 2: (False, -1, "T")}
+        assert len(bench.all(RankHung)) == 2
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.usefixtures("no_stacks")
+def test_silent_rank_under_a_launcher_is_known_by_its_own_process(tmp_path: Path, sockets: Path) -> None:
+    launcher = shell("RANK=1 sh -c 'kill -STOP $$' & RANK=2 sh -c 'echo started > pipe; exec sleep 600' & wait")
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        team = bench.team(launcher, ranks_each=3)
+        await team.start()
+        await heard(pipe)
+        own = team.processes[0].pid
+        stopped = await asyncio.to_thread(until_marked, own, "1")
+        await asyncio.to_thread(until_stopped, stopped)
+        assert team.processes[0].pids() == {0: own, 1: stopped, 2: await asyncio.to_thread(until_marked, own, "2")}
+        team.look()
+        await bench.until(RankHung, 3)
+        assert {one.rank: one.process_state for one in bench.all(RankHung)} == {0: "S", 1: "T", 2: "S"}
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
 def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,7 +614,7 @@ def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
             await bench.until(RankExited)
             return Stacks()
 
-        monkeypatch.setattr(team_module, "take", take)
+        monkeypatch.setattr(vigil, "take", take)
         team = bench.team(speaker("wait", step(1)), shell("sleep 600"), deadline_s=0.2)
         await team.start()
         await bench.until(RankExited)

@@ -48,6 +48,15 @@ def test_end_of_which_nothing_is_known_is_unexplained() -> None:
     assert (failure.kind, failure.at, failure.rank) == (FailureKind.UNEXPLAINED, 99.0, None)
 
 
+def test_rank_that_never_spoke_is_blamed_for_a_hang_before_those_that_wait() -> None:
+    mute = hung(1, last_step=-1, said_hello=False, innermost="read (nfs.py:1)")
+    failure = blamed(hangs=(hung(0, last_step=-1, innermost="read (x.py:1)"), mute))
+    assert (failure.kind, failure.rank, failure.said_hello) == (FailureKind.HUNG, 1, False)
+    assert failure.error == "it has not opened its Session"
+    halted = blamed(hangs=(mute, hung(2, last_step=-1, process_state="T")))
+    assert halted.rank == 2
+
+
 def test_earliest_end_is_blamed_whatever_arrived_first() -> None:
     failure = blamed(exits=(exited(1, 12.0), exited(0, 11.0)))
     assert failure is not None

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.commands import Checkpoint, Command, Finish, Inject, Record, ReplaceNode, Start, Stop, SubmitNodes
+from holdfast.control.commands import (
+    Checkpoint,
+    Command,
+    Finish,
+    Inject,
+    Look,
+    Record,
+    ReplaceNode,
+    Start,
+    Stop,
+    SubmitNodes,
+)
 from holdfast.control.machine import Machine
 from holdfast.control.policy import JUDGE_S, STOP_GRACE_S
 from holdfast.control.state import NodePhase, ReplicaPhase, State
@@ -151,6 +162,10 @@ def gone(node: int, *, at: float = 20.0, generation: int = 0) -> NodeGone:
 
 def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> Stop:
     return Stop(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
+
+
+def look(*nodes: int) -> Look:
+    return Look(replica=0, attempt=0, nodes=nodes)
 
 
 # Gathering
@@ -367,24 +382,30 @@ def test_attempt_waits_for_an_agent_that_is_away() -> None:
 
 def test_hang_waits_for_the_other_ranks_word() -> None:
     run = Run().running()
-    assert run.do(hung(0)) == []
+    assert run.do(hung(0)) == [look(0, 1)]
     assert run.state.deadlines == {"judge:0": 30.0 + JUDGE_S}
     assert run.do(hung(1, at=31.0)) == [stop(0, 1)]
 
 
 def test_hang_is_judged_without_the_others_when_time_is_up() -> None:
     run = Run().running()
-    assert run.do(hung(0), DeadlinePassed(at=38.0, deadline="judge:0")) == [stop(0, 1)]
+    assert run.do(hung(0), DeadlinePassed(at=38.0, deadline="judge:0")) == [look(0, 1), stop(0, 1)]
+
+
+def test_agent_that_returns_while_a_hang_is_judged_looks_at_its_silent_ranks_too() -> None:
+    run = Run().running()
+    run.do(left(1), hung(0))
+    assert run.do(joined(1, at=31.0, attempt=0)) == [look(1)]
 
 
 def test_rank_that_dies_while_a_hang_is_judged_stops_all_at_once() -> None:
     run = Run().running()
-    assert run.do(hung(0), killed(1, at=31.0)) == [stop(0, 1)]
+    assert run.do(hung(0), killed(1, at=31.0)) == [look(0, 1), stop(0, 1)]
 
 
 def test_ranks_that_end_well_while_a_hang_is_judged_have_succeeded() -> None:
     run = Run().running()
-    assert run.do(hung(0), exited(0), exited(1), stopped(0), stopped(1)) == [Finish()]
+    assert run.do(hung(0), exited(0), exited(1), stopped(0), stopped(1)) == [look(0, 1), Finish()]
     assert run.state.ending is not None
     assert run.state.ending.outcome is Outcome.SUCCEEDED
     assert run.state.deadlines == {}

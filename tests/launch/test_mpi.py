@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,15 +22,26 @@ class Node(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.door = f"127.0.0.1:{free.getsockname()[1]}"
+        # Held, as the agent holds it: else somebody's outgoing connection may have it meanwhile.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.door = f"127.0.0.1:{self._held.getsockname()[1]}"
         self.command: str | None = None
 
     def run(self) -> None:
         self.command = mpi.await_command(self.door, "right", WITHIN_S)
 
+    def meet(self) -> socket.socket:
+        """A connection to it, once it listens."""
+        return mpi._reach(mpi._address(self.door), time.monotonic() + WITHIN_S)
+
     def told(self, command: str, key: str = "right", within_s: float = WITHIN_S) -> str | None:
         return mpi.deliver("node1", command, {mpi.NODES: f"node1={self.door}", mpi.KEY: key}, within_s)
+
+
+def nonce_from(peer: socket.socket) -> bytes:
+    return mpi._read(peer, mpi.NONCE_BYTES, time.monotonic() + WITHIN_S)
 
 
 @pytest.fixture
@@ -65,23 +78,42 @@ def test_command_of_somebody_without_the_key_is_refused_and_the_node_waits_on(no
     ],
 )
 def test_garbage_is_passed_over(node: Node, said: Callable[[bytes], bytes]) -> None:
-    assert node.told("x", key="wrong") is not None  # it listens
-    with socket.create_connection(mpi._address(node.door)) as peer:
-        peer.sendall(said(mpi._read(peer, mpi.NONCE_BYTES)))
+    with node.meet() as peer:
+        peer.sendall(said(nonce_from(peer)))
         peer.shutdown(socket.SHUT_WR)
         assert peer.recv(5) == b""
     assert node.told("orted") is None
 
 
 def test_answer_for_one_connection_opens_no_other(node: Node) -> None:
-    assert node.told("x", key="wrong") is not None
-    with socket.create_connection(mpi._address(node.door)) as peer:
-        seen = mpi._mac("right", mpi._read(peer, mpi.NONCE_BYTES), b"command") + b"command"
-    with socket.create_connection(mpi._address(node.door)) as peer:
-        mpi._read(peer, mpi.NONCE_BYTES)
+    with node.meet() as peer:
+        seen = mpi._mac("right", nonce_from(peer), b"command") + b"command"
+    with node.meet() as peer:
+        nonce_from(peer)
         peer.sendall(seen)
         peer.shutdown(socket.SHUT_WR)
         assert peer.recv(5) == b""
+
+
+@pytest.mark.parametrize("others", [1, 3 * mpi.PEERS])
+def test_peers_that_say_nothing_hold_nobody_up(node: Node, others: int) -> None:
+    with contextlib.ExitStack() as silent:
+        for _ in range(others):
+            nonce_from(silent.enter_context(node.meet()))
+        assert node.told("orted") is None
+        node.join(WITHIN_S)
+        assert node.command == "orted"
+
+
+def test_second_command_is_not_taken(node: Node) -> None:
+    with node.meet() as first, node.meet() as second:
+        said = [(peer, mpi._mac("right", nonce_from(peer), b"orted") + b"orted") for peer in (first, second)]
+        answers: set[bytes] = set()
+        for peer, command in said:
+            peer.sendall(command)
+            peer.shutdown(socket.SHUT_WR)
+            answers.add(mpi._read(peer, 5, time.monotonic() + WITHIN_S))
+    assert answers == {b"taken", b""}
 
 
 def test_node_that_nobody_calls_gives_up() -> None:

@@ -6,7 +6,8 @@ Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there it
 done when every rank has asked rank 0 for it, so one lost rank stops all. Rank 0 checkpoints every fifth step into
 HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. With
 STEPPER_METRICS=N so many more figures go with each step. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of
-raise, exit, segv, hang, allocate, daemonise; without ATTEMPT it comes in every attempt.
+raise, exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. Step 0 is
+before the rank says hello.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def fault(step: int) -> None:
             sys.exit(7)
         case "segv":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "hang":
             while True:
                 time.sleep(3600)
@@ -88,6 +91,7 @@ def fault(step: int) -> None:
 
 
 def main() -> None:
+    fault(0)
     agent = socket.socket(socket.AF_UNIX)
     agent.connect(os.environ["HOLDFAST_RANK_SOCKET"])
     agent.sendall(encode(Hello(rank=RANK, pid=os.getpid())) + b"\n")

@@ -21,9 +21,9 @@ from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished, StepCommitted
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
+from holdfast.host.processes import all_pids, marked
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
-from holdfast.launch.local.processes import all_pids, marked
 
 STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
 DEADLINE_S = 200.0

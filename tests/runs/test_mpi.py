@@ -16,7 +16,7 @@ from tests.runs.test_launchers import SUMMING, WITHIN_S, ranks
 from holdfast import api
 from holdfast.events import AttemptStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided, StepCommitted
 from holdfast.fabric.catalog import CATALOG
-from holdfast.launch.local.processes import all_pids, marked, send
+from holdfast.host.processes import all_pids, marked, send
 
 pytestmark = pytest.mark.needs("mpirun", "orted")
 

@@ -83,6 +83,17 @@ def test_stopped_rank_is_taken_for_hung_and_named(runs: Runs) -> None:
     assert any("stopped by a signal" in line for line in decided.finding.evidence)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "seen"), [("stop", "stopped by a signal"), ("hang", "is sleeping")])
+def test_rank_that_hangs_before_it_has_said_hello_is_the_one_to_blame(runs: Runs, action: str, seen: str) -> None:
+    watched = runs.steps(20, fault=f"{action}@1@0@0", overrides=("recovery.step_deadline_s=1",))
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert "it has not opened its Session" in decided.finding.evidence
+    assert any(seen in line for line in decided.finding.evidence)
+
+
 def test_hang_in_the_loop_is_told_from_waiting_in_a_collective(runs: Runs) -> None:
     watched = runs.steps(40, fault="hang@1@12@0", overrides=("recovery.step_deadline_s=1",))
     assert watched.end().outcome is Outcome.SUCCEEDED

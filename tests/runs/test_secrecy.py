@@ -15,7 +15,7 @@ from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import AgentJoined, ControllerStarted, DrillAction, DrillTarget, RanksStarted, StepCommitted
 from holdfast.folder import RunFolder
-from holdfast.launch.local.processes import all_pids
+from holdfast.host.processes import all_pids
 
 SECRET = "correct-horse-battery-staple"
 

@@ -16,6 +16,8 @@ from holdfast.events import (
     AttemptStarted,
     CheckpointCommitted,
     ControllerStarted,
+    DrillAction,
+    DrillTarget,
     FindingRaised,
     Outcome,
     StepCommitted,
@@ -95,8 +97,12 @@ def test_run_goes_on_at_another_port_when_its_own_was_taken(runs: Runs) -> None:
         taken = watched.until(FindingRaised).finding
         step = watched.until(StepCommitted).step
         watched.until(StepCommitted, lambda event: event.step > step + 100)
+        watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL)
+        watched.until(ControllerStarted)
+        watched.until(StepCommitted)
         api.cancel(watched.folder, force=True)
         watched.end()
+    assert len(watched.all(FindingRaised)) == 1, "its successor need not tell it again"
     assert (taken.code, taken.where) == ("controller-port-taken", f"{record['host']}:{record['port']}")
     assert f"process {os.getpid()} " in taken.evidence[0]
     assert len(watched.all(AttemptStarted)) == 1

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
-from holdfast.launch.local.limits import open_more_files
+from holdfast.host.limits import open_more_files
 
 
 def main() -> None:

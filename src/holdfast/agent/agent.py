@@ -28,12 +28,22 @@ from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.events import AgentJoined, FindingRaised, RanksStopped
-from holdfast.events.orders import PROTOCOL, AnyOrder, AskCheckpoint, Break, Leave, StartRanks, StopRanks, WindDown
+from holdfast.events.orders import (
+    PROTOCOL,
+    AnyOrder,
+    AskCheckpoint,
+    Break,
+    Leave,
+    Look,
+    StartRanks,
+    StopRanks,
+    WindDown,
+)
 from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
 from holdfast.folder import LEFT_NAME
+from holdfast.host.processes import adopt_orphans, descendants, send
 from holdfast.job.silence import Silence
-from holdfast.launch.local.processes import adopt_orphans, descendants, send
 
 log = logging.getLogger("holdfast.agent")
 
@@ -79,7 +89,7 @@ class Agent:
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
         self._clock = Clock()
         self._port = HeldPort(settings.address)
-        self._code = CodeFolder(settings.controller, settings.token, settings.code, ca=settings.ca)
+        self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca)
         self._retention = Retention(self._found)
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
@@ -196,6 +206,10 @@ class Agent:
             case WindDown():
                 for team in self._teams.values():
                     team.ask(StopNow(reason=order.reason))
+            case Look():
+                team = self._teams.get(order.replica)
+                if team is not None and team.attempt == order.attempt:
+                    team.look()
             case Leave():
                 self._leaving.set()
             case _:

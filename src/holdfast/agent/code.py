@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,14 +15,22 @@ import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding
-from holdfast.launch.local.processes import die_with_parent
+from holdfast.host.processes import die_with_parent
+
+log = logging.getLogger("holdfast.agent")
+
+AWAY = os.EX_TEMPFAIL
+"""Exit code of fetch.py: the controller was out of reach all the while."""
 
 
 class CodeFolder:
-    """Folders of unpacked code by digest, filled from the controller at `controller` (the agent's WebSocket URL)."""
+    """Folders of unpacked code by digest, filled from the controller.
 
-    def __init__(self, controller: str, token: str, folder: Path, *, ca: Path | None = None) -> None:
-        self._controller = controller
+    `where` tells where that is now, as the agent's WebSocket URL.
+    """
+
+    def __init__(self, where: Callable[[], str], token: str, folder: Path, *, ca: Path | None = None) -> None:
+        self._where = where
         self._token = token
         self._folder = folder
         self._known_by = () if ca is None else ("--ca", str(ca))
@@ -27,16 +38,17 @@ class CodeFolder:
     async def get(self, digest: str) -> Path:
         """The unpacked code, pulled first where it is not there; raises HoldfastError when it cannot be had."""
         path = self._folder / digest
-        if not path.is_dir():
-            await self._fetch(digest)
+        while not path.is_dir() and not await self._fetch(digest):
+            log.warning("the code cannot be pulled as long as the controller is out of reach")
         return path
 
-    async def _fetch(self, digest: str) -> None:
+    async def _fetch(self, digest: str) -> bool:
+        """Have it pulled and unpacked; whether the controller was there to be asked."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "holdfast.agent.fetch",
-            _archive_url(self._controller, digest),
+            _archive_url(self._where(), digest),
             str(self._folder),
             *self._known_by,
             stdin=asyncio.subprocess.PIPE,
@@ -48,8 +60,9 @@ class CodeFolder:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        if process.returncode != 0:
+        if process.returncode not in (0, AWAY):
             raise HoldfastError((_finding(said, process.returncode),), ExitCode.UNAVAILABLE)
+        return process.returncode == 0
 
 
 def _archive_url(controller: str, digest: str) -> str:

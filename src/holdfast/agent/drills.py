@@ -20,7 +20,7 @@ from holdfast.agent.team import Team
 from holdfast.clock import Clock, skew
 from holdfast.events import DrillAction, DrillDone, DrillTarget
 from holdfast.events.orders import Break
-from holdfast.launch.local.processes import descendants, pause, send
+from holdfast.host.processes import descendants, pause, send
 
 log = logging.getLogger("holdfast.agent")
 

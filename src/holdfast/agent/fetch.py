@@ -2,7 +2,8 @@
 
 A process of its own, so that an agent neither waits for disks nor carries an HTTP client. The folder may be shared by
 several nodes of one machine: one of them pulls, the others wait for it. What goes wrong for good is said as a Finding
-on stdout, with exit code 1; a controller that is out of reach is asked again until it answers or the agent ends this.
+on stdout, with exit code 1. A controller that is out of reach is asked again for a while; then the exit code is `AWAY`,
+and the agent, which may know of another address by then, starts the next.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import logging
 import os
 import sys
@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 import httpx
 import msgspec
 
+from holdfast.agent.code import AWAY
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault
 from holdfast.guard.tls import NAME, agents_end
@@ -31,14 +32,14 @@ log = logging.getLogger("holdfast.agent")
 
 TRIES = 3
 """How often an archive that arrives damaged is pulled."""
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between requests to a controller that is out of reach; the last is repeated."""
+RETRY_S = (0.05, 0.1, 0.2, 0.5, *([1.0] * 8))
+"""Seconds between requests to a controller that is out of reach."""
 TIMEOUT_S = 30.0
 """Longest that a controller which answers may be silent."""
 
 
 def main() -> int:
-    """Pull and unpack what the command line names; 1 when it cannot be had."""
+    """Pull and unpack what the command line names; 1 when it cannot be had, AWAY when nobody could be asked."""
     parser = argparse.ArgumentParser(prog="holdfast.agent.fetch")
     parser.add_argument("url", help="where the controller serves the archive; its digest is the last part")
     parser.add_argument("folder", type=Path, help="folder that takes the unpacked code, under its digest")
@@ -50,11 +51,17 @@ def main() -> int:
     except HoldfastError as error:
         sys.stdout.buffer.write(msgspec.json.encode(error.findings[0]))
         return 1
+    except httpx.TransportError as error:
+        log.warning("the controller is out of reach: %s", error)
+        return AWAY
     return 0
 
 
 def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None) -> Path:
-    """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had."""
+    """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had.
+
+    Raises httpx.TransportError when the controller stays out of reach.
+    """
     digest = PurePosixPath(url).name
     into = folder / digest
     client = httpx.Client(
@@ -98,11 +105,13 @@ def _alone(lock: Path) -> Generator[None]:
 
 
 def _pull(client: httpx.Client, url: str, digest: str, part: Path) -> None:
-    """Write the archive to `part`, however long the controller is away; raises Damaged when it has another digest."""
-    for wait_s in itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1])):
+    """Write the archive to `part`, also when the controller is away for a while; raises Damaged for another digest."""
+    for wait_s in (*RETRY_S, None):
         try:
             found = _download(client, url, part)
         except httpx.TransportError as error:
+            if wait_s is None:
+                raise
             log.warning("the controller is out of reach: %s", error)
             time.sleep(wait_s)
             continue

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from holdfast.launch.local.processes import descendants
+from holdfast.host.processes import descendants
 
 log = logging.getLogger("holdfast.agent")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from holdfast.findings import Finding, Severity
-from holdfast.launch.local.processes import command_of, descendants, end_all, grouped, marked, wait_for_end
+from holdfast.host.processes import command_of, descendants, end_all, grouped, marked, wait_for_end
 
 END_S = 10.0
 """Longest to wait for killed processes to be gone; only the kernel can hold one longer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 
-from holdfast.launch.local.processes import port_holder
+from holdfast.host.processes import port_holder
 
 
 class HeldPort:

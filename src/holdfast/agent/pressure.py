@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.agent.memory import memory_group
 from holdfast.findings import Finding, Severity
-from holdfast.launch.local.processes import command_of, descendants
+from holdfast.host.processes import command_of, descendants
 
 LOOK_S = 2.0
 """Seconds between two looks."""

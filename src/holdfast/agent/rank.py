@@ -18,8 +18,8 @@ from holdfast.agent.port import taken
 from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
-from holdfast.launch.local.limits import become_rank
-from holdfast.launch.local.processes import descendants, send
+from holdfast.host.limits import become_rank
+from holdfast.host.processes import descendants, marked, send
 from holdfast.shortage import lacking, room, shortage_in
 
 
@@ -59,6 +59,17 @@ class RankProcess:
     def ended_well(self) -> bool:
         ended = self.ended
         return ended is not None and not ended.stopped and (ended.how, ended.code) == (RankExit.CODE, 0)
+
+    def pids(self) -> dict[int, int]:
+        """The process of each rank it stands for; its own for those whose cannot be told from it."""
+        ranks = range(self.rank, self.rank + self.launch.ranks)
+        if self.launch.ranks == 1:
+            return {self.rank: self.pid}
+        below = descendants(self.pid)
+        found = (
+            (rank, marked(below, RANK=str(rank)) or marked(below, OMPI_COMM_WORLD_RANK=str(rank))) for rank in ranks
+        )
+        return {rank: next(iter(pids), self.pid) for rank, pids in found}
 
     def start(self, on_end: Callable[[RankProcess], None], code: Path = Path()) -> None:
         """Start it, in the folder of its code; `on_end` is called when it has ended or could not be started."""

@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.channel import RankChannel
 from holdfast.agent.leftovers import Leftovers
+from holdfast.agent.march import March
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, RankProcess
 from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
-from holdfast.agent.stacks import take
+from holdfast.agent.vigil import Pulse, Vigil
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.events import (
@@ -31,44 +30,19 @@ from holdfast.events import (
     FindingRaised,
     RankExit,
     RankExited,
-    RankHung,
     RanksStarted,
     RanksStopped,
     RankState,
 )
-from holdfast.events.orders import Progress, StartRanks, StepPassed
+from holdfast.events.orders import Progress, StartRanks
 from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
 from holdfast.findings import Finding, Severity
-from holdfast.launch.local.processes import state_letter
-from holdfast.measure.catalog import shared, together
+from holdfast.host.processes import state_letter
 
 log = logging.getLogger("holdfast.agent")
 
-STEPS_TOGETHER = 128
-"""Steps in one word at most: with every metric they may have they stay below the port's limit (guard/limits.py)."""
-
-FIRST_STEP_FACTOR = 10.0
-"""The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
-
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
-
-
-@dataclass
-class _Pulse:
-    """What a rank that speaks to us has said of its steps."""
-
-    pid: int
-    ahead_s: float
-    """How far its clock is ahead of ours."""
-    step: int = -1
-    at: float = field(default_factory=time.monotonic)
-    """Monotonic seconds of its last word."""
-    hung: bool = False
-    over: bool = False
-    """Whether it has hung up or ended: it is silent for a reason."""
-    words: list[Step] = field(default_factory=list[Step])
-    """Steps that the node's other ranks have yet to pass."""
 
 
 class Team:
@@ -102,18 +76,13 @@ class Team:
         self._say = say
         self._on_step = on_step
         self._on_stopped = on_stopped
-        self._expected = sum(launch.ranks for launch in order.ranks)
+        self._vigil = Vigil(order, node=node, folder=folder, clock=clock, say=say)
+        self._march = March(order, node=node, say=say)
         names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
         self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.launches]
-        self._channels = {rank: RankChannel(path, self._hear, self._part) for rank, path in names.items()}
+        self._channels = {rank: RankChannel(path, self._hear, self._vigil.over) for rank, path in names.items()}
         self._ends: set[asyncio.Task[None]] = set()
-        self._pulses: dict[int, _Pulse] = {}
-        self._passed: list[StepPassed] = []
-        self._said_at = 0.0
-        self._flush: asyncio.TimerHandle | None = None
         self._killer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._reports: set[asyncio.Task[None]] = set()
         self._started = False
         self._ended_ranks = 0
         self._abandoned = asyncio.Event()
@@ -149,8 +118,7 @@ class Team:
         self._say(
             RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
         )
-        if self._order.step_deadline_s is not None:
-            self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
+        self._vigil.begin()
 
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
@@ -195,10 +163,15 @@ class Team:
 
     def pid_of(self, rank: int) -> int | None:
         """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""
-        pulse = self._pulses.get(rank)
+        pulse = self._vigil.pulses.get(rank)
         if pulse is not None:
             return None if pulse.over else pulse.pid
         return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
+
+    def look(self) -> None:
+        """Report the ranks that have yet to speak: others wait in vain, and may wait for these."""
+        running = (process for process in self.processes if process.running)
+        self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()})
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.processes:
@@ -233,15 +206,15 @@ class Team:
     def _hear(self, rank: int, message: RankToAgent) -> None:
         match message:
             case Hello():
-                self._pulses[rank] = _Pulse(message.pid, self._clock.lead_s(message.clock) or 0.0)
+                self._vigil.hello(rank, Pulse(message.pid, self._clock.lead_s(message.clock) or 0.0))
+                self._march.enter(rank)
             case Step():
-                pulse = self._pulses[rank]
-                pulse.step, pulse.at, pulse.hung = message.step, time.monotonic(), False
-                pulse.words.append(_on_our_clock(message, pulse.ahead_s))
-                self._gather()
+                pulse = self._vigil.pulses[rank]
+                pulse.passed(message.step)
+                self._march.take(rank, _on_our_clock(message, pulse.ahead_s))
                 self._on_step(rank, message.step)
             case Checkpointed():
-                self._say_progress()  # the step comes before its checkpoint
+                self._march.say()  # the step comes before its checkpoint
                 self._say(
                     CheckpointCommitted(
                         at=self._clock(),
@@ -256,43 +229,6 @@ class Team:
             case Found():
                 self._found(message.finding)
 
-    def _part(self, rank: int) -> None:
-        """A rank hung up: it has nothing more to say, so its silence means nothing."""
-        self._pulses[rank].over = True
-
-    def _gather(self) -> None:
-        """Move the steps that every rank of this node has passed into what is to be said."""
-        if len(self._pulses) < self._expected:
-            return
-        pulses = [pulse for _, pulse in sorted(self._pulses.items())]
-        whole = min(pulse.step for pulse in pulses)
-        while (first := pulses[0].words[:1]) and first[0].step <= whole:
-            words = [self._word(pulse, first[0].step) for pulse in pulses]
-            self._passed.append(_together([word for word in words if word is not None], head=0 in self._pulses))
-        if self._passed and self._flush is None:
-            wait_s = max(0.0, self._said_at + self._order.progress_s - time.monotonic())
-            self._flush = asyncio.get_running_loop().call_later(wait_s, self._say_progress)
-
-    def _word(self, pulse: _Pulse, step: int) -> Step | None:
-        """Take a rank's word for a step, and any for earlier ones, off its list."""
-        while pulse.words and pulse.words[0].step <= step:
-            word = pulse.words.pop(0)
-            if word.step == step:
-                return word
-        return None
-
-    def _say_progress(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        if not self._passed:
-            return
-        self._said_at = time.monotonic()
-        passed, self._passed = self._passed, []
-        for first in range(0, len(passed), STEPS_TOGETHER):
-            steps = tuple(passed[first : first + STEPS_TOGETHER])
-            self._say(Progress(node=self._node, replica=self.replica, attempt=self.attempt, steps=steps))
-
     # How ranks end
 
     def _ended(self, process: RankProcess) -> None:
@@ -303,10 +239,9 @@ class Team:
         ended = process.ended
         assert ended is not None
         await self._channels[process.rank].hear_out(LAST_WORDS_S)
-        self._say_progress()
-        pulse = self._pulses.get(process.rank)
-        if pulse is not None:
-            pulse.over = True
+        self._march.say()
+        self._vigil.over(process.rank)
+        pulse = self._vigil.pulses.get(process.rank)
         self._say(
             RankExited(
                 at=ended.at,
@@ -330,10 +265,7 @@ class Team:
 
     def _clear_away(self) -> None:
         """All ranks have ended: end what they left behind, then say that nothing is left."""
-        if self._watch is not None:
-            self._watch.cancel()
-        for report in self._reports:
-            report.cancel()
+        self._vigil.end()
         if self._killer is not None:
             self._killer.cancel()
         for channel in self._channels.values():
@@ -357,68 +289,6 @@ class Team:
         )
         self._on_stopped(self)
 
-    # Hangs
-
-    async def _watch_for_hangs(self, deadline_s: float) -> None:
-        """Report each rank that speaks to us and passes no step in time, once a silence."""
-        while True:
-            now = time.monotonic()
-            due: list[int] = []
-            next_at = now + deadline_s
-            for rank, pulse in self._pulses.items():
-                if pulse.hung or pulse.over:
-                    continue
-                allowed_s = deadline_s if pulse.step >= 0 else deadline_s * FIRST_STEP_FACTOR
-                if now >= pulse.at + allowed_s:
-                    due.append(rank)
-                else:
-                    next_at = min(next_at, pulse.at + allowed_s)
-            for rank in due:
-                # Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away.
-                self._pulses[rank].hung = True
-                report = asyncio.ensure_future(self._report_hang(rank))
-                self._reports.add(report)
-                report.add_done_callback(self._reports.discard)
-            await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
-
-    async def _report_hang(self, rank: int) -> None:
-        """Look at a silent rank and say what is seen, unless it went on or ended meanwhile."""
-        pulse = self._pulses[rank]
-        waited_s = time.monotonic() - pulse.at
-        last_step_at = self._clock() - waited_s
-        state = state_letter(pulse.pid)
-        into = self._folder / f"stacks-attempt-{self.attempt}-rank-{rank}.txt"
-        stacks = await take(pulse.pid, into, stopped=state == "T")
-        if pulse.over or not pulse.hung:
-            return
-        self._say(
-            RankHung(
-                at=self._clock(),
-                node=self._node,
-                replica=self.replica,
-                attempt=self.attempt,
-                rank=rank,
-                last_step=pulse.step,
-                last_step_at=last_step_at,
-                waited_s=waited_s,
-                process_state=state,
-                stacks=stacks.path,
-                innermost=stacks.innermost,
-            )
-        )
-
 
 def _on_our_clock(step: Step, ahead_s: float) -> Step:
     return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)
-
-
-def _together(words: list[Step], *, head: bool) -> StepPassed:
-    """A step that all ranks of the node have passed: the latest times, and what their metrics come to."""
-    metrics = together(words[0].metrics, [word.metrics for word in words[1:]])
-    return StepPassed(
-        step=words[0].step,
-        started=max(word.started for word in words),
-        ended=max(word.ended for word in words),
-        checkpoint_s=max(word.checkpoint_s for word in words),
-        metrics=metrics if head else shared(metrics),
-    )

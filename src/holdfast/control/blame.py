@@ -69,9 +69,10 @@ def precedence(exited: RankExited) -> tuple[bool, float]:
     return (bool(_SECONDARY.search(exited.error)), exited.at)
 
 
-def suspicion(hung: RankHung) -> tuple[bool, int, bool, float]:
+def suspicion(hung: RankHung) -> tuple[bool, bool, int, bool, float]:
     """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer."""
-    return (hung.process_state != "T", hung.last_step, bool(_WAITING.search(hung.innermost)), hung.last_step_at)
+    waiting = bool(_WAITING.search(hung.innermost))
+    return (hung.process_state != "T", hung.said_hello, hung.last_step, waiting, hung.last_step_at)
 
 
 def _kind(exited: RankExited) -> FailureKind:
@@ -118,9 +119,9 @@ def _from_hang(replica: ReplicaState, hung: RankHung) -> Failure:
         node=hung.node,
         attempt=hung.attempt,
         rank=hung.rank,
-        error=f"no step after step {max(hung.last_step, 0)}",
+        error=f"no step after step {max(hung.last_step, 0)}" if hung.said_hello else "it has not opened its Session",
         evidence=tuple(evidence),
         step=replica.step,
-        said_hello=True,
+        said_hello=hung.said_hello,
         lived_s=hung.at - replica.started_at,
     )

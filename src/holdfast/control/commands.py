@@ -72,6 +72,15 @@ class WindDown:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Look:
+    """Have these nodes report the ranks of an attempt that have yet to speak."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inject:
     """Break something on request; `node` is None for the controller itself."""
 
@@ -97,6 +106,17 @@ class Finish:
 
 
 Command = (
-    SubmitNodes | ReplaceNode | Cordon | Uncordon | Start | Stop | WindDown | Inject | Checkpoint | Record | Finish
+    SubmitNodes
+    | ReplaceNode
+    | Cordon
+    | Uncordon
+    | Start
+    | Stop
+    | WindDown
+    | Look
+    | Inject
+    | Checkpoint
+    | Record
+    | Finish
 )
 Commands = tuple[Command, ...]

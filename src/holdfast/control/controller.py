@@ -26,6 +26,7 @@ from holdfast.control.commands import (
     Cordon,
     Finish,
     Inject,
+    Look,
     Record,
     ReplaceNode,
     Start,
@@ -463,6 +464,8 @@ class Controller:
                 self._order(command.nodes, lambda _: order)
             case WindDown(nodes=nodes, reason=reason):
                 self._order(nodes, lambda _: orders.WindDown(reason=reason))
+            case Look(replica=replica, attempt=attempt, nodes=nodes):
+                self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
             case Inject(drill=drill, node=int(node)):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from holdfast.control import world
 from holdfast.control.blame import first_failure
-from holdfast.control.commands import Commands, Finish, Record, Start, Stop
+from holdfast.control.commands import Commands, Finish, Look, Record, Start, Stop
 from holdfast.control.drills import pending
 from holdfast.control.policy import STOP_GRACE_S, Action, Failure, FailureKind, Verdict, judge
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
@@ -195,6 +195,12 @@ def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float) ->
     """Have these nodes end their ranks of the attempt in hand."""
     numbers = tuple(node.node for node in nodes)
     return Stop(replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s)
+
+
+def look(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> Look:
+    """Have these nodes report ranks that no deadline watches: those that have yet to speak."""
+    numbers = tuple(node.node for node in nodes)
+    return Look(replica=replica.replica, attempt=replica.attempt, nodes=numbers)
 
 
 def _record(replica: ReplicaState, verdict: Verdict, failure: Failure, at: float) -> Record:

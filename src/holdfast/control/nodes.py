@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control import drills, growth, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes
-from holdfast.control.course import halt, proceed, start, stop, stop_busy
+from holdfast.control.course import halt, look, proceed, start, stop, stop_busy
 from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, State, Transition
 from holdfast.events import (
@@ -110,6 +110,8 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING if event.attempt < replica.attempt and node.busy:
             commands = (start(replica, (node,)), *commands)
+        case ReplicaPhase.JUDGING if node.busy:
+            commands = (*commands, look(replica, (node,)))
         case ReplicaPhase.STOPPING | ReplicaPhase.GATHERING | ReplicaPhase.DONE if node.busy:
             commands = (*commands, stop(replica, (node,), state.ending.grace_s if state.ending else 0.0))
         case ReplicaPhase.RUNNING if replica.winding_down and node.busy:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control.blame import is_failure, left_as_asked
 from holdfast.control.commands import Inject
-from holdfast.control.course import halt, proceed
+from holdfast.control.course import halt, look, proceed
 from holdfast.control.drills import due
 from holdfast.control.growth import hurry
 from holdfast.control.nodes import fail
@@ -49,7 +49,10 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
-    """Wait for the other ranks' word: in a hang everybody waits, and the one to blame differs only in its stack."""
+    """Wait for the other ranks' word: in a hang everybody waits, and the one to blame differs only in its stack.
+
+    Or it has not come so far as to speak of its steps, so that no deadline watches it: those are asked for.
+    """
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
         return state, ()
@@ -58,9 +61,10 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
     state = state.with_replica(replica)
     if hung.bit_count() >= len(replica.members) * job.local_world_size:
         return halt(job, state, event.replica, event.at)
-    if Deadline.JUDGE.of(event.replica) not in state.deadlines:
-        state = state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S)
-    return state, ()
+    if Deadline.JUDGE.of(event.replica) in state.deadlines:
+        return state, ()
+    busy = tuple(node for node in state.nodes_of(event.replica) if node.busy)
+    return state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S), (look(replica, busy),)
 
 
 def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:

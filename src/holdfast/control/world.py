@@ -67,7 +67,8 @@ def change(job: Job, state: State, former: ReplicaState, members: tuple[int, ...
     rate_kept = keeps or job.recovery.learning_rate is LearningRate.KEEP
     rate = Effect.AS_CONFIGURED if honoured is False else Effect.KEPT if rate_kept else Effect.SCALED
     samples = former.pace.global_batch
-    absent = [node for node in slots if node.node not in members]
+    taking_part = set(members)
+    absent = [node for node in slots if node.node not in taking_part]
     return WorldChanged(
         at=at,
         replica=former.replica,

@@ -97,7 +97,7 @@ class RanksStopped(Event, frozen=True, kw_only=True):
 
 
 class RankHung(Event, frozen=True, kw_only=True):
-    """A rank passed no step within its deadline."""
+    """A rank passed no step within its deadline, or had yet to say hello when another was found to hang."""
 
     node: int
     replica: int
@@ -112,6 +112,8 @@ class RankHung(Event, frozen=True, kw_only=True):
     """File that holds the stacks, when they could be taken."""
     innermost: str = ""
     """The innermost Python frame of its main thread, such as `all_reduce (distributed_c10d.py:2841)`."""
+    said_hello: bool = True
+    """Whether the rank had opened its holdfast channel."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):

@@ -103,6 +103,13 @@ class WindDown(Order, frozen=True, kw_only=True, tag="wind-down"):
     reason: str = ""
 
 
+class Look(Order, frozen=True, kw_only=True, tag="look"):
+    """Report the ranks of an attempt that have yet to say hello: others wait in vain, and may wait for these."""
+
+    replica: int
+    attempt: int
+
+
 class Leave(Order, frozen=True, kw_only=True, tag="leave"):
     """The run is over: stop whatever is left and exit."""
 
@@ -113,7 +120,7 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
     seq: int
 
 
-AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Leave | Acknowledge
+AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Look | Leave | Acknowledge
 
 
 class StepPassed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,20 +9,26 @@ like any rank. It obeys whoever knows the key of the attempt, and it obeys once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import queue
 import secrets
 import socket
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 from typing import NoReturn
 
 WAIT_S = 600.0
 """Longest that the two ends wait for one another: nodes start as late as their code and their disks let them."""
-TALK_S = 10.0
-"""Longest that a peer which has connected may take to say its command."""
+TALK_S = 60.0
+"""Longest that a peer which has connected may take to say its command, however slowly."""
+PEERS = 64
+"""Who connects while so many others are being heard out takes the place of the first of them."""
 RETRY_S = 0.1
 NONCE_BYTES = 32
 MAC_BYTES = 32
@@ -55,36 +61,61 @@ def main(arguments: list[str], environ: MutableMapping[str, str]) -> NoReturn:
 
 def await_command(listen: str, key: str, within_s: float = WAIT_S) -> str | None:
     """Wait for a command from somebody who knows the key; None when nobody comes."""
-    deadline = time.monotonic() + within_s
     # The agent holds the port for us; like TCPStore, create_server sets SO_REUSEADDR, which lets us listen on it.
-    with socket.create_server(_address(listen)) as server:
-        while (left_s := deadline - time.monotonic()) > 0:
-            server.settimeout(left_s)
-            try:
-                peer, _ = server.accept()
-            except TimeoutError:
-                break
-            with peer:
-                command = _hear(peer, key)
-            if command is not None:
-                return command
-    return None
-
-
-def _hear(peer: socket.socket, key: str) -> str | None:
-    """A peer's command, if it is one and made for this connection."""
-    peer.settimeout(TALK_S)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    try:
-        peer.sendall(nonce)
-        said = _read(peer, MAC_BYTES + COMMAND_LIMIT_BYTES)
-        mac, command = said[:MAC_BYTES], said[MAC_BYTES:]
-        if not command or not hmac.compare_digest(mac, _mac(key, nonce, command)):
+    with socket.create_server(_address(listen), backlog=PEERS) as server:
+        ear = Ear(server, key)
+        threading.Thread(target=ear.listen, daemon=True).start()
+        try:
+            return ear.heard.get(timeout=within_s)
+        except queue.Empty:
             return None
-        peer.sendall(b"taken")
-        return os.fsdecode(command)
-    except OSError:
-        return None
+        finally:
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # closing alone would leave it listening in `accept`
+
+
+class Ear:
+    """Hears peers out, each in its own time, until one has said the command."""
+
+    def __init__(self, server: socket.socket, key: str) -> None:
+        self.heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._server = server
+        self._key = key
+        self._peers: deque[socket.socket] = deque()
+        self._obeyed = threading.Lock()
+        """Held for good once a command was taken."""
+
+    def listen(self) -> None:
+        """Take peers in until the server is closed."""
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return
+            self._peers.append(peer)
+            if len(self._peers) > PEERS:
+                _hang_up(self._peers.popleft())
+            threading.Thread(target=self._hear, args=(peer,), daemon=True).start()
+
+    def _hear(self, peer: socket.socket) -> None:
+        """Take a peer's command, if it is one and made for this connection."""
+        deadline = time.monotonic() + TALK_S
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        with contextlib.suppress(OSError), peer:
+            peer.sendall(nonce)
+            said = _read(peer, MAC_BYTES + COMMAND_LIMIT_BYTES, deadline)
+            mac, command = said[:MAC_BYTES], said[MAC_BYTES:]
+            known = bool(command) and hmac.compare_digest(mac, _mac(self._key, nonce, command))
+            if known and self._obeyed.acquire(blocking=False):
+                peer.sendall(b"taken")
+                self.heard.put(os.fsdecode(command))
+        with contextlib.suppress(ValueError):
+            self._peers.remove(peer)
+
+
+def _hang_up(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def deliver(host: str, command: str, environ: Mapping[str, str], within_s: float = WAIT_S) -> str | None:
@@ -94,10 +125,13 @@ def deliver(host: str, command: str, environ: Mapping[str, str], within_s: float
         return f"RuntimeError: mpirun wants to start ranks on `{host}`, which is no node of this attempt: {[*nodes]}"
     try:
         with _reach(_address(nodes[host]), time.monotonic() + within_s) as peer:
-            nonce = _read(peer, NONCE_BYTES)
+            deadline = time.monotonic() + TALK_S
+            nonce = _read(peer, NONCE_BYTES, deadline)
             peer.sendall(_mac(environ[KEY], nonce, os.fsencode(command)) + os.fsencode(command))
             peer.shutdown(socket.SHUT_WR)
-            return None if _read(peer, 5) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
+            return (
+                None if _read(peer, 5, deadline) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
+            )
     except OSError as error:
         return f"RuntimeError: {host} cannot be told mpirun's command at {nodes[host]}: {error}"
 
@@ -113,12 +147,17 @@ def _reach(address: tuple[str, int], deadline: float) -> socket.socket:
             time.sleep(RETRY_S)
 
 
-def _read(peer: socket.socket, limit: int) -> bytes:
-    """What a peer says, up to a limit or to where it stops."""
-    said = b""
-    while len(said) < limit and (more := peer.recv(limit - len(said))):
+def _read(peer: socket.socket, limit: int, deadline: float) -> bytes:
+    """What a peer says, up to a limit or to where it stops; raises TimeoutError at the deadline (monotonic seconds)."""
+    said = bytearray()
+    while len(said) < limit:
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("the other end takes too long")
+        peer.settimeout(left_s)
+        if not (more := peer.recv(limit - len(said))):
+            break
         said += more
-    return said
+    return bytes(said)
 
 
 def _mac(key: str, nonce: bytes, command: bytes) -> bytes:

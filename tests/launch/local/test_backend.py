@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +15,12 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.folder import RunFolder
+from holdfast.host.processes import all_pids, marked
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.local.backend import LocalBackend, sockets_folder
-from holdfast.launch.local.isolation import SharedNetwork
-from holdfast.launch.local.processes import all_pids, marked
+from holdfast.launch.local.isolation import Isolation, SharedNetwork
 
 PLACE = NodePlace(node=0, generation=0)
 DEADLINE_S = 200.0
@@ -36,11 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolde
         yield run
 
 
-def backend(folder: RunFolder, nodes: int = 1, capacity: int | None = None) -> LocalBackend:
+def backend(
+    folder: RunFolder, nodes: int = 1, capacity: int | None = None, isolation: Isolation | None = None
+) -> LocalBackend:
     job = Job.model_validate({"command": "true", "nodes": nodes})
     accepted = Accepted(job=job, base=str(folder.path), created_at=0.0, fabric="tcp", capacity=capacity)
     # Nobody listens there: the agent tries again and again.
-    return LocalBackend(folder=folder, accepted=accepted, isolation=SharedNetwork(), url="ws://127.0.0.1:1/v1/agent")
+    kept_apart = isolation or SharedNetwork()
+    return LocalBackend(folder=folder, accepted=accepted, isolation=kept_apart, url="ws://127.0.0.1:1/v1/agent")
 
 
 def play(folder: RunFolder, scene: Callable[[LocalBackend], Awaitable[None]]) -> None:
@@ -145,6 +149,57 @@ def test_replaced_generations_are_never_looked_at_again(folder: RunFolder) -> No
         assert (seen.place.generation, seen.sight) == (2, Sight.MADE)
         tokens = [folder.node(0, generation) / "token" for generation in range(3)]
         assert [token.exists() for token in tokens] == [False, False, True]
+
+    play(folder, scene)
+
+
+class SlowNetwork(SharedNetwork):
+    """Takes as long to remove a node as the loop takes to do something else."""
+
+    def __init__(self) -> None:
+        self.removing = asyncio.Event()
+        self.go_on = threading.Event()
+        self.went_on: list[bool] = []
+        self._loop = asyncio.get_running_loop()
+
+    def remove_node(self, node: int) -> None:
+        self._loop.call_soon_threadsafe(self.removing.set)
+        self.went_on.append(self.go_on.wait(60))
+
+
+def test_node_that_is_removed_slowly_holds_up_nobody_and_is_gone_before_its_next_one_is_made(folder: RunFolder) -> None:
+    async def scene(_: LocalBackend) -> None:
+        slow = SlowNetwork()
+        here = backend(folder, isolation=slow)
+        await here.submit((PLACE,))
+        replacements = [
+            asyncio.ensure_future(here.replace_node(NodePlace(node=0, generation=generation), "test"))
+            for generation in (1, 2)
+        ]
+        await slow.removing.wait()
+        assert not (folder.node(0, 1) / "agent.json").exists()
+        slow.go_on.set()
+        await asyncio.gather(*replacements)
+        left = marked(all_pids(), HOLDFAST_NODE=f"{folder.run}/node0.1")
+        assert (left, agents(folder)) == ([], [])
+        assert len(marked(all_pids(), HOLDFAST_NODE=f"{folder.run}/node0.2")) == 1
+        await here.cancel()
+        assert all(slow.went_on)
+
+    play(folder, scene)
+
+
+def test_node_asked_for_when_all_were_removed_is_not_made(folder: RunFolder) -> None:
+    async def scene(_: LocalBackend) -> None:
+        slow = SlowNetwork()
+        here = backend(folder, isolation=slow)
+        await here.submit((PLACE,))
+        ending = asyncio.ensure_future(here.cancel())
+        await slow.removing.wait()
+        late = asyncio.ensure_future(here.replace_node(NodePlace(node=0, generation=1), "test"))
+        slow.go_on.set()
+        await asyncio.gather(ending, late)
+        assert marked(all_pids(), HOLDFAST_NODE=f"{folder.run}/node0.1") == []
 
     play(folder, scene)
 

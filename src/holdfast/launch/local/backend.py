@@ -25,14 +25,14 @@ from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
 from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
+from holdfast.host.limits import give_back
+from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.isolation import Isolation
-from holdfast.launch.local.limits import give_back
-from holdfast.launch.local.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
 from holdfast.launch.local.share import shares
 
 END_S = 10.0
@@ -56,6 +56,10 @@ class LocalBackend:
         self._waiting: dict[int, NodePlace] = {}
         """Places that are to be made once a machine is free, by node."""
         self._current: dict[int, int] = {}
+        self._changing = asyncio.Lock()
+        """Held while nodes are made or removed: what ends a slot's earlier generation must not meet its next one."""
+        self._over = False
+        """Whether the run's nodes were removed for good."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
 
@@ -65,22 +69,28 @@ class LocalBackend:
 
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         """Start an agent for each place that has none yet, as far as there are machines."""
+        async with self._changing:
+            await self._submit(places)
+
+    async def _submit(self, places: tuple[NodePlace, ...]) -> None:
+        if self._over:
+            return
         for place in places:
             if self._read(place) is None:
                 self._waiting[place.node] = place
             else:
                 self._watch(place)
-        for place in self._fill():
+        for place in await self._fill():
             if place in places:
                 self._see(place, Sight.UNAVAILABLE, self._why_none())
 
-    def _fill(self) -> list[NodePlace]:
+    async def _fill(self) -> list[NodePlace]:
         """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting."""
         held = sum(place not in self._cordoned for place in self._known_places() if self._alive(place))
         free = self._machines - len(self._cordoned) - held
         places = [place for _, place in sorted(self._waiting.items())]
         for place in places[: max(0, free)]:
-            self._end_unrecorded(place)
+            await asyncio.to_thread(self._end_unrecorded, place)
             self._start(place)
             del self._waiting[place.node]
             self._watch(place)
@@ -109,10 +119,11 @@ class LocalBackend:
 
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         """End whatever is left of the slot's earlier generations, then start this one, if there is a machine for it."""
-        for former in self._known_places():
-            if former.node == place.node and former.generation < place.generation:
-                self._remove(former)
-        await self.submit((place,))
+        async with self._changing:
+            for former in self._known_places():
+                if former.node == place.node and former.generation < place.generation:
+                    await asyncio.to_thread(self._remove, former)
+            await self._submit((place,))
 
     async def cordon(self, place: NodePlace, reason: str) -> None:
         """One machine fewer: this one pretends to be as many as the profile or the job says."""
@@ -121,14 +132,17 @@ class LocalBackend:
     async def uncordon(self, place: NodePlace) -> None:
         """One machine more, for whoever waits for it."""
         self._cordoned.discard(place)
-        self._fill()
+        async with self._changing:
+            await self._fill()
 
     async def cancel(self) -> None:
         """Remove every node: processes, sockets, namespaces."""
-        self._waiting.clear()
-        for place in self._known_places():
-            self._remove(place)
-        self._isolation.remove()
+        async with self._changing:
+            self._over = True
+            self._waiting.clear()
+            for place in self._known_places():
+                await asyncio.to_thread(self._remove, place)
+            await asyncio.to_thread(self._isolation.remove)
 
     def _start(self, place: NodePlace) -> None:
         node_folder = self._folder.node(place.node, place.generation)

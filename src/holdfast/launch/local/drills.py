@@ -16,8 +16,8 @@ from pathlib import Path
 from holdfast.clock import skew
 from holdfast.errors import ExitCode, failure
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
+from holdfast.host.processes import later, pause, send
 from holdfast.launch.local.isolation import Isolation
-from holdfast.launch.local.processes import later, pause, send
 
 MOST_BYTES = 4 << 30
 """Of free space that a drill will take: more is likely to be other people's."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
+from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all, port_holder
 from holdfast.launch.local.isolation import isolation_for
-from holdfast.launch.local.processes import ProcessId, adopt_orphans, descendants, end_all, port_holder
 
 LASTING_S = 10.0
 """A controller that lived longer did its work; what ended it is not likely to end the next one at once."""

@@ -21,9 +21,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
+from holdfast.host.processes import later
 from holdfast.launch.local.netns import command, namespace, subnet
 from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
-from holdfast.launch.local.processes import later
 
 CONTROLLER = "controller"
 """The name under which nodes find the network's owner."""

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from pathlib import Path
 
-from holdfast.launch.local.processes import die_with_parent
+from holdfast.host.processes import die_with_parent
 
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """As this process was started with: what it starts is to have no other."""

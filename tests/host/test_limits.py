@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.agent.test_team import Bench, play, shell, sockets  # noqa: F401 - a fixture
 
 from holdfast.events import RankExit, RankExited
-from holdfast.launch.local.limits import OPEN_FILES, RANK_OOM_SCORE
+from holdfast.host.limits import OPEN_FILES, RANK_OOM_SCORE
 
 
 def test_rank_has_the_limits_that_were_found_and_goes_first_when_memory_runs_out(
@@ -31,7 +31,7 @@ def test_process_allows_itself_all_it_may_and_gives_a_child_back_what_it_had() -
     program = """
 import resource, subprocess
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
-from holdfast.launch.local import limits
+from holdfast.host import limits
 limits.open_more_files()
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 child = subprocess.Popen(["sh", "-c", "read line; ulimit -Sn"], stdin=subprocess.PIPE)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.launch.local.processes import (
+from holdfast.host.processes import (
     ProcessId,
     adopt_orphans,
     descendants,

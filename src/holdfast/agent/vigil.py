@@ -1,0 +1,140 @@
+"""Owns the watch over an attempt's ranks on this node: how far each has come, and which has been silent for too long.
+
+Only a rank that has said hello is watched by the clock: a program without a Session has nothing to say. One that has
+not is looked at when another rank, here or elsewhere, waits in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.stacks import take
+from holdfast.clock import Clock
+from holdfast.events import AgentEvent, RankHung
+from holdfast.events.orders import StartRanks
+from holdfast.host.processes import state_letter
+
+FIRST_STEP_FACTOR = 10.0
+"""The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
+
+
+@dataclass
+class Pulse:
+    """What is known of a rank's steps."""
+
+    pid: int
+    ahead_s: float = 0.0
+    """How far its clock is ahead of ours."""
+    said_hello: bool = True
+    step: int = -1
+    at: float = field(default_factory=time.monotonic)
+    """Monotonic seconds of its last word, or of its start where it has said none."""
+    hung: bool = False
+    over: bool = False
+    """Whether it has hung up or ended: it is silent for a reason."""
+
+    def passed(self, step: int) -> None:
+        """It has finished a step, so it does not hang."""
+        self.step, self.at, self.hung = step, time.monotonic(), False
+
+
+class Vigil:
+    """Watches one attempt's ranks, and reports each that hangs, once a silence."""
+
+    def __init__(
+        self, order: StartRanks, *, node: int, folder: Path, clock: Clock, say: Callable[[AgentEvent], int]
+    ) -> None:
+        self.pulses: dict[int, Pulse] = {}
+        """Of ranks that have said hello."""
+        self._mute: dict[int, Pulse] = {}
+        """Of ranks that were looked at before they had."""
+        self._order = order
+        self._node = node
+        self._folder = folder
+        self._clock = clock
+        self._say = say
+        self._began = time.monotonic()
+        self._watch: asyncio.Task[None] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Watch from now on, if the job has a deadline for steps."""
+        self._began = time.monotonic()
+        if self._order.step_deadline_s is not None:
+            self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
+
+    def end(self) -> None:
+        """Stop watching; reports under way are dropped."""
+        for task in (self._watch, *self._reports):
+            if task is not None:
+                task.cancel()
+
+    def hello(self, rank: int, pulse: Pulse) -> None:
+        """A rank speaks, and is watched from now on."""
+        if (mute := self._mute.pop(rank, None)) is not None:
+            mute.over = True
+        self.pulses[rank] = pulse
+
+    def over(self, rank: int) -> None:
+        """A rank hung up or ended: it has nothing more to say."""
+        for pulses in (self.pulses, self._mute):
+            if rank in pulses:
+                pulses[rank].over = True
+
+    def look(self, running: Mapping[int, int]) -> None:
+        """Report those of these ranks (with their processes) that have yet to speak, each once."""
+        for rank, pid in running.items():
+            if rank not in self.pulses and rank not in self._mute:
+                self._mute[rank] = Pulse(pid, said_hello=False, at=self._began)
+                self._report(rank, self._mute[rank])
+
+    async def _watch_for_hangs(self, deadline_s: float) -> None:
+        while True:
+            now = time.monotonic()
+            next_at = now + deadline_s
+            for rank, pulse in self.pulses.items():
+                if pulse.hung or pulse.over:
+                    continue
+                allowed_s = deadline_s if pulse.step >= 0 else deadline_s * FIRST_STEP_FACTOR
+                if now >= pulse.at + allowed_s:
+                    self._report(rank, pulse)
+                else:
+                    next_at = min(next_at, pulse.at + allowed_s)
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
+
+    def _report(self, rank: int, pulse: Pulse) -> None:
+        """Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away."""
+        pulse.hung = True
+        report = asyncio.ensure_future(self._report_hang(rank, pulse))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
+    async def _report_hang(self, rank: int, pulse: Pulse) -> None:
+        """Look at a silent rank and say what is seen, unless it went on or ended meanwhile."""
+        waited_s = time.monotonic() - pulse.at
+        last_step_at = self._clock() - waited_s
+        state = state_letter(pulse.pid)
+        into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
+        stacks = await take(pulse.pid, into, stopped=state == "T")
+        if pulse.over or not pulse.hung:
+            return
+        self._say(
+            RankHung(
+                at=self._clock(),
+                node=self._node,
+                replica=self._order.replica,
+                attempt=self._order.attempt,
+                rank=rank,
+                last_step=pulse.step,
+                last_step_at=last_step_at,
+                waited_s=waited_s,
+                process_state=state,
+                stacks=stacks.path,
+                innermost=stacks.innermost,
+                said_hello=pulse.said_hello,
+            )
+        )
