@@ -19,6 +19,7 @@ from holdfast.agent.code import CodeFolder
 from holdfast.agent.fetch import fetch
 from holdfast.errors import HoldfastError
 from holdfast.findings import Fault, Finding
+from holdfast.host.processes import command_of, descendants
 from holdfast.job.spec import Job
 from holdfast.launch.code.archive import Packed, pack
 from holdfast.launch.code.survey import survey
@@ -220,8 +221,8 @@ def test_given_up_fetch_leaves_no_process(controller: Controller, tmp_path: Path
         node = CodeFolder(controller.where, TOKEN, tmp_path)
         getting = asyncio.ensure_future(node.get(controller.digest))
         await asyncio.wait_for(asked.wait(), 30)
-        (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        ended = os.pidfd_open(int(child))
+        (child,) = [pid for pid in descendants(os.getpid()) if controller.digest in command_of(pid)]
+        ended = os.pidfd_open(child)
         getting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await getting
