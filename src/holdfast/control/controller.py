@@ -86,6 +86,9 @@ log = logging.getLogger("holdfast.controller")
 CLOCK_TOLERANCE_S = 0.25
 """Clocks nearer than this are taken as one: the difference may be the message's travel."""
 
+ONE_CLOCK_S = 0.001
+"""What two looks at one machine's clock may differ by, at most: the time between reading its two faces."""
+
 AHEAD_STEPS = 100_000
 """Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
 
@@ -362,8 +365,8 @@ class Controller:
     def _lead_s(self, joined: AgentJoined) -> float:
         """How far an agent's clock is ahead of ours: exactly on one machine, else as far as its greeting tells."""
         exact = self._clock.lead_s(joined.clock)
-        ahead_s = joined.at - self._clock() if exact is None else exact
-        return ahead_s if exact is not None or abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0
+        ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, ONE_CLOCK_S)
+        return ahead_s if abs(ahead_s) > alike_s else 0.0
 
     def _check_own(self, link: AgentLink, message: AgentEvent | Progress) -> None:
         """An agent speaks for its own node, and joins once, when it connects."""
@@ -404,15 +407,19 @@ class Controller:
 
     def _settled_steps(self) -> list[AnyEvent]:
         """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
-        at_work = (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
-        begun = (replica for replica in self._state.replicas if replica.members)
-        ended = (replica.replica for replica in begun if replica.phase not in at_work)
         return [
             line
-            for index in ended
-            for step in self._ledger(index).settle(self._clock())
+            for index, ledger in self._ledgers.items()
+            if ledger.proven > ledger.committed and self._has_ended(ledger)
+            for step in ledger.settle(self._clock())
             for line in self._thinning[index].take(step, age_s=0.0, highest=step.step, at_once=True)
         ]
+
+    def _has_ended(self, ledger: StepLedger) -> bool:
+        """Whether its attempt is the replica's last, and is no longer at work."""
+        replica = self._state.replicas[ledger.replica]
+        at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+        return not at_work and replica.attempt == ledger.attempt
 
     def _ledger(self, index: int) -> StepLedger:
         """The ledger of a replica's attempt in hand."""
