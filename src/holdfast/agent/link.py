@@ -30,8 +30,11 @@ log = logging.getLogger("holdfast.agent")
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to connect; the last is repeated."""
 
-OPEN_S = 10.0
-"""Longest a connection may take to open, in seconds."""
+OPEN_S = (10.0, 20.0, 30.0)
+"""Longest that attempts to connect may take, in seconds; the last is repeated, and is what a controller allows.
+
+Thousands that all come at once, with TLS, keep one busy for longer than the first: whoever then gave up each time would
+add to the work and never get in."""
 
 STEADY_S = 2.0
 """A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
@@ -106,7 +109,7 @@ class Link:
                     ping_interval=self._silence.ping_s,
                     ping_timeout=self._silence.pong_s,
                     close_timeout=self._silence.close_s,
-                    open_timeout=OPEN_S,
+                    open_timeout=OPEN_S[min(tries, len(OPEN_S) - 1)],
                     **self._tls,
                 ) as connection:
                     began = time.monotonic()

@@ -92,8 +92,11 @@ ONE_CLOCK_S = 0.001
 AHEAD_STEPS = 100_000
 """Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
 
-ACKNOWLEDGED_AT_ONCE = 64
-"""Agents that are told in one turn of the loop that their words are safe: a few milliseconds."""
+ACKNOWLEDGED_AT_ONCE, ACKNOWLEDGE_S = 64, 0.02
+"""Agents that are told in one go that their words are safe, a few milliseconds' work, and seconds until the next go.
+
+Nobody waits for it, and with thousands of agents it would hold up those who do: a node that joins, an order to start.
+"""
 
 HOLD_S = 1.0
 """Seconds between two tries of what the operating system had no room for."""
@@ -170,6 +173,9 @@ class Controller:
         self._state = State()
         self._began = 0.0
         self._due: asyncio.TimerHandle | None = None
+        self._owed: deque[AgentLink] = deque()
+        """Agents that may have words that are safe and have not been told so."""
+        self._owing: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._parted = asyncio.Event()
         self._done = asyncio.Event()
@@ -250,7 +256,8 @@ class Controller:
         for command in commands:
             self._carry_out(command)
         if again or any(isinstance(event, StepCommitted | CrowdEvent) for event in events):
-            self._acknowledge_all(list(self._links.values()))
+            self._owed = deque(self._links.values())
+            self._acknowledge_some()
         if state.finished:
             self._done.set()
         if more := (*self._settled_steps(), *self._room_findings()):
@@ -429,12 +436,14 @@ class Controller:
             ledger = self._ledgers[index] = StepLedger(index, replica.attempt, replica.members)
         return ledger
 
-    def _acknowledge_all(self, links: list[AgentLink]) -> None:
-        """Tell these agents, some at a time: a node that joins meanwhile, for one, need not wait for thousands."""
-        for link in links[:ACKNOWLEDGED_AT_ONCE]:
-            self._acknowledge(link)
-        if rest := links[ACKNOWLEDGED_AT_ONCE:]:
-            asyncio.get_running_loop().call_soon(self._acknowledge_all, rest)
+    def _acknowledge_some(self) -> None:
+        """Tell some of those who are owed it, and the others a little later."""
+        if self._owing is not None:
+            self._owing.cancel()
+        for _ in range(min(ACKNOWLEDGED_AT_ONCE, len(self._owed))):
+            self._acknowledge(self._owed.popleft())
+        later = asyncio.get_running_loop().call_later
+        self._owing = later(ACKNOWLEDGE_S, self._acknowledge_some) if self._owed else None
 
     def _acknowledge(self, link: AgentLink) -> None:
         """Tell an agent how far its words are safe: written, or of an attempt that is over."""
