@@ -1,0 +1,338 @@
+"""Owns what differs between ranks and nodes that ought to be alike: one function for each difference, each a Finding.
+
+Refuses to own whether the fabric is good enough (verdict.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.transport.joining import ranges
+from holdfast.diagnose.transport.networks import network
+from holdfast.diagnose.transport.result import Communicator, Evidence, Process
+from holdfast.diagnose.transport.survey import Disagreement, Survey
+from holdfast.findings import Fault, Finding, Severity
+
+DEGRADING = frozenset(
+    {"gdr-missing", "rdma-device-missing", "link-layer-mixed", "network-mixed", "transport-asymmetric", "p2p-disabled"}
+)
+"""The codes that make a fabric worse than it ought to be."""
+_NAMED = 4
+"""How many of a kind are named."""
+_OWN = {"NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE"}
+"""Variables that may rightly differ from node to node."""
+# NCCL_SOCKET_IFNAME=docker0, or nothing set on a node where the first interface is a container's bridge
+_INWARD = re.compile(r"(lo|docker\d*|veth\w*|virbr\d*|cni\d*|flannel[\w.]*|cali\w*|br-\w+|tunl\d*|ip6tnl\d*):")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All that was read, as the differences look at it."""
+
+    processes: Sequence[Process]
+    """Those that are ranks of a communicator."""
+    communicators: Sequence[Communicator]
+    survey: Survey
+
+
+def differences(seen: Seen) -> tuple[Finding, ...]:
+    """What ought to be alike and is not, the worst kinds first."""
+    return tuple(finding for rule in _RULES for finding in rule(seen))
+
+
+def _network_mixed(seen: Seen) -> Iterator[Finding]:
+    by_name = _grouped(seen.processes, lambda process: process.network)
+    if len(by_name) > 1:
+        yield Finding(
+            code="network-mixed",
+            what=f"ranks chose different networks: {_shares(by_name)}",
+            where=_nodes(_fewest(by_name)),
+            evidence=_quotes(by_name, "network"),
+            remedy="NCCL takes the first network that works, so the better one could not be had on some nodes: compare "
+            "their lines above `Using network`.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _transport_asymmetric(seen: Seen) -> Iterator[Finding]:
+    found = seen.survey.disagreements
+    if found:
+        yield Finding(
+            code="transport-asymmetric",
+            what=f"{len(found):,} connections are not the same at both ends or in both directions",
+            severity=Severity.WARNING,
+            where=", ".join(sorted({node for one in found[:64] for node in one.nodes})[:_NAMED]),
+            evidence=tuple(_told(one) for one in found[:_NAMED]),
+            remedy="Look at the node that most of them have in common.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _told(one: Disagreement) -> str:
+    other = f"{one.receiver} -> {one.sender} sends" if one.back else f"{one.receiver} receives"
+    return f"{one.communicator}: {one.sender} -> {one.receiver} sends via {one.send}, {other} via {one.receive}"
+
+
+def _gdr_missing(seen: Seen) -> Iterator[Finding]:
+    without: dict[str, str] = {}
+    using = 0
+    for node, used in seen.survey.nodes.items():
+        plain = [route for route in used.routes if _may_gdr(route) and not route.endswith("/GDRDMA")]
+        using += any(_may_gdr(route) for route in used.routes)
+        if plain:
+            without[node] = plain[0]
+    if without:
+        chosen = [process for process in seen.processes if process.node in without]
+        names = ("gdr disabled", *sorted(set(without.values())))
+        yield Finding(
+            code="gdr-missing",
+            what=f"{len(without):,} of {using:,} nodes send or receive through host memory, without GPUDirect RDMA",
+            severity=Severity.WARNING,
+            where=_some(sorted(without)),
+            evidence=_first(chosen, names),
+            remedy="`modprobe nvidia_peermem` on the node (or a kernel and driver with DMA-BUF), NIC and GPU under "
+            "one PCIe switch or NCCL_NET_GDR_LEVEL=SYS, and no NCCL_NET_GDR_* set against it.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _may_gdr(route: str) -> bool:
+    kind, _, name = route.partition("/")
+    return kind == "NET" and network(name.removesuffix("/GDRDMA")).name in {"IB", "OFI"}
+
+
+def _device_missing(seen: Seen) -> Iterator[Finding]:
+    told = [process for process in seen.processes if process.hcas]
+    by_count = _grouped(told, lambda process: str(len(process.hcas)))
+    if len(by_count) > 1:
+        fewest = by_count[min(by_count, key=int)]
+        yield Finding(
+            code="rdma-device-missing",
+            what=f"nodes have different numbers of RDMA devices: {_shares(by_count)}",
+            where=_nodes(fewest),
+            evidence=_quotes(by_count, "hcas"),
+            remedy="`ibv_devinfo` on the node with fewer: a port that is down, a device that the pod does not get, or "
+            "NCCL_IB_HCA.",
+            fault=Fault.CLUSTER,
+        )
+    by_nics = _grouped(
+        [process for process in seen.processes if process.nics is not None], lambda process: str(process.nics)
+    )
+    if len(by_nics) > 1:
+        yield Finding(
+            code="rdma-device-missing",
+            what=f"the network plugin found different numbers of devices: {_shares(by_nics)}",
+            where=_nodes(by_nics[min(by_nics, key=int)]),
+            evidence=_quotes(by_nics, "nics"),
+            remedy="Compare the devices of the nodes, `fi_info -p efa` for EFA, and what the pods ask for.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _link_layer_mixed(seen: Seen) -> Iterator[Finding]:
+    told = [process for process in seen.processes if process.hcas]
+    by_layer = _grouped(told, lambda process: "+".join(sorted({hca.rpartition("/")[2] for hca in process.hcas})))
+    if len(by_layer) > 1 or any("+" in layer for layer in by_layer):
+        yield Finding(
+            code="link-layer-mixed",
+            what=f"InfiniBand and Ethernet devices are used together: {_shares(by_layer)}",
+            severity=Severity.WARNING,
+            where=_nodes(_fewest(by_layer)),
+            evidence=_quotes(by_layer, "hcas"),
+            remedy="Name the devices of one kind in NCCL_IB_HCA, such as NCCL_IB_HCA=mlx5_0,mlx5_1.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _fewer_nics(seen: Seen) -> Iterator[Finding]:
+    if any(communicator.missing or not communicator.size for communicator in seen.communicators):
+        return  # the missing ranks may be those that use the others
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for node, used in seen.survey.nodes.items():
+        for name, nics in used.nics.items():
+            counts[name][node] = len(nics)
+    for name, by_node in counts.items():
+        usual, often = Counter(by_node.values()).most_common(1)[0]
+        fewer = sorted(node for node, count in by_node.items() if count < usual)
+        if fewer and often > len(by_node) / 2:
+            chosen = [process for process in seen.processes if process.node in fewer]
+            yield Finding(
+                code="fewer-nics-used",
+                what=f"{len(fewer):,} of {len(by_node):,} nodes use fewer than {usual} devices of {name}",
+                severity=Severity.WARNING,
+                where=_some(fewer),
+                evidence=_first(chosen, ("hcas", "nics", *(f"NET/{name}{gdr}" for gdr in ("/GDRDMA", "")))),
+                remedy="Compare the node's devices and its topology with those of the others.",
+                fault=Fault.CLUSTER,
+            )
+
+
+def _p2p_disabled(seen: Seen) -> Iterator[Finding]:
+    shared = {
+        node for node, used in seen.survey.nodes.items() if any(route.startswith("SHM/") for route in used.routes)
+    }
+    direct = {
+        node for node, used in seen.survey.nodes.items() if any(route.startswith("P2P/") for route in used.routes)
+    }
+    linked = {process.node for process in seen.processes if process.path == "NVL"}
+    unlike = shared - direct if direct - shared else frozenset[str]()
+    odd = sorted(unlike | (shared & linked))
+    if odd:
+        chosen = [process for process in seen.processes if process.node in odd]
+        names = sorted({name for process in chosen[:64] for name in process.evidence if name.startswith("SHM/")})
+        yield Finding(
+            code="p2p-disabled",
+            what=f"{len(odd):,} of {len(shared | direct):,} nodes join their GPUs through host memory",
+            severity=Severity.WARNING,
+            where=_some(odd),
+            evidence=_first(chosen, ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", *names, "path")),
+            remedy="Unset NCCL_P2P_DISABLE; else turn PCIe ACS off, IOMMU to pass-through, and let the container see "
+            "all GPUs of the node. `nvidia-smi topo -p2p r` shows what is allowed.",
+            fault=Fault.CLUSTER,
+        )
+
+
+def _version_mismatch(seen: Seen) -> Iterator[Finding]:
+    by_version = _grouped(seen.processes, lambda process: process.nccl and f"{process.nccl}+cuda{process.cuda}")
+    if len(by_version) > 1:
+        yield Finding(
+            code="version-mismatch",
+            what=f"ranks load different versions of NCCL: {_shares(by_version)}",
+            where=_nodes(_fewest(by_version)),
+            evidence=_quotes(by_version, "nccl"),
+            remedy="One image for all nodes; LD_LIBRARY_PATH and LD_PRELOAD must not name another libnccl.",
+        )
+    for name, what in (("driver", "CUDA drivers"), ("plugin", "network plugins")):
+        by_value = _grouped(seen.processes, lambda process: str(getattr(process, name)))  # noqa: B023 - used at once
+        if len(by_value) > 1:
+            yield Finding(
+                code=f"{name}-mismatch",
+                what=f"ranks have different {what}: {_shares(by_value)}",
+                severity=Severity.WARNING,
+                where=_nodes(_fewest(by_value)),
+                evidence=_quotes(by_value, name),
+                remedy=f"Give all nodes the same {what[:-1]}.",
+                fault=Fault.CLUSTER,
+            )
+
+
+def _env_skew(seen: Seen) -> Iterator[Finding]:
+    values: dict[str, dict[str, list[Process]]] = defaultdict(lambda: defaultdict(list))
+    for process in seen.processes:
+        for name, value in process.env.items():
+            if name not in _OWN:
+                values[name][value].append(process)
+    for name, by_value in sorted(values.items()):
+        if len(by_value) > 1:
+            yield Finding(
+                code="env-skew",
+                what=f"{name} differs between ranks: {_shares(by_value)}",
+                severity=Severity.WARNING,
+                where=_nodes(_fewest(by_value)),
+                evidence=_quotes(by_value, name),
+                remedy=f"Set {name} to one value for all ranks, or for none.",
+            )
+
+
+def _wrong_interface(seen: Seen) -> Iterator[Finding]:
+    nodes = {process.node for process in seen.processes}
+    inward = [process for process in seen.processes if _INWARD.match(process.bootstrap)]
+    if inward and len(nodes) > 1:
+        yield Finding(
+            code="wrong-interface",
+            what=f"{len(inward):,} ranks meet over {inward[0].bootstrap}, which no other node can reach",
+            where=_nodes(inward),
+            evidence=_first(inward, ("bootstrap", "NCCL_SOCKET_IFNAME")),
+            remedy="Set NCCL_SOCKET_IFNAME to the interface that joins the nodes, such as NCCL_SOCKET_IFNAME=eth0, or "
+            "shut these out: NCCL_SOCKET_IFNAME=^lo,docker,virbr.",
+        )
+
+
+def _ranks_missing(seen: Seen) -> Iterator[Finding]:
+    for communicator in seen.communicators:
+        if communicator.missing:
+            yield Finding(
+                code="ranks-missing",
+                what=f"{communicator.name}: {len(communicator.missing):,} of {communicator.size:,} ranks are not here",
+                severity=Severity.WARNING,
+                where=f"rank {ranges(communicator.missing)}",
+                evidence=tuple(str(member.evidence) for member in communicator.members[:1]),
+                remedy="Add their logs. If they are here, these ranks never began: see why they did not start.",
+            )
+
+
+def _setup_unfinished(seen: Seen) -> Iterator[Finding]:
+    for communicator in seen.communicators:
+        begun = [member for member in communicator.members if not member.complete]
+        if begun and communicator.size:
+            yield Finding(
+                code="setup-unfinished",
+                what=f"{communicator.name}: {len(begun):,} of {communicator.size:,} ranks did not end their set-up",
+                where=f"rank {ranges([member.rank for member in begun])}",
+                evidence=tuple(str(member.evidence) for member in begun[:_NAMED]),
+                remedy="A set-up waits for every rank: look first at a rank that is missing here, then at the last "
+                "lines of these.",
+                fault=Fault.PEER,
+            )
+
+
+_RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
+    _network_mixed,
+    _device_missing,
+    _gdr_missing,
+    _link_layer_mixed,
+    _transport_asymmetric,
+    _p2p_disabled,
+    _fewer_nics,
+    _wrong_interface,
+    _version_mismatch,
+    _env_skew,
+    _setup_unfinished,
+    _ranks_missing,
+)
+
+
+def _grouped(processes: Iterable[Process], key: Callable[[Process], str]) -> dict[str, list[Process]]:
+    """Processes by what they say, without those that say nothing."""
+    groups: dict[str, list[Process]] = defaultdict(list)
+    for process in processes:
+        if value := key(process):
+            groups[value].append(process)
+    return groups
+
+
+def _shares(groups: Mapping[str, Sequence[Process]]) -> str:
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    shares = [f"{value} on {len(members):,} ranks" for value, members in ordered[:_NAMED]]
+    return ", ".join(shares) + (f", and {len(ordered) - _NAMED} others" if len(ordered) > _NAMED else "")
+
+
+def _fewest(groups: Mapping[str, Sequence[Process]]) -> Sequence[Process]:
+    return min(groups.values(), key=len)
+
+
+def _nodes(processes: Iterable[Process]) -> str:
+    return _some(sorted({process.node for process in processes}))
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED:,} more" if len(nodes) > _NAMED else "")
+
+
+def _quotes(groups: Mapping[str, Sequence[Process]], name: str) -> tuple[str, ...]:
+    """A line of each group, the rarest first."""
+    ordered = sorted(groups.values(), key=len)[:_NAMED]
+    return tuple(str(members[0].evidence[name]) for members in ordered if name in members[0].evidence)
+
+
+def _first(processes: Iterable[Process], names: Sequence[str]) -> tuple[str, ...]:
+    """The first line of each of these facts, where there is one."""
+    quotes: dict[str, Evidence] = {}
+    for process in processes:
+        for name in names:
+            if name in process.evidence:
+                quotes.setdefault(name, process.evidence[name])
+    return tuple(str(quotes[name]) for name in names if name in quotes)

@@ -1,0 +1,131 @@
+"""Owns the wording of NCCL's set-up lines, from 2.10 to 2.32: a pattern for each, under the line it matches.
+
+Lines are quoted from public threads; the forms of every version are in the format tables that the tests generate
+logs from. Refuses to own what a line means.
+"""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.diagnose.transport.result import Kind, Side, Way
+
+MARK = b" NCCL INFO "
+SWITCH = -1
+"""The receiver of a connection to a switch that reduces (CollNet)."""
+
+# [1,3]<stdout>:ip-10-0-0-1:35481:35549 [1] NCCL INFO …; launchers glue their own prefix to the host's name.
+THREAD = re.compile(
+    rb"(?<![^\s:\[\]<>|])([^\s:\[\]<>|/\\\"']{1,255}|<[^\s<>:]{1,64}>):(\d{1,10}):(\d{1,10}) \[-?\d{1,4}\]\Z"
+)
+
+# NCCL version 2.18.3+cuda12.1
+VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)")
+
+# What may follow a whole message: colour codes, and the end of a JSON string that held the line.
+_END = rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
+
+CHANNEL = re.compile(rb"(?:Channel|CollNet) (\d{1,3})(?:/\d{1,3})?\Z")
+CONNECTIONS = b"Channel ", b"CollNet "
+
+# [busId] in hex up to 2.18.1, [nvmlDev] in decimal since.
+_PAIR = rb"(\d{1,7})\[[0-9a-f]{1,16}\] -> (\d{1,7})\[[0-9a-f]{1,16}\] "
+
+# Channel 05/1 : 3[3] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA/Shared
+_NET = re.compile(
+    _PAIR
+    + rb"\[(send|receive)\] via NET/([^/\n]{1,64})/(\d{1,5})(?:\((\d{1,7})\))?(/GDRDMA)?(\(PCI\))?(/Shared)?"
+    + _END
+)
+# Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read; 07 : 12[901c0] -> 15[a01d0] via P2P/IPC/read
+_P2P = re.compile(
+    _PAIR + rb"via P2P/(direct pointer|IPC|CUMEM|MNNVL|indirect)((?:/\d+\[[0-9a-f]+\])?(?:/read)?(?:/CE)?)" + _END
+)
+# Channel 00 : 2[0] -> 3[0] via direct shared memory; 00 : 0[7000] -> 1[8000] via SHM/direct/direct
+_SHM = re.compile(_PAIR + rb"via (?:SHM/)?(direct shared memory|(?:direct|CE)(?:/(?:direct|CE))?)" + _END)
+# Channel 00/02 :    0   1   3   2   6   4   5   7: the order of a ring, not a connection
+_RING = re.compile(rb"[\s\d]*\Z")
+
+# CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA
+_COLLNET = re.compile(rb"(\d{1,7}) \[(send|receive)\] via COLLNET/([^/\n]{1,64})/(\d{1,5})(/GDRDMA)?(\(PCI\))?" + _END)
+
+# comm 0x557fe785f7a0 rank 36 nranks 64 cudaDev 4 nvmlDev 4 busId 9b000 commId 0x5ae77eb5ea4ec1ee - Init COMPLETE
+INIT = re.compile(
+    rb"(?:\[Rank \d+\] )?(?:nccl\w{1,40} )?comm (\S{1,32}) rank (\d{1,7}) nranks (\d{1,7}) cudaDev (\d{1,5})"
+    rb"(?: nvmlDev (\d{1,5}))? busId ([0-9a-fA-F]{1,16})((?: \w{1,16} \S{1,32})*) ?- Init (START|COMPLETE)"
+)
+# … parent 0x5581 splitCount 1 color 0 key 3- Init START
+EXTRA = re.compile(rb"(parent|color|splitCount|childCount|commId) ([^\s-]+|-\d+)")
+# bootstrapSplit: comm 0x5591 parent 0x5581 rank 0 nranks 2 color 1 key 0 prev 1 next 1 - DONE
+SPLIT = re.compile(rb"bootstrapSplit: (?:comm \S+ parent (\S+) )?rank (\d+) nranks (\d+) color (-?\d+) ")
+# comm 0x55cd1a0bf930 rank 1 nRanks 2 nNodes 1 localRanks 2 localRank 1 MNNVL 0
+COUNTS = re.compile(rb"comm (\S+) rank (\d+) nRanks (\d+) nNodes (\d+) ")
+
+# NCCL_SOCKET_IFNAME set by environment to eth0; numbers end with a dot
+ENV = re.compile(rb"(NCCL_[A-Z0-9_]{1,64}) set by environment to ([^\n]{0,512}?)\.?" + _END)
+# NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
+IB_USING = re.compile(rb"NET/IB : Using([^\n;]*); OOB ([^\n]{1,128}?)" + _END)
+# [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB} is a merged device (2.20 to 2.23); from 2.30 :rail:plane may follow the port
+HCA = re.compile(rb"([\w+.-]{1,64}):(\d{1,3})(?::-?\d*:-?\d*)?/(IB|RoCE)")
+# NET/Socket : Using [0]enp3s0f0:10.2.64.94<0> [1]usb0:169.254.3.1<0>
+SOCKET_USING = re.compile(rb"NET/Socket : Using((?: \[\d+\]\S+)+)" + _END)
+INTERFACE = re.compile(rb"\[\d+\](\S+)")
+# Bootstrap : Using eth0:10.0.0.1<0>; Bootstrap: Using [0]eth0:…
+BOOTSTRAP = re.compile(rb"Bootstrap ?: Using ?(?:\[\d+\])?(\S{1,128})")
+# NET/OFI Initializing aws-ofi-nccl 1.14.2; NET/OFI Using aws-ofi-nccl 1.4.0aws
+OFI_PLUGIN = re.compile(rb"NET/OFI (?:Initializing|Using) (aws-ofi-nccl \S{1,32})")
+# NET/OFI Selected Provider is efa (found 4 nics); NET/OFI Selected provider is efa, fabric is efa (found 32 nics)
+OFI_NICS = re.compile(rb"NET/OFI Selected [Pp]rovider is [^(\n]{1,64}\(found (\d{1,4}) nics\)")
+# NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'
+GDR_HCA = re.compile(rb"NET/([^/\n:]{1,64}?) : GPU Direct RDMA (Enabled|Disabled) for HCA (\d{1,4}) '([^'\n]{0,64})'")
+# Connected all rings, use ring PXN 0 GDR 1
+RINGS = re.compile(rb"Connected all rings(?:, use ring PXN (\d) GDR (\d))?")
+# Pattern 4, crossNic 0, nChannels 16, bw 30.0/30.0, type NVL/PIX, sameChannels 1
+PATTERN = re.compile(rb"Pattern 4, [^\n]*type (\w{2,4})/\w{2,4}, sameChannels")
+# Using network AWS Libfabric
+NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
+DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
+
+
+def connection(text: bytes) -> tuple[int, int, Way] | None:
+    """Sender, receiver and way of what follows `Channel 00/0 : `; None for a line that is torn or no connection."""
+    if match := _NET.match(text):
+        sender, receiver, side, name, nic, proxy, gdr, pci, shared = match.groups()
+        way = Way(
+            kind=Kind.NET,
+            name=words(name),
+            side=Side(words(side)),
+            nic=int(nic),
+            proxy=int(proxy) if proxy else None,
+            gdr=gdr is not None,
+            options=words((pci or b"") + (shared or b"")),
+        )
+        return int(sender), int(receiver), way
+    if match := _P2P.match(text):
+        sender, receiver, method, options = match.groups()
+        return int(sender), int(receiver), Way(kind=Kind.P2P, name=words(method), options=words(options))
+    if match := _SHM.match(text):
+        sender, receiver, method = match.groups()
+        return int(sender), int(receiver), Way(kind=Kind.SHM, name=words(method))
+    if match := _COLLNET.match(text):
+        rank, side, name, nic, gdr, pci = match.groups()
+        way = Way(
+            kind=Kind.COLLNET,
+            name=words(name),
+            side=Side(words(side)),
+            nic=int(nic),
+            gdr=gdr is not None,
+            options=words(pci or b""),
+        )
+        return int(rank), SWITCH, way
+    return None
+
+
+def is_ring(text: bytes) -> bool:
+    """Whether what follows `Channel 00/02 : ` is the order of a ring."""
+    return _RING.match(text) is not None
+
+
+def words(raw: bytes) -> str:
+    """Bytes of a log as text, whatever their encoding."""
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,195 @@
+"""Owns which communicators of different processes are one, and what they are called.
+
+NCCL gives each communicator an id since 2.16, those that were split off others a reliable one only since 2.31. Without
+one, splits are joined by their parent, count and colour, and others by their size and the order they were made in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.transport.placing import Placing
+from holdfast.diagnose.transport.records import Joined, ProcessRecord
+from holdfast.diagnose.transport.result import Communicator, Link, Member, Process
+
+_Key = tuple[object, ...]
+_Group = dict[int, Joined]
+"""The processes' views of one communicator, by rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pile:
+    """Processes and communicators (the largest first), joined over all logs."""
+
+    processes: tuple[Process, ...]
+    communicators: tuple[Communicator, ...]
+    torn: int
+    """Connection lines that were cut or mixed with others."""
+    unplaced: int
+    """Connection lines of processes of whose communicators nothing was seen."""
+
+
+def join(records: Sequence[ProcessRecord], sources: Sequence[str]) -> Pile:
+    """Join what all processes said. The records are used up."""
+    groups = _groups(records)
+    nodes: dict[int, Mapping[int, str]] = {}
+    for group in groups:
+        places = {rank: records[one.process].node for rank, one in group.items()}
+        nodes.update((id(one), places) for one in group.values())
+    placing = Placing(sources, nodes)
+    for number, record in enumerate(records):
+        placing.place(number, record)
+    unplaced = sum(link.channels.bit_count() for links in placing.orphans.values() for link in links)
+    if not groups and placing.orphans:
+        communicators, unplaced = (_unnamed(placing.orphans, records),), 0
+    else:
+        communicators = _communicators(groups, records)
+    return Pile(
+        processes=tuple(_process(record) for record in records),
+        communicators=communicators,
+        torn=placing.torn,
+        unplaced=unplaced,
+    )
+
+
+def _groups(records: Sequence[ProcessRecord]) -> list[_Group]:
+    groups: dict[_Key, _Group] = {}
+    # Where communicators are told apart by their order alone, ranks must come in theirs.
+    for record in sorted(records, key=_place):
+        made: Counter[_Key] = Counter()
+        pointers: dict[str, _Key] = {}
+        for one in record.joined:
+            if one.split:
+                parent = pointers.get(one.parent)
+                made["split", parent] += 1
+                count, _, color = one.split.partition("/")
+                key: _Key = ("split", parent, count or made["split", parent], color, one.size)
+            elif one.id:
+                key = ("id", one.id, one.size)
+            else:
+                made["order", one.size] += 1
+                key = ("order", one.size, made["order", one.size])
+            generation = 0
+            while one.rank in groups.setdefault((*key, generation), {}):
+                generation += 1
+            key = (*key, generation)
+            groups[key][one.rank] = one
+            pointers[one.pointer] = key
+    return list(groups.values())
+
+
+def _place(record: ProcessRecord) -> tuple[int, int]:
+    """The largest communicator first, and its ranks in order."""
+    size, rank = max(((one.size, -one.rank) for one in record.joined), default=(0, 0))
+    return -size, -rank
+
+
+def _communicators(groups: Iterable[_Group], records: Sequence[ProcessRecord]) -> tuple[Communicator, ...]:
+    ordered = sorted(groups, key=lambda group: (-len(group), -next(iter(group.values())).size, min(group)))
+    named: Counter[str] = Counter()
+    world = {one.process: one.rank for one in reversed(ordered[0].values())} if ordered else {}
+    everybody = {one.process for group in ordered for one in group.values()}
+    communicators: list[Communicator] = []
+    for group in ordered:
+        name = _name(group, world, everybody, records)
+        named[name] += 1
+        communicators.append(_communicator(group, name if named[name] == 1 else f"{name} ({named[name]})"))
+    return tuple(communicators)
+
+
+def _communicator(group: _Group, name: str) -> Communicator:
+    views = [group[rank] for rank in sorted(group)]
+    links = tuple(link for one in views for link in one.links)
+    for one in views:
+        one.links.clear()
+    return Communicator(
+        name=name,
+        id=next((one.id for one in views if one.id), ""),
+        size=views[0].size,
+        members=tuple(
+            Member(
+                rank=one.rank,
+                process=one.process,
+                pointer=one.pointer,
+                device=one.device,
+                nvml=one.nvml,
+                bus=one.bus,
+                complete=one.complete,
+                evidence=one.evidence,
+            )
+            for one in views
+        ),
+        nodes=next((one.nodes for one in views if one.nodes), None),
+        links=links,
+        inferred=sum(one.inferred for one in views),
+    )
+
+
+def _unnamed(orphans: Mapping[int, list[Link]], records: Sequence[ProcessRecord]) -> Communicator:
+    """Where no line of a set-up was seen: one communicator of all ranks that told of a connection."""
+    group: _Group = {}
+    for process, links in orphans.items():
+        for link in links:
+            one = group.setdefault(
+                link.own,
+                Joined(
+                    process=process,
+                    pointer="",
+                    rank=link.own,
+                    size=0,
+                    device=-1,
+                    nvml=None,
+                    bus="",
+                    evidence=next(iter(records[process].evidence.values())),
+                ),
+            )
+            one.links.append(link)
+    return _communicator(group, "ranks of an unseen set-up")
+
+
+def _name(group: _Group, world: Mapping[int, int], everybody: set[int], records: Sequence[ProcessRecord]) -> str:
+    processes = {one.process for one in group.values()}
+    if len(processes) == len(everybody):
+        return f"all {len(group)} ranks"
+    if all(process in world for process in processes) and len(world) == len(everybody):
+        return f"ranks {ranges(sorted(world[process] for process in processes))}"
+    nodes = sorted({records[process].node for process in processes})
+    return f"{len(group)} ranks on {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as a person writes them: `0-7`, `0, 8, …, 56`, `1, 4-6`."""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
+    if len(numbers) > 3 and step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
+        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
+    parts: list[str] = []
+    begin = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            first, last = numbers[begin], numbers[index - 1]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            begin = index
+    return ", ".join(parts if len(parts) <= 8 else [*parts[:7], "…", parts[-1]])
+
+
+def _process(record: ProcessRecord) -> Process:
+    facts = record.facts
+    return Process(
+        node=record.node,
+        host=record.host,
+        pid=record.pid,
+        nccl=facts.get("nccl", ""),
+        cuda=facts.get("cuda", ""),
+        driver=facts.get("driver", ""),
+        network=facts.get("network", ""),
+        plugin=facts.get("plugin", ""),
+        hcas=record.hcas,
+        interfaces=record.interfaces,
+        bootstrap=facts.get("bootstrap", ""),
+        path=facts.get("path", ""),
+        nics=int(facts["nics"]) if "nics" in facts else None,
+        env=record.env,
+        evidence=record.evidence,
+    )

@@ -1,0 +1,201 @@
+"""Owns what each message that is no connection adds to what is known of its process: a table by the first word.
+
+Refuses to own the pass over the lines (reading.py) and the wording (grammar.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from re import Pattern
+
+from holdfast.diagnose.transport import grammar
+from holdfast.diagnose.transport.grammar import words
+from holdfast.diagnose.transport.records import Joined, ProcessRecord, Session, ThreadRecord
+from holdfast.diagnose.transport.result import Evidence
+
+Quote = Callable[[], Evidence]
+"""The line that is read, as evidence; only called for what is kept."""
+Handler = Callable[[bytes, ThreadRecord, ProcessRecord, Quote], None]
+
+
+def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
+    """A handler that keeps what the pattern's first group says, the first time."""
+
+    def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+        if name not in process.facts and (match := pattern.match(message)):
+            process.facts[name] = sys.intern(words(match[1]))
+            process.evidence[name] = quote()
+
+    return keep
+
+
+def _seen(name: str, begin: bytes) -> Handler:
+    """A handler that keeps the first line that begins so."""
+
+    def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+        if name not in process.evidence and message.startswith(begin):
+            process.evidence[name] = quote()
+
+    return keep
+
+
+def _network(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    _begins(message, thread, process, quote)
+    _fact("network", grammar.NETWORK)(message, thread, process, quote)
+
+
+def _begins(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quote: Quote) -> None:
+    """A set-up begins, or goes on: what this thread connected before, outside one, belongs to none."""
+    if thread.opening is None:
+        cut(thread, process)
+        thread.recent.clear()
+
+
+def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    """A ring or tree is complete: the next one may be another communicator's."""
+    cut(thread, process)
+    if (match := grammar.RINGS.match(message)) and match[2]:
+        process.evidence.setdefault(f"ring gdr {words(match[2])}", quote())
+
+
+def cut(thread: ThreadRecord, process: ProcessRecord) -> None:
+    """Put what the thread has connected by now aside as one session."""
+    if thread.keys:
+        session = Session(thread.keys, thread.opening)
+        process.sessions.append(session)
+        thread.recent.append(session)
+        thread.keys = {}
+
+
+def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    if message.startswith(b"NET/IB : No device found"):
+        process.evidence.setdefault("no device", quote())
+    elif match := grammar.IB_USING.match(message):
+        if not process.hcas:
+            process.hcas = tuple(sys.intern(words(b"%s:%s/%s" % item)) for item in grammar.HCA.findall(match[1]))
+            process.evidence["hcas"] = quote()
+    elif match := grammar.GDR_HCA.match(message):
+        process.evidence.setdefault(f"gdr {words(match[2]).lower()}", quote())
+
+
+def _socket(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    if not process.interfaces and (match := grammar.SOCKET_USING.match(message)):
+        process.interfaces = tuple(words(item) for item in grammar.INTERFACE.findall(match[1]))
+        process.evidence["interfaces"] = quote()
+
+
+def _ofi(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    for name, pattern in (("plugin", grammar.OFI_PLUGIN), ("nics", grammar.OFI_NICS)):
+        if match := pattern.match(message):
+            process.facts.setdefault(name, sys.intern(words(match[1])))
+            process.evidence.setdefault(name, quote())
+
+
+def _version(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    if "nccl" not in process.facts and (match := grammar.VERSION.match(message)):
+        process.facts["nccl"] = sys.intern(words(match[1]))
+        process.facts["cuda"] = sys.intern(words(match[2]))
+        process.evidence["nccl"] = quote()
+
+
+def _env(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    if match := grammar.ENV.match(message):
+        name = sys.intern(words(match[1]))
+        if name not in process.env:
+            process.env[name] = sys.intern(words(match[2]))
+            process.evidence[name] = quote()
+
+
+def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote: Quote) -> None:
+    """From 2.18 to 2.20 it is said apart, from 2.21 on in the set-up's own lines."""
+    if match := grammar.SPLIT.match(message):
+        thread.split = words(match[1] or b"?"), words(b"/" + match[4])
+        if thread.opening is not None:
+            _identify(thread.opening, {}, thread)
+
+
+def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    if match := grammar.INIT.match(message):
+        pointer, rank, size, device, nvml, bus, extra, step = match.groups()
+        began = step == b"START"
+        if began:
+            _begins(message, thread, process, quote)
+        joined = None if began else _unfinished(process, words(pointer), int(rank), int(size))
+        if joined is None:
+            joined = Joined(
+                process=thread.process,
+                pointer=words(pointer),
+                rank=int(rank),
+                size=int(size),
+                device=int(device),
+                nvml=int(nvml) if nvml else None,
+                bus=words(bus),
+                evidence=quote(),
+            )
+            if joined.rank >= joined.size:
+                return
+            process.joined.append(joined)
+        _identify(joined, dict(grammar.EXTRA.findall(extra)), thread)
+        if began:
+            thread.opening = joined
+        else:
+            joined.complete = True
+            cut(thread, process)
+            for session in thread.recent:
+                session.joined = joined
+            thread.opening = None
+            thread.recent.clear()
+    elif match := grammar.COUNTS.match(message):
+        _begins(message, thread, process, quote)
+        if joined := _unfinished(process, words(match[1]), int(match[2]), int(match[3])):
+            joined.nodes = int(match[4])
+
+
+def _unfinished(process: ProcessRecord, pointer: str, rank: int, size: int) -> Joined | None:
+    for joined in reversed(process.joined):
+        if joined.pointer == pointer and joined.rank == rank and joined.size == size and not joined.complete:
+            return joined
+    return None
+
+
+def _identify(joined: Joined, said: Mapping[bytes, bytes], thread: ThreadRecord) -> None:
+    if b"commId" in said:
+        joined.id = sys.intern(words(said[b"commId"]))
+    if b"parent" in said:
+        count = said.get(b"splitCount") or said.get(b"childCount") or b""
+        joined.parent, joined.split = words(said[b"parent"]), words(b"%s/%s" % (count, said.get(b"color", b"")))
+    elif thread.split[1]:
+        joined.parent, joined.split = thread.split
+        thread.split = "", ""
+
+
+_HANDLERS: Mapping[bytes, tuple[Handler, ...]] = {
+    b"comm": (_comm,),
+    b"[Rank": (_comm,),
+    b"Trees": (_begins,),
+    b"Using": (_network,),
+    b"Connected": (_connected,),
+    b"bootstrapSplit:": (_split,),
+    b"NET/IB": (_ib,),
+    b"NET/Socket": (_socket,),
+    b"NET/OFI": (_ofi,),
+    b"NCCL": (_version,),
+    b"cudaDriverVersion": (_fact("driver", grammar.DRIVER),),
+    b"Bootstrap": (_fact("bootstrap", grammar.BOOTSTRAP),),
+    b"Bootstrap:": (_fact("bootstrap", grammar.BOOTSTRAP),),
+    b"Pattern": (_fact("path", grammar.PATTERN),),
+    b"Failed": (_seen("no libibverbs", b"Failed to open libibverbs"),),
+    b"NET/Plugin": (_seen("no plugin", b"NET/Plugin : No plugin found"),),
+    b"NET/Plugin:": (_seen("no plugin", b"NET/Plugin: Could not find"),),
+}
+
+
+def handlers(word: bytes) -> tuple[Handler, ...]:
+    """Those of a message that begins with this word."""
+    known = _HANDLERS.get(word)
+    if known is not None:
+        return known
+    if word.startswith(b"NCCL_"):
+        return (_env,)
+    return (_comm,) if word.startswith(b"nccl") else ()

@@ -1,0 +1,77 @@
+"""Owns what is gathered while lines go by: mutable, and compact, since there are tens of thousands of processes.
+
+Refuses to own reading (reading.py) and what becomes of it (placing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.diagnose.transport.result import Evidence, Link
+
+CHANNEL_BITS = 128
+"""NCCL has at most 64 channels."""
+
+Keys = dict[bytes, int]
+"""What follows `Channel 00/0 : `: in the low 128 bits a bit for each channel, above them where it first stood."""
+
+
+@dataclass(slots=True, eq=False)
+class Joined:
+    """A communicator as one of its processes sees it."""
+
+    process: int
+    pointer: str
+    rank: int
+    size: int
+    device: int
+    nvml: int | None
+    bus: str
+    evidence: Evidence
+    id: str = ""
+    parent: str = ""
+    split: str = ""
+    """Which split of its parent it came from, and of which colour; empty where that is not said."""
+    complete: bool = False
+    nodes: int | None = None
+    links: list[Link] = field(default_factory=list[Link])
+    inferred: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Connections that one thread made in one go, all of one communicator."""
+
+    keys: Keys
+    joined: Joined | None
+    """None for those made after the set-up (all of them, from 2.22 on): whose they are is found at the end."""
+
+
+@dataclass(slots=True, eq=False)
+class ThreadRecord:
+    """A thread of a process: what it sets up now, and what it has connected meanwhile."""
+
+    process: int
+    opening: Joined | None = None
+    """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
+    keys: Keys = field(default_factory=Keys)
+    recent: list[Session] = field(default_factory=list[Session])
+    """What it connected before `keys`, since it last began a set-up."""
+    split: tuple[str, str] = ("", "")
+    """Parent and colour of the split that it is about to set up."""
+
+
+@dataclass(slots=True, eq=False)
+class ProcessRecord:
+    """What one process has said so far."""
+
+    node: str
+    host: str
+    pid: int
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    hcas: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence])
+    joined: list[Joined] = field(default_factory=list[Joined])
+    sessions: list[Session] = field(default_factory=list[Session])

@@ -1,0 +1,158 @@
+"""Owns the one walk over all connections: by which routes each node reaches each other, and where two ends disagree.
+
+Refuses to own what is wrong with that (differences.py, verdict.py) and how it is shown (words.py, document.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.diagnose.transport.networks import network
+from holdfast.diagnose.transport.result import Communicator, Kind, Link, Process, Side, Way
+
+Cells = Mapping[tuple[str, str], Mapping[str, int]]
+"""For sender and receiver (nodes, or ranks as text) the labels of their connections, and how many channels each has."""
+NOBODY = "?"
+"""The node of a rank that nobody saw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Two ends of a connection that are not joined by the same means."""
+
+    communicator: str
+    sender: int
+    receiver: int
+    nodes: tuple[str, str]
+    send: str
+    receive: str
+    back: bool = False
+    """Whether `receive` is the way back instead of the receiver's end."""
+
+
+@dataclass(kw_only=True)
+class NodeSurvey:
+    """What one node's ranks used."""
+
+    routes: Counter[str] = field(default_factory=Counter[str])
+    """Channels by route."""
+    nics: dict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
+    """Indices of the network devices used, by network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """Routes by node, and what the two ends of connections do not agree on."""
+
+    nodes: Mapping[str, NodeSurvey]
+    across: Counter[str]
+    """Channel ends between nodes, and all of networks, by route."""
+    disagreements: Sequence[Disagreement]
+
+
+def survey(processes: Sequence[Process], communicators: Sequence[Communicator]) -> Survey:
+    """Walk over all connections once."""
+    nodes: dict[str, NodeSurvey] = {process.node: NodeSurvey() for process in processes}
+    across: Counter[str] = Counter()
+    disagreements: list[Disagreement] = []
+    for communicator in communicators:
+        places = places_of(communicator, processes)
+        for link in communicator.links:
+            way, count = link.way, link.channels.bit_count()
+            own = nodes[places[link.own]]
+            own.routes[way.route] += count
+            if way.kind is Kind.NET and way.nic is not None and way.proxy is None:
+                own.nics[way.name].add(way.nic)
+            sender, receiver = places.get(link.sender), places.get(link.receiver)
+            if way.kind is Kind.NET or (way.kind is Kind.P2P and None not in (sender, receiver) and sender != receiver):
+                across[way.route] += count
+        disagreements += _disagreements(communicator, places)
+    return Survey(nodes=nodes, across=across, disagreements=disagreements)
+
+
+def places_of(communicator: Communicator, processes: Sequence[Process]) -> Mapping[int, str]:
+    """The node of each rank that was seen."""
+    return {member.rank: processes[member.process].node for member in communicator.members}
+
+
+def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> list[Disagreement]:
+    sends: dict[tuple[int, int], Way] = {}
+    receives: dict[tuple[int, int], Way] = {}
+    for link in communicator.links:
+        if link.way.kind is not Kind.COLLNET:
+            ends = receives if link.way.side is Side.RECEIVE else sends
+            ends.setdefault((link.sender, link.receiver), link.way)
+    found: list[Disagreement] = []
+
+    def add(pair: tuple[int, int], send: Way, receive: Way, back: bool) -> None:
+        if _means(send) != _means(receive):
+            found.append(
+                Disagreement(
+                    communicator=communicator.name,
+                    sender=pair[0],
+                    receiver=pair[1],
+                    nodes=(places.get(pair[0], NOBODY), places.get(pair[1], NOBODY)),
+                    send=send.route,
+                    receive=receive.route,
+                    back=back,
+                )
+            )
+
+    for pair, send in sends.items():
+        if receive := receives.get(pair):
+            add(pair, send, receive, False)
+        if pair[0] < pair[1] and (back := sends.get((pair[1], pair[0]))):
+            add(pair, send, back, True)
+    return found
+
+
+def _means(way: Way) -> tuple[Kind, str, bool]:
+    return way.kind, way.name if way.kind is Kind.NET else "", way.gdr
+
+
+def node_cells(communicator: Communicator, processes: Sequence[Process]) -> Cells:
+    """Node by node, what joins them."""
+    return _cells(communicator, processes, dict(places_of(communicator, processes)))
+
+
+def rank_cells(communicator: Communicator, processes: Sequence[Process]) -> Cells:
+    """Rank by rank, what joins them."""
+    return _cells(communicator, processes, None)
+
+
+def _cells(
+    communicator: Communicator, processes: Sequence[Process], places: Mapping[int, str] | None
+) -> dict[tuple[str, str], Counter[str]]:
+    labels = {member.rank: Labels(processes[member.process]) for member in communicator.members}
+    cells: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for link in communicator.links:
+        if link.receiver < 0:
+            continue
+        if places is None:
+            pair = str(link.sender), str(link.receiver)
+        else:
+            pair = places.get(link.sender, NOBODY), places.get(link.receiver, NOBODY)
+        cells[pair][labels[link.own].of(link)] += link.channels.bit_count()
+    return cells
+
+
+class Labels:
+    """What the connections that a process told of are called in a matrix."""
+
+    def __init__(self, process: Process) -> None:
+        """The process says what its GPUs' paths are and what its devices speak."""
+        self._nvlink = process.path == "NVL"
+        self._roce = bool(process.hcas) and all(hca.endswith("/RoCE") for hca in process.hcas)
+
+    def of(self, link: Link) -> str:
+        """A short word: `NVLink`, `P2P`, `SHM`, `IB+GDR`, `RoCE`, `OFI+GDR`, `TCP`, …"""
+        way = link.way
+        if way.kind is Kind.P2P:
+            return "NVLink" if self._nvlink or way.name == "MNNVL" else "P2P"
+        if way.kind is Kind.SHM:
+            return "SHM"
+        name = network(way.name).name
+        name = way.name if name == "plugin" else "RoCE" if name == "IB" and self._roce else name
+        return f"{name}+GDR" if way.gdr else name

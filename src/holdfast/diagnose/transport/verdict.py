@@ -1,0 +1,236 @@
+"""Owns the one sentence: whether the logs prove that the fabric carried the job, and if not, what is missing.
+
+Nothing is claimed without a line that says it. Refuses to own the differences that it weighs (differences.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.diagnose.transport.differences import DEGRADING, Seen, differences
+from holdfast.diagnose.transport.joining import Pile, ranges
+from holdfast.diagnose.transport.networks import Network, expected_network, named, network
+from holdfast.diagnose.transport.result import Evidence, Outcome, Process, Transport, Verdict
+from holdfast.diagnose.transport.survey import survey
+from holdfast.fabric.catalog import Fabric
+from holdfast.findings import Fault, Finding, Severity
+
+_QUOTED = 4
+_TCP = "TCP"
+# What makes NCCL take sockets, with what to do; the first that is found is named.
+_CAUSES: tuple[tuple[str, str], ...] = (
+    ("NCCL_IB_DISABLE", "Unset NCCL_IB_DISABLE."),
+    ("NCCL_NET", "Unset NCCL_NET, or set it to the fabric's network."),
+    ("no libibverbs", "Install libibverbs1 and ibverbs-providers in the image."),
+    (
+        "no device",
+        "No RDMA device was found in the container: ask for the device resource (such as rdma/hca: 1), mount "
+        "/dev/infiniband, and add IPC_LOCK. With EFA or TCPX instead, the image lacks the network plugin.",
+    ),
+    ("no plugin", "With EFA or TCPX the image lacks the network plugin; with InfiniBand see `ibv_devinfo`."),
+)
+
+
+def judged(
+    pile: Pile,
+    *,
+    versions: Mapping[str, Evidence],
+    info_lines: int,
+    torn: int,
+    left_out: int,
+    expected: Fabric | None,
+) -> Transport:
+    """The whole result: what was read, what differs, and the verdict."""
+    surveyed = survey(pile.processes, pile.communicators)
+    ranks = {member.process for communicator in pile.communicators for member in communicator.members}
+    members = tuple(process for number, process in enumerate(pile.processes) if number in ranks)
+    seen = Seen(processes=members, communicators=pile.communicators, survey=surveyed)
+    findings = differences(seen)
+    verdict = _verdict(seen, findings, info_lines, expected)
+    return Transport(
+        processes=pile.processes,
+        communicators=pile.communicators,
+        versions=versions,
+        findings=(*_as_finding(verdict), *findings),
+        verdict=verdict,
+        info_lines=info_lines,
+        unread=torn + pile.torn,
+        unplaced=pile.unplaced,
+        left_out=left_out,
+    )
+
+
+def _as_finding(verdict: Verdict) -> tuple[Finding, ...]:
+    if verdict.outcome not in {Outcome.TCP_FALLBACK, Outcome.DEGRADED}:
+        return ()
+    return (
+        Finding(
+            code=verdict.outcome.value,
+            what=verdict.what,
+            severity=Severity.ERROR if verdict.expected else Severity.WARNING,
+            evidence=tuple(map(str, verdict.evidence)),
+            remedy=verdict.remedy,
+            fault=Fault.CLUSTER,
+        ),
+    )
+
+
+def _verdict(seen: Seen, findings: Sequence[Finding], info_lines: int, expected: Fabric | None) -> Verdict:
+    used = {network(_name(route)).name if route.startswith("NET/") else "NVLink" for route in seen.survey.across}
+    if not used:
+        return _nothing_used(seen, info_lines, expected)
+    wanted, layer, why = _wanted(seen, used, expected)
+    tell = _Tell(seen, why)
+    if _TCP in used and (wanted is None or wanted.name != _TCP):
+        return tell.fallback(wanted)
+    if wanted is not None and wanted.name != _TCP and wanted.name not in used and used != {"NVLink"}:
+        return tell.degraded(f"{_many(used)} joined the nodes instead of {wanted.name}", wanted.remedy)
+    wrong = {hca for process in seen.processes for hca in process.hcas if layer and not hca.endswith(f"/{layer}")}
+    if wrong and "IB" in used:
+        return tell.degraded(
+            f"{len(wrong)} of the devices used do not speak {layer}: {', '.join(sorted(wrong)[:_QUOTED])}",
+            "Name those that do in NCCL_IB_HCA.",
+        )
+    worse = [finding for finding in findings if finding.code in DEGRADING]
+    if worse:
+        return tell.degraded(f"{_many(used)} joined the nodes, but {worse[0].what}", worse[0].remedy)
+    missing = [one for one in seen.communicators[:1] if one.missing or not one.size]
+    if missing:
+        absent = f"rank {ranges(missing[0].missing)}" if missing[0].size else "every rank, from the beginning on"
+        return tell.unknown(
+            f"what was seen ran over {_many(used)}, but only {len(missing[0].members)} ranks were seen",
+            f"the set-up log of {absent}",
+        )
+    gdr = ", GPUDirect RDMA everywhere" if seen.survey.across and all(map(_direct, seen.survey.across)) else ""
+    return tell.verified(f"{_many(used)} joined the nodes{gdr}")
+
+
+def _wanted(seen: Seen, used: set[str], expected: Fabric | None) -> tuple[Network | None, str, str]:
+    """The network that should be used, its link layer, and why; None where nothing says so."""
+    if expected is not None:
+        wanted, layer = expected_network(expected)
+        return wanted, layer, f"the job's fabric is {expected.name}"
+    asked = {process.env.get("NCCL_NET", "") for process in seen.processes}
+    if asked == {"Socket"}:
+        return named(_TCP), "", "NCCL_NET=Socket is set on every rank"
+    better = sorted(used - {_TCP, "NVLink"})
+    if better:
+        return named(better[0]), "", f"some connections use {better[0]}"
+    if any(process.hcas for process in seen.processes):
+        return named("IB"), "", "NCCL found RDMA devices"
+    if any(process.plugin for process in seen.processes):
+        return named("OFI"), "", "the network plugin is there"
+    return None, "", ""
+
+
+def _nothing_used(seen: Seen, info_lines: int, expected: Fabric | None) -> Verdict:
+    nodes = {process.node for process in seen.processes}
+    counted = max((communicator.nodes or 0 for communicator in seen.communicators), default=0)
+    chosen = {network(process.network).name for process in seen.processes if process.network}
+    tell = _Tell(seen, f"the job's fabric is {expected.name}" if expected else "")
+    if not info_lines:
+        return tell.unknown(
+            "NCCL wrote nothing about its set-up here", "NCCL's set-up lines: run with NCCL_DEBUG=INFO on every rank"
+        )
+    if chosen == {_TCP} and (len(nodes) > 1 or counted > 1):
+        wanted, _, why = _wanted(seen, {_TCP}, expected)
+        tell = _Tell(seen, why)
+        if wanted is not None and wanted.name == _TCP:
+            return tell.verified("TCP was chosen on every rank")
+        return tell.fallback(wanted)
+    if seen.communicators and len(nodes) == 1 and counted <= 1 and not any(one.missing for one in seen.communicators):
+        return tell.unknown(
+            f"all ranks are on {next(iter(nodes))}, so that no network was needed", "the set-up of a run over two nodes"
+        )
+    if chosen:
+        return tell.unknown(
+            f"{_many(chosen)} was chosen, but no connection between nodes is in these logs",
+            "the connection lines: logs up to the first collective (NCCL connects then, since 2.22), of every node, "
+            "with INIT in NCCL_DEBUG_SUBSYS if that is set",
+        )
+    return tell.unknown(
+        "no line says which network NCCL chose",
+        "the lines `Using network …` and `Channel … via NET/…`: unset NCCL_DEBUG_SUBSYS, or set it to INIT,NET,ENV",
+    )
+
+
+class _Tell:
+    """Makes verdicts, with the lines that prove them."""
+
+    def __init__(self, seen: Seen, expected: str) -> None:
+        self._seen = seen
+        self._expected = expected
+
+    def verified(self, what: str) -> Verdict:
+        return Verdict(outcome=Outcome.VERIFIED, what=what, expected=self._expected, evidence=self._routes())
+
+    def degraded(self, what: str, remedy: str) -> Verdict:
+        return Verdict(
+            outcome=Outcome.DEGRADED, what=what, expected=self._expected, evidence=self._routes(), remedy=remedy
+        )
+
+    def unknown(self, what: str, missing: str) -> Verdict:
+        return Verdict(
+            outcome=Outcome.UNKNOWN, what=what, expected=self._expected, missing=missing, evidence=self._routes()
+        )
+
+    def fallback(self, wanted: Network | None) -> Verdict:
+        on_tcp = [process for process in self._seen.processes if _on_tcp(process)]
+        nodes = sorted({process.node for process in on_tcp})
+        everybody = len(nodes) == len({process.node for process in self._seen.processes})
+        where = (
+            "between all nodes"
+            if everybody
+            else f"on {', '.join(nodes[:_QUOTED])}{' …' if len(nodes) > _QUOTED else ''}"
+        )
+        causes = [(name, remedy) for name, remedy in _CAUSES if any(_tells(process, name) for process in on_tcp)]
+        remedy = causes[0][1] if causes else (wanted.remedy if wanted else "")
+        proofs = [
+            next(process.evidence[name] for process in on_tcp if name in process.evidence and _tells(process, name))
+            for name, _ in causes[:2]
+        ]
+        what = f"plain TCP sockets carry the traffic {where}"
+        if wanted is None:
+            what += "; NCCL takes them when it finds nothing better"
+            remedy = f"{remedy} If these nodes have no other fabric, say so with NCCL_NET=Socket.".strip()
+        return Verdict(
+            outcome=Outcome.TCP_FALLBACK,
+            what=what,
+            expected=self._expected,
+            evidence=(*proofs, *_lines(on_tcp, ("NET/Socket", "network", "interfaces")))[:_QUOTED],
+            remedy=remedy,
+        )
+
+    def _routes(self) -> tuple[Evidence, ...]:
+        names = [route for route, _ in self._seen.survey.across.most_common()]
+        return _lines(self._seen.processes, (*names, "network"))[:_QUOTED]
+
+
+def _on_tcp(process: Process) -> bool:
+    return "NET/Socket" in process.evidence or process.network == "Socket"
+
+
+def _tells(process: Process, name: str) -> bool:
+    """Whether a process gives this cause; a variable set to 0 or to nothing is none."""
+    if name == "NCCL_NET":
+        return process.env.get(name) == "Socket"
+    return name in process.evidence and process.env.get(name, "1") not in {"0", ""}
+
+
+def _lines(processes: Sequence[Process], names: Sequence[str]) -> tuple[Evidence, ...]:
+    found = [
+        next((process.evidence[name] for process in processes if name in process.evidence), None) for name in names
+    ]
+    return tuple(one for one in found if one is not None)
+
+
+def _name(route: str) -> str:
+    return route.removeprefix("NET/").removesuffix("/GDRDMA")
+
+
+def _direct(route: str) -> bool:
+    return route.endswith("/GDRDMA")
+
+
+def _many(names: set[str]) -> str:
+    return " and ".join(sorted(names))

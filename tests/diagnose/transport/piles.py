@@ -1,0 +1,76 @@
+"""Turns generated logs into the blocks in which they reach a reader, whole, interleaved or torn."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from bench.nccllog import Job
+
+from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.transport import Transport
+
+TOLD = dict[tuple[int, int, str, str, str, int | None, int | None, bool], int]
+
+
+def blocks(name: str, data: bytes, size: int = 1 << 22, node: str | None = None) -> Iterator[Block]:
+    """Blocks of whole lines, of about `size` bytes."""
+    source, begin, line = Source(name=name, node=node), 0, 1
+    while begin < len(data):
+        end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1 or len(data)
+        yield Block(source=source, first_line=line, data=data[begin:end])
+        line += data.count(b"\n", begin, end)
+        begin = end
+
+
+def by_rank(job: Job, size: int = 1 << 22) -> Iterator[Block]:
+    """A file for each rank."""
+    for rank in range(job.ranks):
+        yield from blocks(f"rank-{rank}.log", b"".join(job.log(rank)), size)
+
+
+def interleaved(job: Job, dice: random.Random, before: str = "") -> Iterator[Block]:
+    """All ranks in one file, line by line in any order between them; `before` may name the rank as `{rank}`."""
+    logs = [(before.format(rank=rank).encode(), job.log(rank)) for rank in range(job.ranks)]
+    lines: list[bytes] = []
+    places = [0] * len(logs)
+    left = [rank for rank, (_, log) in enumerate(logs) for _ in log]
+    dice.shuffle(left)
+    for rank in left:
+        prefix, log = logs[rank]
+        lines.append(prefix + log[places[rank]])
+        places[rank] += 1
+    yield from blocks("all.log", b"".join(lines), 1 << 14)
+
+
+def told(transport: Transport, members: dict[int, tuple[str, int]]) -> TOLD | None:
+    """The connections of the communicator that has exactly these members, as the generator tells them."""
+    for communicator in transport.communicators:
+        processes = {member.rank: transport.processes[member.process] for member in communicator.members}
+        if {rank: (process.host, process.pid) for rank, process in processes.items()} == members:
+            return links(transport, communicator.name)
+    return None
+
+
+def links(transport: Transport, name: str) -> TOLD:
+    """The connections of the communicator of this name."""
+    found: TOLD = defaultdict(int)
+    for communicator in transport.communicators:
+        for link in communicator.links if communicator.name == name else ():
+            way = link.way
+            side = way.side.value
+            key = (link.sender, link.receiver, side, way.kind.value, way.name, way.nic, way.proxy, way.gdr)
+            found[key] |= link.channels
+    return found
+
+
+def of_lines(*lines: str, name: str = "log") -> Sequence[Block]:
+    """A file of these lines."""
+    return [*blocks(name, "".join(f"{line}\n" for line in lines).encode())]
+
+
+def joined(parts: Iterable[Iterable[Block]]) -> Iterator[Block]:
+    """One pile of several."""
+    for part in parts:
+        yield from part
