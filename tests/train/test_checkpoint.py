@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from tests.conftest import SmallDisk, fill
 
 from holdfast.errors import HoldfastError
-from holdfast.train.checkpoint import ALONE, Checkpoints, Training
+from holdfast.train import staging
+from holdfast.train.checkpoint import ALONE, Checkpoints
 from holdfast.train.ranks import Ranks
+from holdfast.train.retention import Retention
 from holdfast.train.tenure import Writer
+from holdfast.train.training import Training
 
 
 class Counter:
@@ -37,7 +41,7 @@ def training(width: int = 4) -> Training:
 
 def train(loop: Training) -> None:
     loop.optimizer.zero_grad()
-    loop.model(torch.randn(2, 4)).square().sum().backward()
+    loop.model(torch.randn(2, loop.model.in_features)).square().sum().backward()
     loop.optimizer.step()
     loop.scheduler.step()
     loop.extra.count += 1
@@ -46,7 +50,9 @@ def train(loop: Training) -> None:
 def checkpoints(
     folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1, writer: Writer = ALONE
 ) -> Checkpoints:
-    return Checkpoints(folder, keep=keep, training=loop, ranks=Ranks(world_size=world_size), writer=writer)
+    return Checkpoints(
+        folder, retention=Retention(keep=keep), training=loop, ranks=Ranks(world_size=world_size), writer=writer
+    )
 
 
 def complete(folder: Path) -> list[str]:
@@ -143,6 +149,72 @@ def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
         checkpoints(tmp_path, loop, keep=2).save(step)
     assert complete(tmp_path) == ["step-00000012", "step-00000100"]
     assert list((tmp_path / "writing-0-0").iterdir()) == []
+
+
+def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
+    loop = training()
+    kept = Checkpoints(tmp_path, retention=Retention(keep=1, keep_every=10), training=loop, ranks=Ranks())
+    for step in (5, 10, 15, 20, 25, 28):
+        kept.save(step)
+    assert complete(tmp_path) == ["step-00000010", "step-00000020", "step-00000028"]
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: (folder / "seal.json").unlink()])
+def test_folder_where_every_checkpoint_is_damaged_is_an_error_and_the_next_start_begins_anew(trained, damage):
+    folder, _ = trained
+    for step in (1, 2):
+        damage(folder / f"step-{step:08d}")
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(folder, training()).restore()
+    assert refused.value.findings[0].code == "no-good-checkpoint"
+    assert len(refused.value.findings[0].evidence) == 2
+    assert checkpoints(folder, training()).restore()[:2] == (0, [])
+
+
+def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_waits_for_its_copy(tmp_path: Path):
+    loop = training(64)
+    saving = checkpoints(tmp_path, loop)
+    for step in range(1, 6):
+        train(loop)
+        saved = weights(loop)
+        saving.begin(step)
+        train(loop)
+        assert saving.finish().problem is None
+        again = training(64)
+        assert checkpoints(tmp_path, again).restore().step == step
+        assert same(weights(again), saved)
+
+
+def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loop = training()
+    train(loop)
+    copying, changed = threading.Event(), threading.Event()
+    copy = staging._copy
+
+    def copy_late(copies: list) -> None:
+        copying.set()
+        assert changed.wait(60)
+        copy(copies)
+
+    monkeypatch.setattr(staging, "_copy", copy_late)
+    saving = checkpoints(tmp_path, loop)
+    changed.set()
+    saving.prepare()
+    changed.clear()
+    # The copies of what nobody owns are made at once: only those of the optimiser's own can be behind the change.
+    saving.begin(1)
+    assert copying.wait(60)
+    with torch.no_grad():
+        loop.model.weight.zero_()
+    changed.set()
+    assert saving.finish().problem.code == "checkpoint-inexact"
+
+    assert saving.save(2) == tmp_path / "step-00000002"
+    again = training()
+    assert checkpoints(tmp_path, again).restore().step == 2
+    assert same(weights(again), weights(loop))
 
 
 def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):

@@ -48,6 +48,7 @@ def test_environment_is_read_by_its_documented_names():
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
         "HOLDFAST_CHECKPOINT_EVERY_S": "0.5",
         "HOLDFAST_CHECKPOINT_KEEP": "2",
+        "HOLDFAST_CHECKPOINT_KEEP_EVERY": "100",
     }
     assert Environment.read(variables) == Environment(
         rank=3,
@@ -59,6 +60,7 @@ def test_environment_is_read_by_its_documented_names():
         checkpoint_every_steps=10,
         checkpoint_every_s=0.5,
         checkpoint_keep=2,
+        checkpoint_keep_every=100,
     )
 
 
@@ -99,10 +101,18 @@ def test_checkpoints_come_every_steps_and_after_the_last_and_are_reported(agent,
         loop.commit()
     assert saved(folder) == ["step-00000002", "step-00000004", "step-00000005"]
     line = agent.accept()
-    committed = line.await_(Checkpointed)
-    assert (committed.step, committed.path) == (2, str(folder / "step-00000002"))
-    assert line.await_(Step).checkpoint_s >= committed.took_s > 0
+    told = [line.await_(Checkpointed) for _ in range(3)]
+    assert [(each.step, each.path) for each in told] == [(step, str(folder / f"step-{step:08d}")) for step in (2, 4, 5)]
+    assert all(each.took_s > 0 for each in told)
+
+
+def test_time_that_the_loop_stood_still_for_a_checkpoint_is_reported_with_the_next_step(agent, tmp_path: Path):
+    loop = session(rank_socket=agent.path, checkpoint_path=tmp_path / "ckpt", checkpoint_every_steps=1)
+    for _ in loop.steps(2):
+        loop.commit()
+    line = agent.accept()
     assert line.await_(Step).checkpoint_s == 0
+    assert line.await_(Step).checkpoint_s > 0
 
 
 def test_a_second_session_goes_on_after_the_first(tmp_path: Path, capsys):
@@ -117,7 +127,7 @@ def test_a_second_session_goes_on_after_the_first(tmp_path: Path, capsys):
 
 def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
     loop = session(checkpoint_path=tmp_path, checkpoint_every_s=1e-9)
-    for _ in range(2):
+    for _ in loop.steps(2):
         loop.commit()
     assert saved(tmp_path) == ["step-00000001", "step-00000002"]
 
@@ -166,9 +176,10 @@ def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
     folder.touch()
     loop.commit()
     loop.commit()
+    loop.commit()
     line = agent.accept()
     assert line.await_(Found).finding.code == "checkpoint-failed"
-    assert line.await_(Step).step == 2
+    assert line.await_(Step).step == 3
 
 
 def test_failed_last_checkpoint_is_an_error(tmp_path: Path):

@@ -270,6 +270,8 @@ class Checkpoint(Model):
     """Take one when this many seconds have passed since the last."""
     keep: Count = Field(default=3, ge=1)
     """How many of the newest are kept."""
+    keep_every: Count | None = Field(default=None, ge=1)
+    """Those of steps that are a multiple of this are kept for good."""
 
 
 class Logs(Model):

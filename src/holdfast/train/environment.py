@@ -41,6 +41,8 @@ class Environment:
     """`HOLDFAST_ATTEMPT`: how often the ranks have been started before; a later one takes the checkpoints over."""
     checkpoint_keep: int = 3
     """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest are kept."""
+    checkpoint_keep_every: int | None = None
+    """`HOLDFAST_CHECKPOINT_KEEP_EVERY`: those of steps that are a multiple of this are kept for good."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -60,6 +62,7 @@ class Environment:
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
+            checkpoint_keep_every=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY", int, at_least=1),
         )
 
 

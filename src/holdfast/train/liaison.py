@@ -74,12 +74,26 @@ class Liaison:
         if self.ranks.rank == 0:
             self._channel.found(finding)
 
+    def saving(self) -> None:
+        """A checkpoint is begun: the seconds until the next count from here."""
+        self._saved_at = time.monotonic()
+
+    def waited(self, seconds: float) -> None:
+        """The loop stood still for a checkpoint; it is reported with the step in hand."""
+        self._waited_s += seconds
+
+    def committed(self, step: int, path: Path, *, took_s: float) -> None:
+        """A checkpoint is complete, so long after it was begun."""
+        if self.ranks.rank == 0:
+            self._channel.send(Checkpointed(step=step, path=str(path), took_s=took_s))
+
     def saved(self, step: int, path: Path | None, *, began: float) -> None:
         """A checkpoint is complete at `path`, or failed, after the loop had waited for it since `began` (monotonic)."""
-        self._saved_at = time.monotonic()
-        self._waited_s = self._saved_at - began
-        if path is not None and self.ranks.rank == 0:
-            self._channel.send(Checkpointed(step=step, path=str(path), took_s=self._waited_s))
+        took_s = time.monotonic() - began
+        self.saving()
+        self.waited(took_s)
+        if path is not None:
+            self.committed(step, path, took_s=took_s)
 
     def finish(self, step: int, *, total: int | None) -> None:
         """The loop ends after this step: SIGTERM means again what it did; SystemExit(75) if steps are left to do."""

@@ -7,7 +7,8 @@ a checkpoint or a stop is only possible when all ranks do it after the same step
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import IntEnum
 from typing import TypeVar, cast
 
@@ -22,6 +23,9 @@ AGREE_S = 0.25
 """Seconds between two agreements where steps are shorter than that; else there is one at every step."""
 
 MOST_STEPS = 1000
+
+ASIDE_S = 2 * 3600.0
+"""Longest that one rank's second thread waits for another's: the slowest write of a checkpoint, and more."""
 
 
 class Wish(IntEnum):
@@ -63,6 +67,13 @@ class Ranks:
         group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))  # Every rank is a member.
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size(), group=group)
 
+    def aside(self) -> Ranks:
+        """The same ranks with a group of their own, for a second thread of each: collectives of two would mix."""
+        if self.group is None:
+            return self
+        group = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(seconds=ASIDE_S)))
+        return replace(self, group=group)
+
     def from_first(self, value: T) -> T:
         """What rank 0 passed in, on every rank."""
         if self.group is None:
@@ -78,6 +89,10 @@ class Ranks:
         held = [value] * self.world_size if self.rank == 0 else []
         dist.gather_object(value, held or None, dst=0, group=self.group)
         return held
+
+    def any_of(self, value: T | None) -> T | None:
+        """What the first rank that has something passed in, on every rank; None where none has."""
+        return self.from_first(next((each for each in self.to_first(value) if each is not None), None))
 
 
 class Agreement:

@@ -14,15 +14,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, failure
 from holdfast.train.batches import MicroBatch, deal
 from holdfast.train.channel import say
-from holdfast.train.checkpoint import Checkpoints, Stateful, Training
+from holdfast.train.checkpoint import Checkpoints, Saved, raise_problem
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.ranks import Wish
 from holdfast.train.rate import ScaledRate
+from holdfast.train.retention import Retention
 from holdfast.train.tenure import SUPERSEDED, Writer
+from holdfast.train.training import Stateful, Training
 
 
 class Session:
@@ -62,7 +64,7 @@ class Session:
             training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra)
             self._checkpoints = Checkpoints(
                 told.checkpoint_path,
-                keep=told.checkpoint_keep,
+                retention=Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every),
                 training=training,
                 ranks=ranks,
                 writer=Writer(run=told.run, replica=told.replica, attempt=told.attempt),
@@ -119,23 +121,40 @@ class Session:
         if self._samples is not None:
             self._samples += samples
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **metrics}
+        if self._checkpoints is not None:
+            self._liaison.waited(self._checkpoints.take_waited_s())
         action = self._liaison.step(self.step, total=self._total, metrics=given)
-        if action is not Wish.NOTHING:
-            self._save(must=action is Wish.STOP)
+        if self._checkpoints is not None:
+            began = time.monotonic()
+            self._save(self._checkpoints, action)
+            self._liaison.waited(time.monotonic() - began)
         if action is Wish.STOP:
             self._liaison.finish(self.step, total=self._total)
 
-    def _save(self, *, must: bool) -> None:
-        if self._checkpoints is None:
+    def _save(self, checkpoints: Checkpoints, action: Wish) -> None:
+        """Tell of the save under way once it has ended, and begin the next when it is due.
+
+        One at a time: a save that is due waits for the one before, on all ranks alike, and so does a stop for its own.
+        """
+        if action is Wish.NOTHING:
+            self._tell(checkpoints.finished(), must=False)
+            checkpoints.prepare()
             return
-        began, path = time.monotonic(), None
-        try:
-            path = self._checkpoints.save(self.step, self._samples)
-        except HoldfastError as error:
-            self._liaison.found(error.findings[0])
-            if must or error.findings[0].code == SUPERSEDED:
-                raise
-        self._liaison.saved(self.step, path, began=began)
+        self._tell(checkpoints.finish(), must=False)
+        self._liaison.saving()
+        checkpoints.begin(self.step, self._samples)
+        if action is Wish.STOP:
+            self._tell(checkpoints.finish(), must=True)
+
+    def _tell(self, saved: Saved | None, *, must: bool) -> None:
+        if saved is None:
+            return
+        if saved.problem is None:
+            self._liaison.committed(saved.step, saved.path, took_s=saved.took_s)
+            return
+        self._liaison.found(saved.problem)
+        if must or saved.problem.code == SUPERSEDED:
+            raise_problem(saved)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         self.step, findings, self._samples = checkpoints.restore()
