@@ -1,0 +1,53 @@
+"""Rules for structured records: flight recorder dumps, and the events of a run of holdfast."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Rule, Sureness
+
+_TORCH = "torch flight recorder"
+_TORCH_SINCE = "torch 2.4 and later"
+
+FLIGHT_MISMATCH = Rule(
+    code="flight-mismatch",
+    classes=(Class.COLLECTIVE_MISMATCH,),
+    sure=Sureness.CERTAIN,
+    says="the ranks made different calls as collective {seq} of group {group}",
+    remedy=(
+        "look at the two calls: ranks took different ways through the program (an `if` on the rank, uneven data, an "
+        "unused parameter), or gave tensors of different shapes",
+    ),
+    versions=_TORCH_SINCE,
+    source=_TORCH,
+)
+FLIGHT_BEHIND = Rule(
+    code="flight-behind",
+    classes=(Class.COLLECTIVE_MISMATCH, Class.STRAGGLER, Class.HANG_UNKNOWN),
+    sure=Sureness.LIKELY,
+    says="one rank never entered {op}, collective {seq} of group {group}, in which the others wait",
+    remedy=("py-spy dump --pid PID of that rank shows what it does instead: data, a checkpoint, another collective",),
+    decides=("stacks", "all-ranks"),
+    versions=_TORCH_SINCE,
+    source=_TORCH,
+)
+FLIGHT_ABSENT = Rule(
+    code="flight-absent",
+    classes=(Class.HANG_UNKNOWN, Class.NODE_LOST, Class.STRAGGLER),
+    says="the others wait in {op}, collective {seq} of group {group}, and one rank of it has left no dump",
+    remedy=("look at the end of that rank's log: it died, or was ended before it could dump",),
+    decides=("all-ranks",),
+    versions=_TORCH_SINCE,
+    source=_TORCH,
+)
+FLIGHT_ALL_INSIDE = Rule(
+    code="flight-all-inside",
+    classes=(Class.HANG_UNKNOWN, Class.NETWORK_LOSS, Class.GPU_XID),
+    says="every rank entered {op}, collective {seq} of group {group}, and none came out: not the program, but what "
+    "carries it out",
+    remedy=("look at the network and the GPUs: NCCL_DEBUG=INFO, dmesg, link counters",),
+    decides=("link-counters", "xid"),
+    versions=_TORCH_SINCE,
+    source=_TORCH,
+)
+
+RULES: tuple[Rule, ...] = (FLIGHT_MISMATCH, FLIGHT_BEHIND, FLIGHT_ABSENT, FLIGHT_ALL_INSIDE)
