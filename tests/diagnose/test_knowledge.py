@@ -7,6 +7,8 @@ from itertools import chain
 
 import pytest
 
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.knowledge.classes import HOW
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.knowledge.index import GROUPS, alike, find
 from holdfast.errors import ExitCode
@@ -33,6 +35,8 @@ ROWS = list(chain.from_iterable(GROUPS.values()))
         ("rank-hung", ["rank-hung"]),
         ("80", ["holdfast-exit-80"]),
         ("2", ["holdfast-exit-2", "IBV_WC_LOC_QP_OP_ERR"]),
+        ("oom-host", ["oom-host"]),
+        ("flight-behind", ["flight-behind"]),
         ("NaN%", []),
         ("", []),
     ],
@@ -47,8 +51,10 @@ def test_mistyped_code_is_offered() -> None:
     assert alike("qqqqqqqqqqqq") == []
 
 
-def test_every_code_is_found_by_itself_and_said_once() -> None:
-    assert [row.code for row in ROWS if [one.code for one in find(row.code)] != [row.code]] == []
+def test_every_code_is_found_by_itself_and_said_once_in_its_group() -> None:
+    assert [row.code for row in ROWS if {one.code for one in find(row.code)} != {row.code}] == []
+    for rows in GROUPS.values():
+        assert len({row.code for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code)
@@ -62,6 +68,10 @@ def test_row_says_everything(row: Explanation) -> None:
 def test_every_exit_code_of_holdfast_is_explained() -> None:
     for code in ExitCode:
         assert f"holdfast-exit-{code.value}" in {row.code for row in find(str(code.value))}
+
+
+def test_every_class_is_explained() -> None:
+    assert set(Class) - set(HOW) == set()
 
 
 def test_signals_that_end_a_process_with_a_core_are_explained() -> None:

@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from holdfast.diagnose.knowledge import cuda, describing, nccl, running, signals, xid
+from holdfast.diagnose.knowledge import classes, cuda, describing, nccl, running, signals, xid
 from holdfast.diagnose.knowledge.explanation import Explanation
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.deciding import DECIDING
+from holdfast.diagnose.rules.row import Rule
 
 OWN_SOURCE = "holdfast, findings"
 CLOSE = 0.6
@@ -16,6 +19,7 @@ CLOSE = 0.6
 MOST_OFFERED = 5
 
 _NUMBER = re.compile(r"-\d+")
+_VALUE = re.compile(r"\{\w+\}")
 _FILLING = re.compile(r"[\W_]+")
 
 
@@ -26,9 +30,25 @@ def _own(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanation]:
     ]
 
 
+def _of_rule(rule: Rule) -> Explanation:
+    says = _VALUE.sub("…", rule.says)
+    lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record says so."
+    means = f" It speaks for {' or '.join(rule.classes)}." if rule.classes else ""
+    decides = "; ".join(DECIDING[name].get for name in rule.decides)
+    return Explanation(
+        code=rule.code,
+        cause=f"{says[:1].upper()}{says[1:]}.{means}",
+        confirm=decides or lines,
+        remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy) or "Nothing by itself: it tells of others.",
+        source=", ".join(filter(None, (rule.source, rule.versions))) or OWN_SOURCE,
+    )
+
+
 GROUPS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _own(describing.ROWS),
     "Findings of a run": _own(running.ROWS),
+    "Classes of diagnosis": list(classes.rows()),
+    "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],
     "Signals and exit statuses": list(signals.rows()),
     "NCCL results and InfiniBand completions": list(nccl.rows()),
     "CUDA errors": list(cuda.rows()),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.rules import memory
+from holdfast.diagnose.rules import memory, records
 
-RULES = {rule.code: rule for table in (memory.RULES,) for rule in table}
+RULES = {rule.code: rule for table in (memory.RULES, records.RULES) for rule in table}

@@ -1,0 +1,244 @@
+"""Owns documents that are told as lines: torch's error files, Kubernetes objects, files of a cgroup.
+
+Each kind is recognised by how it begins, and its facts are written as the lines in which logs tell the same; so the
+rules for lines are the only rules. A document that is not what it seemed is read as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any, cast
+
+import yaml
+
+from holdfast.diagnose.block import Block, Source
+
+DOCUMENT_BYTES = 32 << 20
+"""Largest document that is read as one; a larger one is read as text."""
+YAML_BYTES = 2 << 20
+"""The same for YAML, which takes a second for each megabyte."""
+MOST_LINES = 20_000
+LINE_LENGTH = 4000
+
+_KUBERNETES = re.compile(rb"[\"']?kind[\"']?\s*:\s*[\"']?(?:List|PodList|EventList|NodeList|Pod|Event|Node)\b")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML without merge keys, which grow without end where they are nested."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One line that a document comes to."""
+
+    text: str
+    about: str | None = None
+    """The pod or node that it is about."""
+    quoted: str = ""
+    """What stands in the document, by which its place is found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of document."""
+
+    fits: Callable[[str, bytes], bool]
+    """Given the file's name and its beginning."""
+    tell: Callable[[str, bytes], Iterator[Told]]
+    """Given the file's name and all of it; any ValueError means that it is not one after all."""
+
+
+def kind_of(name: str, head: bytes) -> Kind | None:
+    """The kind of document that a file with this name and beginning is; None for a log."""
+    return next((kind for kind in KINDS if kind.fits(PurePath(name).name, head)), None)
+
+
+def blocks(kind: Kind, source: Source, data: bytes) -> Iterator[Block]:
+    """The lines that a document comes to, each at its place; the document itself where it is not what it seemed."""
+    try:
+        told = [line for _, line in zip(range(MOST_LINES), kind.tell(PurePath(source.name).name, data), strict=False)]
+    except (ValueError, RecursionError, yaml.YAMLError):
+        yield Block(source=source, first_line=1, data=data)
+        return
+    for line in told:
+        yield Block(
+            source=replace(source, node=line.about or source.node),
+            first_line=_line_of(line.quoted, data),
+            data=" ".join(line.text[:LINE_LENGTH].splitlines()).encode() + b"\n",
+        )
+
+
+def _line_of(quoted: str, data: bytes) -> int:
+    """The line of a document in which some words stand first; its first one where they are written differently."""
+    at = data.find(quoted.encode("utf-8", "replace")) if quoted else -1
+    return data.count(b"\n", 0, at) + 1 if at >= 0 else 1
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip()[:1] == b"{"
+
+
+# torch elastic: $TORCHELASTIC_ERROR_FILE, error.json
+# {"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1732180000"}}}
+
+
+def _is_error_file(name: str, head: bytes) -> bool:
+    return _is_json(head) and (b'"py_callstack"' in head or (name == "error.json" and b'"message"' in head))
+
+
+def _tell_error_file(name: str, data: bytes) -> Iterator[Told]:
+    outer = _dict(json.loads(data)).get("message")
+    inner = _dict(outer)
+    extra = _dict(inner.get("extraInfo"))
+    message = _text(inner.get("message")) or _text(outer)
+    if not message:
+        raise ValueError("no message")
+    stack = _text(extra.get("py_callstack")).splitlines()
+    stamp = _text(extra.get("timestamp"))
+    at = _moment(int(stamp)) if stamp.isdecimal() and len(stamp) < 12 else ""
+    if stack and stack[0].startswith("Traceback"):
+        yield Told(text=stack[0])
+    for line in message.splitlines():
+        yield Told(text=f"{at}{line}", quoted=json.dumps(line)[1:-1])
+    if (code := inner.get("errorCode")) is not None:
+        yield Told(text=f"exitcode: {_text(code)}", quoted='"errorCode"')
+
+
+def _moment(seconds: int) -> str:
+    return f"[{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}] "
+
+
+# Kubernetes: kubectl get pods,events,nodes -o json|yaml
+
+
+def _is_kubernetes(name: str, head: bytes) -> bool:
+    return b"apiVersion" in head and (_is_json(head) or head.lstrip()[:3] in {b"api", b"ite", b"kin", b"---"})
+
+
+def _tell_kubernetes(name: str, data: bytes) -> Iterator[Told]:
+    if _KUBERNETES.search(data) is None:
+        raise ValueError("nothing of a run")
+    if _is_json(data):
+        documents = [json.loads(data)]
+    elif len(data) <= YAML_BYTES:
+        documents = list(yaml.load_all(data, _PlainLoader))
+    else:
+        raise ValueError("too long")
+    for document in documents:
+        outer = _dict(document)
+        for item in _dicts(outer.get("items")) if "items" in outer else (outer,):
+            yield from _TELLS.get(_text(item.get("kind")), _nothing)(item)
+
+
+def _nothing(item: Mapping[str, Any]) -> Iterator[Told]:
+    return iter(())
+
+
+def _tell_event(event: Mapping[str, Any]) -> Iterator[Told]:
+    about = _dict(event.get("involvedObject") or event.get("regarding"))
+    at = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
+    name, message = _text(about.get("name")), _text(event.get("message") or event.get("note"))
+    whom = f"{_text(about.get('kind')).lower()}/{name}"
+    text = f"{_stamp(at)}{_text(event.get('type'))}  {_text(event.get('reason'))}  {whom}"
+    yield Told(
+        text=f"{text}  {message}", about=name, quoted=json.dumps(message, ensure_ascii=False)[1:60].rstrip('"\\')
+    )
+
+
+def _tell_pod(pod: Mapping[str, Any]) -> Iterator[Told]:
+    name, status = _name(pod), _dict(pod.get("status"))
+    if reason := _text(status.get("reason")):
+        yield Told(text=f"pod/{name}  {reason}  {_text(status.get('message'))}", about=name, quoted=reason)
+    for condition in _dicts(status.get("conditions")):
+        told = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
+        kind, value = condition.get("type"), condition.get("status")
+        at = _stamp(condition.get("lastTransitionTime"))
+        if (kind, value) in {("PodScheduled", "False"), ("DisruptionTarget", "True")}:
+            yield Told(text=f"{at}Warning  pod/{name}  {told}", about=name, quoted=_text(condition.get("reason")))
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for container in _dicts(status.get(key)):
+            yield from _tell_container(name, container)
+
+
+def _tell_container(pod: str, container: Mapping[str, Any]) -> Iterator[Told]:
+    for key in ("lastState", "state"):
+        for how, told in _dict(container.get(key)).items():
+            state = _dict(told)
+            reason, message = _text(state.get("reason")), _text(state.get("message"))
+            who = f"pod/{pod}  container {_text(container.get('name'))}"
+            if how == "waiting" and reason not in {"", "ContainerCreating", "PodInitializing"}:
+                yield Told(text=f"{who} waits: {reason}  {message}", about=pod, quoted=reason)
+            if how == "terminated" and (code := state.get("exitCode")):
+                ended = f"{_stamp(state.get('finishedAt'))}{who} terminated: {reason}  exit code {_text(code)}"
+                yield Told(text=f"{ended}  {message}".rstrip(), about=pod, quoted=reason)
+
+
+def _tell_node(node: Mapping[str, Any]) -> Iterator[Told]:
+    name = _name(node)
+    for condition in _dicts(_dict(node.get("status")).get("conditions")):
+        if condition.get("type") == "Ready" and condition.get("status") != "True":
+            told = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
+            at = _stamp(condition.get("lastTransitionTime"))
+            yield Told(text=f"{at}NodeNotReady  node/{name}  {told}", about=name, quoted=_text(condition.get("reason")))
+
+
+_TELLS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Told]]] = {
+    "Event": _tell_event,
+    "Pod": _tell_pod,
+    "Node": _tell_node,
+}
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return _text(_dict(item.get("metadata")).get("name"))
+
+
+def _stamp(value: object) -> str:
+    """YAML makes times of what JSON leaves text."""
+    text = value.isoformat() if isinstance(value, datetime) else _text(value)
+    return f"{text} " if text else ""
+
+
+# A cgroup's counters: memory.events
+
+
+def _is_memory_events(name: str, head: bytes) -> bool:
+    return name.startswith("memory.events") and b"oom_kill " in head
+
+
+def _tell_memory_events(name: str, data: bytes) -> Iterator[Told]:
+    for line in data[:4096].decode("utf-8", "replace").splitlines():
+        yield Told(text=f"{name}: {line}", quoted=line)
+
+
+KINDS: Sequence[Kind] = (
+    Kind(fits=_is_error_file, tell=_tell_error_file),
+    Kind(fits=_is_kubernetes, tell=_tell_kubernetes),
+    Kind(fits=_is_memory_events, tell=_tell_memory_events),
+)
+
+
+# What is in a document, as far as it is what it should be
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> Iterator[dict[str, Any]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    yield from (cast("dict[str, Any]", item) for item in items if isinstance(item, dict))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < 2**63 else ""
+    return value if isinstance(value, str) else ""
