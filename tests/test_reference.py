@@ -14,7 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
 NO_CODES = {"events", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
-OTHER_WORDS = {"per-rank", "per-node", "accelerate-launch", "in-place", "unicode-escape", "util-linux"}
+OTHER_WORDS = {
+    "holdfast-checkpoint",
+    "holdfast-staging",
+    "per-rank",
+    "per-node",
+    "accelerate-launch",
+    "in-place",
+    "unicode-escape",
+    "util-linux",
+}
 
 
 def test_findings_page_lists_every_code_in_the_source() -> None:
