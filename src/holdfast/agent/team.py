@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -40,6 +41,9 @@ from holdfast.findings import Finding, Severity
 from holdfast.host.processes import state_letter
 
 log = logging.getLogger("holdfast.agent")
+
+ECHO_S = 60.0
+"""The same that other ranks notice within this time is known: a loss that is no number soon is every rank's."""
 
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
@@ -82,6 +86,8 @@ class Team:
         self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.launches]
         self._channels = {rank: RankChannel(path, self._hear, self._vigil.over) for rank, path in names.items()}
         self._ends: set[asyncio.Task[None]] = set()
+        self._noticed: dict[str, tuple[int, float]] = {}
+        """Which rank said a finding of each code last, and when."""
         self._killer: asyncio.TimerHandle | None = None
         self._started = False
         self._ended_ranks = 0
@@ -226,8 +232,11 @@ class Team:
                         took_s=message.took_s,
                     )
                 )
-            case Found():
-                self._found(message.finding)
+            case Found(finding=finding):
+                first, at = self._noticed.get(finding.code, (rank, 0.0))
+                if first == rank or time.monotonic() - at >= ECHO_S:
+                    self._noticed[finding.code] = rank, time.monotonic()
+                    self._found(finding)
 
     # How ranks end
 

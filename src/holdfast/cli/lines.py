@@ -39,6 +39,7 @@ from holdfast.events import (
     StopDecided,
     WorldChanged,
 )
+from holdfast.measure.words import UTILISATION, told
 from holdfast.report.advance import exit_in_words
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
 from holdfast.report.world import in_words
@@ -126,6 +127,7 @@ def _step_committed(event: StepCommitted) -> str:
     each_s = (event.ended - event.started) / event.steps
     if event.metrics.get("tokens") and each_s > 0:
         figures.append(f"{event.metrics['tokens'] / each_s:,.0f} tokens/s")
+    figures += told(event.metrics, UTILISATION)
     which = f"step {event.step}" if event.steps == 1 else f"steps {event.first}-{event.step}"
     took = f"{duration(each_s)}{'' if event.steps == 1 else ' each'}"
     return ", ".join([f"{which}{_of(event.replica)} committed in {took}", *figures])

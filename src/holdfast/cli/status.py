@@ -20,7 +20,8 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     abandoned = api.abandoned(found)
     known = api.status(found)
     if output is Output.JSON:
-        derived = {"phase": known.phase, "waiting_for": known.waiting_for, "tokens_per_s": known.tokens_per_s}
+        speed = {"tokens_per_s": known.tokens_per_s, "tokens_per_s_per_device": known.tokens_per_s_per_device}
+        derived = {"phase": known.phase, "waiting_for": known.waiting_for, **speed}
         say_json({**derived, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
     elif known.finished_at is not None:
         print_summary(found, output)

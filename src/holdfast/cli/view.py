@@ -16,6 +16,7 @@ from rich.text import Text
 from holdfast.cli.findings import block
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
+from holdfast.measure.words import DETAILS, told
 from holdfast.report.advance import advance
 from holdfast.report.ranks import RankPhase, RankStatus
 from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
@@ -111,12 +112,15 @@ def _progress(status: RunStatus, now: float) -> Iterator[Text]:
     if lead.loss is not None:
         figures.append(f"loss {lead.loss:.4g}")
     if status.tokens_per_s is not None:
-        figures.append(f"{status.tokens_per_s:,.0f} tokens/s")
+        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if lead.world_size > 1 else ""
+        figures.append(f"{status.tokens_per_s:,.0f} tokens/s{each}")
     if lead.seconds_per_step is not None:
         figures.append(f"{duration(lead.seconds_per_step)} a step")
     if lead.remaining_s is not None and status.phase is Phase.RUNNING:
         figures.append(f"{duration(lead.remaining_s)} left")
     yield Text("   ".join(figures))
+    if details := told(lead.metrics, DETAILS):
+        yield Text("   ".join(details), style="dim")
     if status.checkpoint is not None:
         ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
         yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")

@@ -125,6 +125,8 @@ CATALOG: tuple[Metric, ...] = (
     Metric(name="profile_optimizer_s", unit="s", help="The same for the optimiser's step."),
 )
 
+DERIVED = frozenset(metric.name for metric in CATALOG if metric.derived)
+
 ROWS: Mapping[str, Metric] = {metric.name: metric for metric in CATALOG}
 
 _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {

@@ -206,7 +206,7 @@ def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
 
 def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
     before = _replica(status, event.replica)
-    after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks=Ranks(), window=())
+    after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks=Ranks(), metrics={}, window=())
     return _with_replica(replace(status, restarts=status.restarts + (event.attempt > 0)), after)
 
 
@@ -257,6 +257,7 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
         world=world,
         total_steps=replica.total_steps if total is None else int(total),
         loss=event.metrics.get("loss", replica.loss),
+        metrics={**replica.metrics, **event.metrics},
         window=(*replica.window, time)[-WINDOW_STEPS:],
         recovering=False,
     )

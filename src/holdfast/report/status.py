@@ -85,6 +85,8 @@ class ReplicaStatus:
     """Last step committed; after a recovery it can be lower than before."""
     total_steps: int | None = None
     loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The latest of each, of this attempt; measure/catalog.py says what they are."""
     window: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
 
@@ -183,6 +185,12 @@ class RunStatus:
         """All replicas together."""
         speeds = [speed for replica in self.replicas.values() if (speed := replica.tokens_per_s) is not None]
         return sum(speeds) if speeds else None
+
+    @property
+    def tokens_per_s_per_device(self) -> float | None:
+        """A rank is one device."""
+        devices = sum(replica.world_size for replica in self.replicas.values())
+        return self.tokens_per_s / devices if self.tokens_per_s is not None and devices else None
 
     @property
     def waiting_for(self) -> str:

@@ -5,8 +5,8 @@ Refuses to own the measuring (accounting.py) and colours (cli).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from holdfast.events import (
     AnyEvent,
@@ -22,6 +22,7 @@ from holdfast.events import (
     WorldChanged,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.measure.words import told
 from holdfast.report.accounting import Account, Ledger, Part, post
 from holdfast.report.words import clean, count, duration, share, short
 from holdfast.report.world import in_words, observed
@@ -78,6 +79,8 @@ class Summary:
     logs: str
     noticed: tuple[Finding, ...] = ()
     """Errors and warnings that changed nothing by themselves, each once, in order."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the last step committed."""
     damaged_lines: int = 0
     """Lines of the log that are not what was written; what stood in them is missing here."""
     code: str = ""
@@ -94,6 +97,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     recoveries: list[Recovery] = []
     worlds: list[WorldChanged] = []
     steps: dict[int, int] = {}
+    metrics: Mapping[str, float] = {}
     restarts = 0
     noticed: dict[tuple[str, str], Finding] = {}
     for event in events:
@@ -119,6 +123,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 worlds = [_seen(world, event) for world in worlds]
                 recoveries = [_resumed(recovery, event) for recovery in recoveries]
                 steps[event.replica] = event.step
+                metrics = event.metrics
             case _:
                 pass
     ending = finished or decided
@@ -135,6 +140,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         restarts=restarts,
         logs=logs,
         noticed=tuple(noticed.values()),
+        metrics=metrics,
         damaged_lines=damaged_lines,
         code=code,
     )
@@ -189,7 +195,8 @@ def _result(summary: Summary) -> str:
     facts += [duration(account.total_s), count(summary.restarts, "restart"), ettr]
     because = f": {clean(summary.reason)}" if summary.reason else ""
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
-    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}"
+    last = f"\n  last step: {', '.join(words)}" if (words := told(summary.metrics)) else ""
+    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}"
 
 
 def _places(summary: Summary) -> str:

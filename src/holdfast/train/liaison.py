@@ -13,19 +13,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import SupportsFloat
 
-import torch
-
 from holdfast.clock import Clock
-from holdfast.errors import ExitCode
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
+from holdfast.measure.catalog import DERIVED
 from holdfast.train.channel import Channel, say
 from holdfast.train.environment import Environment
+from holdfast.train.finite import WITHHELD, Finite
+from holdfast.train.journal import Lines
+from holdfast.train.meter import Meter, numbers
 from holdfast.train.ranks import Agreement, Ranks, Wish
 
 DRAIN_S = 0.05
@@ -39,13 +42,16 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 class Liaison:
     """Tells the agent of steps and checkpoints, and the loop what it is to do at the end of a step."""
 
-    def __init__(self, told: Environment) -> None:
-        """Made by every rank, after init_process_group."""
+    def __init__(self, told: Environment, meter: Meter | None = None) -> None:
+        """Made by every rank, after init_process_group; without a meter nothing is known of the model."""
         self._channel = Channel.open(told.rank_socket, rank=told.rank)
         self._clock = Clock()
         self._channel.send(Hello(rank=told.rank, pid=os.getpid(), clock=self._clock.anchor))
         self.ranks = Ranks.join(announced=told.world_size)
         self._agreement = Agreement(self.ranks)
+        self.meter = meter or Meter()
+        self._finite = Finite(self.ranks.rank)
+        self._lines = Lines() if told.rank_socket is None and self.ranks.rank == 0 else None
         self._every_steps, self._every_s = told.checkpoint_every_steps, told.checkpoint_every_s
         self._terminated = False
         self._previous_sigterm: Handler = None
@@ -65,8 +71,7 @@ class Liaison:
 
         A metric that is None is left out. A tensor on a GPU is waited for.
         """
-        given = {"total_steps": total, **metrics}
-        self._report(step, {name: _number(value) for name, value in given.items() if value is not None})
+        self._report(step, numbers({"total_steps": total, **metrics}))
         return self._agreement.exchange(self._wish(), scheduled=self._scheduled(step, total))
 
     def found(self, finding: Finding) -> None:
@@ -87,6 +92,14 @@ class Liaison:
         if self.ranks.rank == 0:
             self._channel.send(Checkpointed(step=step, path=str(path), took_s=took_s))
 
+    def sound(self) -> bool:
+        """Whether what all ranks have is worth a checkpoint: their losses are numbers; every rank asks."""
+        sound = self.ranks.all(self._finite.sound)
+        if not sound:
+            self.saving()
+            self.found(WITHHELD)
+        return sound
+
     def saved(self, step: int, path: Path | None, *, began: float) -> None:
         """A checkpoint is complete at `path`, or failed, after the loop had waited for it since `began` (monotonic)."""
         took_s = time.monotonic() - began
@@ -103,14 +116,20 @@ class Liaison:
                 say(f"stopped after step {step}, as asked")
             raise SystemExit(ExitCode.STOPPED_EARLY)
 
-    def _report(self, step: int, metrics: dict[str, float]) -> None:
-        now = self._clock()
+    def _report(self, step: int, given: dict[str, float]) -> None:
+        started, self._boundary = self._boundary, self._clock()
+        stalled_s, self._waited_s = self._waited_s, 0.0
+        measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
+        metrics = {name: value for name, value in (measured | given).items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
-        finite = {name: value for name, value in list(metrics.items())[:METRICS] if math.isfinite(value)}
-        self._channel.send(
-            Step(step=step, started=self._boundary, ended=now, checkpoint_s=self._waited_s, metrics=finite)
-        )
-        self._boundary, self._waited_s = now, 0.0
+        told = dict(islice(((name, value) for name, value in metrics.items() if name not in DERIVED), METRICS))
+        self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
+        if self._lines is not None:
+            self._lines.take(step, metrics | {"checkpoint_stall_s": stalled_s})
+        for finding in self._finite.look(step, given):
+            self._channel.found(finding)
+            if finding.severity is Severity.ERROR:
+                raise HoldfastError((finding,), ExitCode.IMPOSSIBLE)
 
     def _scheduled(self, step: int, total: int | None) -> Wish:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
@@ -137,7 +156,3 @@ def _on_sigterm(handler: Handler) -> Handler:
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
-
-
-def _number(value: SupportsFloat) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -74,6 +74,14 @@ class Ranks:
         group = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(seconds=ASIDE_S)))
         return replace(self, group=group)
 
+    def all(self, holds: bool) -> bool:
+        """Whether something holds on every rank."""
+        if self.group is None:
+            return holds
+        held = torch.tensor([holds], dtype=torch.uint8)
+        dist.all_reduce(held, op=dist.ReduceOp.MIN, group=self.group)
+        return bool(held.item())
+
     def from_first(self, value: T) -> T:
         """What rank 0 passed in, on every rank."""
         if self.group is None:

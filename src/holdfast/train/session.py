@@ -7,24 +7,28 @@ files (checkpoint.py), and what the watchers are told and ask for (liaison.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import SupportsFloat
+from collections.abc import Iterable, Iterator
+from typing import SupportsFloat, TypeVar
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
+from holdfast.measure.flops import PerToken
 from holdfast.train.batches import MicroBatch, deal
 from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved, raise_problem
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
+from holdfast.train.meter import Meter
 from holdfast.train.ranks import Wish
 from holdfast.train.rate import ScaledRate
 from holdfast.train.retention import Retention
 from holdfast.train.tenure import SUPERSEDED, Writer
 from holdfast.train.training import Stateful, Training
+
+Item = TypeVar("Item")
 
 
 class Session:
@@ -46,18 +50,25 @@ class Session:
         scheduler: Stateful | None = None,
         extra: Stateful | None = None,
         environment: Environment | None = None,
+        flops_per_token: PerToken | float | None = None,
+        sequence_length: int | None = None,
     ) -> None:
         """Resume from the newest complete checkpoint, if there is one; called by every rank, after init_process_group.
 
         `extra` is anything of the user's with a state_dict, kept per rank. `environment` replaces what the process
         was told through its variables.
+
+        MFU needs the FLOPs of a token: those of `flops_per_token` (a plain number counts attention in full), else what
+        the model's transformers config comes to, for sequences of `sequence_length` tokens; without that, of as many
+        as a step has for each of its samples.
         """
         told = environment or Environment.read()
         self.step = 0
         """Optimiser steps finished so far, those before a restart included."""
         self._samples: int | None = None
         """Samples that those steps took; not known of a loop that never asked for micro-batches."""
-        self._liaison = Liaison(told)
+        meter = Meter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
+        self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
@@ -106,6 +117,10 @@ class Session:
                 self._model.require_backward_grad_sync = part.last
             yield part
 
+    def waiting(self, source: Iterable[Item]) -> Iterator[Item]:
+        """The same items, such as the batches of a loader; the time until each is there is reported as data wait."""
+        return self._liaison.meter.waiting(source)
+
     def commit(
         self, *, loss: SupportsFloat | None = None, tokens: SupportsFloat | None = None, **metrics: SupportsFloat
     ) -> None:
@@ -113,8 +128,8 @@ class Session:
 
         Leaving is SystemExit(75), `ExitCode.STOPPED_EARLY`: steps are left to do, so it is no success.
 
-        `loss` and other metrics are reported as this rank gives them (rank 0's are the run's); `tokens` are those of
-        all ranks in this step. A tensor on a GPU is waited for. A step has 128 metrics at most.
+        `loss` is this rank's own, `tokens` are those of all ranks in this step, and of other metrics rank 0's count. A
+        tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         self.step += 1
         samples, self.global_batch = self.global_batch, 0
@@ -141,6 +156,8 @@ class Session:
             checkpoints.prepare()
             return
         self._tell(checkpoints.finish(), must=False)
+        if not self._liaison.sound():
+            return
         self._liaison.saving()
         checkpoints.begin(self.step, self._samples)
         if action is Wish.STOP:

@@ -1,0 +1,65 @@
+"""Owns how metrics are said in a line: every MFU with the convention it is counted by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+_WAYS = (("full", "full attention"), ("causal", "causal"))
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    return f"{metrics['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in metrics else ""
+
+
+def _step(metrics: Mapping[str, float]) -> str:
+    return f"{metrics['step_s']:.3g} s a step" if "step_s" in metrics else ""
+
+
+def _loss(metrics: Mapping[str, float]) -> str:
+    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
+
+
+def _mfu(metrics: Mapping[str, float]) -> str:
+    told = [f"{metrics[f'mfu_{way}']:.1%} {words}" for way, words in _WAYS if f"mfu_{way}" in metrics]
+    return f"MFU {' / '.join(told)}" if told else ""
+
+
+def _tflops(metrics: Mapping[str, float]) -> str:
+    """Where there is no peak to be a share of; below 0.1 nobody's device is meant to be busy."""
+    if "mfu_full" in metrics or metrics.get("tflops_full", 0.0) < 0.1:
+        return ""
+    return f"{metrics['tflops_full']:,.1f} TFLOP/s a device, full attention"
+
+
+def _grad_norm(metrics: Mapping[str, float]) -> str:
+    return f"gradient norm {metrics['grad_norm']:.3g}" if "grad_norm" in metrics else ""
+
+
+def _memory(metrics: Mapping[str, float]) -> str:
+    if "memory_peak_bytes" not in metrics:
+        return ""
+    reserved = metrics.get("memory_reserved_bytes", 0.0)
+    return f"GPU memory {metrics['memory_peak_bytes'] / 2**30:.1f} GiB at most, {reserved / 2**30:.1f} reserved"
+
+
+def _data_wait(metrics: Mapping[str, float]) -> str:
+    waited_s = metrics.get("data_wait_s", 0.0)
+    return f"{waited_s:.2g} s waited for data" if waited_s >= 0.001 else ""
+
+
+def _profile(metrics: Mapping[str, float]) -> str:
+    parts = ("forward", "backward", "communication", "optimizer")
+    told = [f"{part} {metrics[f'profile_{part}_s']:.2g}" for part in parts if f"profile_{part}_s" in metrics]
+    return f"profiled: {', '.join(told)} s" if told else ""
+
+
+Phrase = Callable[[Mapping[str, float]], str]
+LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait, _profile)
+UTILISATION: tuple[Phrase, ...] = (_mfu,)
+DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait, _profile)
+"""What is said beside loss and speed, which `holdfast status` has from more steps than one."""
+
+
+def told(metrics: Mapping[str, float], phrases: tuple[Phrase, ...] = LINE) -> list[str]:
+    """What there is to say of a step, as phrases; those of metrics that it lacks are left out."""
+    return [words for phrase in phrases if (words := phrase(metrics))]

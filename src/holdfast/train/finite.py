@@ -1,0 +1,90 @@
+"""Owns what is said and done about losses and other metrics that are no numbers (nan) or without bound (inf).
+
+A loop goes on after such a loss, for many skip a bad batch by themselves; no checkpoint is taken while it lasts, since
+what has it may be spoilt and would take a good one's place; and after `MOST_IN_A_ROW` the loop ends, to be started
+again from the last good one. Refuses to own how all ranks come to know (liaison.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+from holdfast.findings import Finding, Severity
+
+MOST_IN_A_ROW = 20
+"""Loops that skip bad batches, or scale losses, have a few in a row at most."""
+AGAIN_S = 60.0
+"""Least time between two words about a loss that comes and goes."""
+
+WITHHELD = Finding(
+    code="checkpoint-withheld",
+    severity=Severity.WARNING,
+    what="no checkpoint was taken: a loss is no number",
+    remedy="see `loss-not-finite`; the newest checkpoint is of before",
+)
+"""Said instead of a checkpoint."""
+
+
+class Finite:
+    """Looks at one rank's metrics, step by step."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._in_a_row = 0
+        self._last_good = ""
+        self._said_at = -math.inf
+        self._named: set[str] = set()
+
+    @property
+    def sound(self) -> bool:
+        """Whether the last step's loss was a number."""
+        return self._in_a_row == 0
+
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
+        """What is to be said of a step's metrics; with an error among it the loop is to end."""
+        loss, found = metrics.get("loss"), list[Finding]()
+        if loss is not None and math.isfinite(loss):
+            self._in_a_row, self._last_good = 0, f"loss {loss:.6g} after step {step}"
+        elif loss is not None:
+            self._in_a_row += 1
+            finding = self._loss(step, metrics)
+            begins = self._in_a_row == 1 and time.monotonic() - self._said_at >= AGAIN_S
+            if begins or self._in_a_row == MOST_IN_A_ROW:
+                self._said_at = time.monotonic()
+                found.append(finding)
+        return found if self._rank else found + self._others(step, metrics)
+
+    def _others(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
+        """Each name is said once, by rank 0, whose figures are the ones that are shown."""
+        none = {name for name, value in metrics.items() if name != "loss" and not math.isfinite(value)}
+        fresh = sorted(none - self._named)
+        self._named |= none
+        return [_other(step, name, metrics[name]) for name in fresh]
+
+    def _loss(self, step: int, metrics: Mapping[str, float]) -> Finding:
+        over = self._in_a_row >= MOST_IN_A_ROW
+        norm = f"gradient norm {metrics['grad_norm']:g}" if "grad_norm" in metrics else ""
+        before = f"before that: {self._last_good}" if self._last_good else "no loss before it was a number"
+        return Finding(
+            code="loss-not-finite",
+            severity=Severity.ERROR if over else Severity.WARNING,
+            what=f"the loss of rank {self._rank} is {metrics['loss']:g} after step {step}"
+            + (f", and was no number in {self._in_a_row} steps: the loop ends" if over else ""),
+            where=f"rank {self._rank}",
+            evidence=tuple(filter(None, (norm, before))),
+            remedy="the checkpoints were all taken before it, and none is while it lasts: go on from the newest with "
+            "a lower learning rate, clipped gradients, or without the samples of that step; if it does not come "
+            f"again with the same samples, suspect the device. After {MOST_IN_A_ROW} such steps in a row the loop ends",
+        )
+
+
+def _other(step: int, name: str, value: float) -> Finding:
+    return Finding(
+        code="metric-not-finite",
+        severity=Severity.INFO,
+        what=f"{name} is {value:g} after step {step}: such figures are left out of what is shown",
+        where="rank 0",
+        remedy="nothing, if that is what it should be",
+    )

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.measure.flops import PerToken, Shape
+from holdfast.measure.rates import Yardstick
+from holdfast.measure.words import DETAILS, UTILISATION, told
+
+LLAMA_3_8B = Shape(
+    layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, vocabulary=128_256, intermediate=14_336
+)  # fmt: skip
+
+
+def test_published_speed_of_llama_3_8b_comes_to_the_published_mfu_in_both_conventions():
+    """TorchTitan, 8 H100, compiled: 6,667 tokens/s a GPU, 39.0 % of the peak in its own, full, convention."""
+    yardstick = Yardstick(work=LLAMA_3_8B, peak_tflops=989.5)
+    tokens = 8 * 8192.0
+    rates = yardstick.rates({"tokens": tokens, "global_batch": 8.0}, step_s=tokens / 8 / 6667, devices=8)
+    assert rates["tokens_per_s_per_device"] == pytest.approx(6667)
+    assert rates["tokens_per_s"] == pytest.approx(8 * 6667)
+    assert rates["mfu_full"] == pytest.approx(0.390, abs=5e-4)
+    assert rates["mfu_causal"] == pytest.approx(0.347, abs=5e-4)
+    assert rates["tflops_full"] == pytest.approx(386, abs=0.5)
+    assert told(rates, UTILISATION) == ["MFU 39.0% full attention / 34.7% causal"]
+
+
+@pytest.mark.parametrize(
+    ("yardstick", "metrics", "known"),
+    [
+        (Yardstick(), {}, {"step_s"}),
+        (Yardstick(), {"tokens": 8.0}, {"step_s", "tokens_per_s", "tokens_per_s_per_device"}),
+        (Yardstick(work=LLAMA_3_8B), {"tokens": 8.0}, {"step_s", "tokens_per_s", "tokens_per_s_per_device"}),
+        (
+            Yardstick(work=LLAMA_3_8B, length=4),
+            {"tokens": 8.0},
+            {"step_s", "tokens_per_s", "tokens_per_s_per_device", "tflops_full", "tflops_causal"},
+        ),
+        (
+            Yardstick(work=PerToken(full=1e9), peak_tflops=100.0),
+            {"tokens": 8.0},
+            {"step_s", "tokens_per_s", "tokens_per_s_per_device", "tflops_full", "mfu_full"},
+        ),
+    ],
+)
+def test_nothing_is_claimed_for_which_something_is_missing(yardstick, metrics, known):
+    assert yardstick.rates(metrics, step_s=1.0, devices=2).keys() == known
+
+
+def test_words_leave_out_what_there_is_not_and_name_the_convention_where_there_is_no_peak():
+    metrics = {"tflops_full": 12.0, "grad_norm": 1.5, "memory_peak_bytes": 2.0**31, "memory_reserved_bytes": 2.0**32}
+    assert told(metrics, DETAILS) == [
+        "12.0 TFLOP/s a device, full attention",
+        "gradient norm 1.5",
+        "GPU memory 2.0 GiB at most, 4.0 reserved",
+    ]
+    assert told({}) == []

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.errors import HoldfastError
+from holdfast.events.rank import Found, Step
+from holdfast.findings import Severity
+from holdfast.train import Environment, Session
+from holdfast.train.finite import MOST_IN_A_ROW, Finite
+
+
+def session(**told: object) -> Session:
+    model = torch.nn.Linear(2, 2)
+    return Session(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), environment=Environment(**told)
+    )  # fmt: skip
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_loss_that_is_no_number_is_named_with_step_rank_and_the_last_good_one(agent, loss: float):
+    loop = session(rank_socket=agent.path)
+    loop.commit(loss=2.25)
+    loop.commit(loss=torch.tensor(loss), grad_norm=7.0)
+    line = agent.accept()
+    assert "loss" not in line.await_(Step, lambda step: step.step == 2).metrics
+    finding = line.await_(Found).finding
+    assert (finding.code, finding.severity, finding.where) == ("loss-not-finite", Severity.WARNING, "rank 0")
+    assert f"is {loss:g} after step 2" in finding.what
+    assert finding.evidence == ("gradient norm 7", "before that: loss 2.25 after step 1")
+
+
+def test_no_checkpoint_is_taken_while_a_loss_is_no_number_and_good_ones_stay(tmp_path: Path, capsys):
+    loop = session(checkpoint_path=tmp_path, checkpoint_every_steps=1, checkpoint_keep=3)
+    losses = iter((1.0, 1.0, math.nan, math.nan, math.nan, 1.0))
+    for _ in loop.steps(6):
+        loop.commit(loss=next(losses))
+    assert saved(tmp_path) == ["step-00000001", "step-00000002", "step-00000006"]
+    assert capsys.readouterr().err.count("no checkpoint was taken: a loss is no number") == 3
+
+
+def test_last_step_with_a_loss_that_is_no_number_ends_without_a_checkpoint(tmp_path: Path):
+    loop = session(checkpoint_path=tmp_path)
+    for _ in loop.steps(2):
+        loop.commit(loss=math.nan)
+    assert saved(tmp_path) == []
+
+
+def test_loop_ends_after_many_such_losses_in_a_row_and_says_so_to_the_agent(agent):
+    loop = session(rank_socket=agent.path)
+    for _ in range(MOST_IN_A_ROW - 1):
+        loop.commit(loss=math.nan)
+    with pytest.raises(HoldfastError) as ended:
+        loop.commit(loss=math.nan)
+    assert ended.value.findings[0].code == "loss-not-finite"
+    line = agent.accept()
+    line.await_(Found, lambda said: said.finding.severity is Severity.WARNING)
+    line.await_(Found, lambda said: said.finding.severity is Severity.ERROR)
+
+
+def test_a_good_loss_in_between_begins_the_count_anew():
+    finite = Finite(0)
+    found = [
+        finding
+        for step in range(3 * MOST_IN_A_ROW)
+        for finding in finite.look(step, {"loss": math.nan if step % 5 else 1.0})
+    ]
+    assert [finding.severity for finding in found] == [Severity.WARNING]
+
+
+def test_other_metrics_that_are_no_number_are_said_once_a_name_by_rank_0():
+    first, second = Finite(0), Finite(1)
+    for step in range(3):
+        found = first.look(step, {"loss": 1.0, "grad_norm": math.inf})
+        assert [finding.code for finding in found] == ["metric-not-finite"][step:]
+        assert second.look(step, {"loss": 1.0, "grad_norm": math.inf}) == []
+    assert first.sound
