@@ -11,10 +11,10 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "gpu-7:811:990 [3] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
             "n1:52:77 [0] misc/shmutils.cc:72 NCCL WARN Call to fallocate failed : No space left on device",
-            "n1:52:77 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 bytes, "
-            "error: No space left on device (28)",
-            "n1:52:77 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a1B2c3 "
-            "(size 33030528)",
+            "n1:52:77 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 "
+            "bytes, error: No space left on device (28)",
+            "n1:52:77 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment "
+            "/dev/shm/nccl-a1B2c3 (size 33030528)",
         ),
         pattern=r"(?:posix_)?fallocate failed ?: .*No space left|failed to extend \S*/dev/shm/\S+ to \d+ bytes"
         r"|while creating shared memory segment \S+ \(size \d+\)",
