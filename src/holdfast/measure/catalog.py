@@ -111,23 +111,10 @@ CATALOG: tuple[Metric, ...] = (
         help="Part of the step's time that the loop waited for a checkpoint.",
         derived=True,
     ),
-    Metric(
-        name="profile_forward_s",
-        unit="s",
-        help="Of a step that was profiled: time in forward, and in whatever is none of the other three.",
-    ),
-    Metric(name="profile_backward_s", unit="s", help="The same for backward."),
-    Metric(
-        name="profile_communication_s",
-        unit="s",
-        help="The same for collectives; they may run beside computation, so the four need not add up to the step.",
-    ),
-    Metric(name="profile_optimizer_s", unit="s", help="The same for the optimiser's step."),
 )
 
-DERIVED = frozenset(metric.name for metric in CATALOG if metric.derived)
-
 ROWS: Mapping[str, Metric] = {metric.name: metric for metric in CATALOG}
+DERIVED = frozenset(metric.name for metric in CATALOG if metric.derived)
 
 _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {
     Across.FIRST: lambda values: values[0],

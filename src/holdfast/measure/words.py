@@ -47,16 +47,10 @@ def _data_wait(metrics: Mapping[str, float]) -> str:
     return f"{waited_s:.2g} s waited for data" if waited_s >= 0.001 else ""
 
 
-def _profile(metrics: Mapping[str, float]) -> str:
-    parts = ("forward", "backward", "communication", "optimizer")
-    told = [f"{part} {metrics[f'profile_{part}_s']:.2g}" for part in parts if f"profile_{part}_s" in metrics]
-    return f"profiled: {', '.join(told)} s" if told else ""
-
-
 Phrase = Callable[[Mapping[str, float]], str]
-LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait, _profile)
+LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait)
 UTILISATION: tuple[Phrase, ...] = (_mfu,)
-DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait, _profile)
+DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait)
 """What is said beside loss and speed, which `holdfast status` has from more steps than one."""
 
 
