@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.control.test_machine import GRACE_S, exited, gone, hung, joined, killed, left, stop, stopped
 from tests.control.test_machine import Run as FixedRun
 
-from holdfast.control.commands import Cordon, Inject, ReplaceNode, Start, Stop, Uncordon, WindDown
+from holdfast.control.commands import Cordon, Inject, Look, ReplaceNode, Start, Stop, Uncordon, WindDown
 from holdfast.control.policy import GROW_PAUSE_S, JOIN_TRIES, LEAVE_S
 from holdfast.control.state import ReplicaPhase
 from holdfast.events import (
@@ -358,4 +358,4 @@ def test_change_before_the_first_step_promises_nothing() -> None:
 def test_hang_of_a_smaller_world_needs_only_the_ranks_it_has() -> None:
     run = Run().small()
     hangs = (replace(hung(node, at=90.0), attempt=1, rank=rank) for rank, node in enumerate((1, 2)))
-    assert run.do(*hangs) == [stop(1, 2, attempt=1)]
+    assert run.do(*hangs) == [Look(replica=0, attempt=1, nodes=(1, 2)), stop(1, 2, attempt=1)]
