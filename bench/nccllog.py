@@ -116,11 +116,11 @@ class Job:
 
     def host(self, rank: int) -> str:
         """The host of a rank."""
-        return f"gpu-{rank // self.gpus:04d}"
+        return f"worker-{rank // self.gpus:04d}"
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""
-        return 4000 + rank % self.gpus
+        return 41000 + rank % self.gpus
 
     def truth(self) -> list[TrueCommunicator]:
         """What the logs of all ranks say, taken together."""
@@ -145,6 +145,10 @@ class Job:
             following, before = self._ring(group, rank, channel)
             yield from self._ends(group, rank, following, channel, False)
             yield from self._ends(group, before, rank, channel, False, receiving=True)
+            begin, size = self._local(group, rank)
+            if (rank - begin - channel) % size:
+                # Up the chain within the node; down it the ring's connection serves.
+                yield from self._ends(group, rank, before, channel, True)
             for peer in self._tree(group, rank, channel):
                 yield from self._ends(group, rank, peer, channel, True)
                 yield from self._ends(group, peer, rank, channel, True, receiving=True)
@@ -320,13 +324,27 @@ class Job:
         lazy = version >= Version((2, 22, 3))
         if lazy:
             yield from step("init_complete")
-            thread = main.replace(f":{self.pid(group[rank])} [", f":{self.pid(group[rank]) + 300 + number} [")
+            # A collective connects what it needs, on a thread of its own, or (its only one) on that which called it.
+            own = self.pid(group[rank]) + 300 + number if version < Version((2, 27, 3)) else self.pid(group[rank])
+            thread = main.replace(f":{self.pid(group[rank])} [", f":{own} [")
         connections = list(self._connections(group, rank))
-        yield from (thread + self._connect(*one[:2], group) for one in connections if not one[2])
         (rings,) = formats("rings", version)
-        yield thread + (rings % (int(self.pxn), int(self.gdr)) if "%" in rings else rings)
-        yield from (thread + self._connect(*one[:2], group) for one in connections if one[2])
-        yield thread + self._say("trees_done")
+        stages = [
+            [*(thread + self._connect(*one[:2], group) for one in connections if one[2] == tree), thread + done]
+            for tree, done in (
+                (False, rings % (int(self.pxn), int(self.gdr)) if "%" in rings else rings),
+                (True, self._say("trees_done")),
+            )
+        ]
+        for stage in reversed(stages) if lazy else stages:
+            yield from stage
+        yield thread + self._say(
+            "thresholds", 8, 8, 64, 512, 8, 64, *(512,) * (2 if version >= Version((2, 14, 3)) else 3)
+        )
+        (text,) = formats("channels", version)
+        yield thread + text % tuple([self.channels] * text.count("%"))
+        if formats("chunk", version):
+            yield thread + self._say("chunk", 131072)
         if not lazy:
             yield from step("init_complete")
 

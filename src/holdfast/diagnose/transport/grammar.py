@@ -7,6 +7,7 @@ logs from. Refuses to own what a line means.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from holdfast.diagnose.transport.result import Kind, Side, Way
 
@@ -25,29 +26,32 @@ VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)
 # What may follow a whole message: colour codes, and the end of a JSON string that held the line.
 _END = rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
 
-CHANNEL = re.compile(rb"(?:Channel|CollNet) (\d{1,3})(?:/\d{1,3})?\Z")
-CONNECTIONS = b"Channel ", b"CollNet "
+# Channel 00/0 : …, where the number behind the slash is the connection's (0 collective, 1 point to point); up to 2.13,
+# and for SHM, there is none; in the order of a ring it is how many channels there are.
+CHANNELS: Mapping[bytes, int] = {
+    b"%s %02d%s" % (kind, channel, end): 1 << channel
+    for kind in (b"Channel", b"CollNet")
+    for channel in range(64)
+    for end in (b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10)))
+}
+"""The bit of each channel's label; NCCL has at most 64 channels."""
 
-# [busId] in hex up to 2.18.1, [nvmlDev] in decimal since.
-_PAIR = rb"(\d{1,7})\[[0-9a-f]{1,16}\] -> (\d{1,7})\[[0-9a-f]{1,16}\] "
+# [busId] in hex up to 2.18.1, [nvmlDev] in decimal since; CollNet's lines name one rank alone
+PAIR = re.compile(rb"(\d{1,7})(?:\[[0-9a-f]{1,16}\] -> (\d{1,7})\[[0-9a-f]{1,16}\])? ")
 
-# Channel 05/1 : 3[3] -> 10[2] [send] via NET/AWS Libfabric/1(2)/GDRDMA/Shared
+# [send] via NET/AWS Libfabric/1(2)/GDRDMA/Shared
 _NET = re.compile(
-    _PAIR
-    + rb"\[(send|receive)\] via NET/([^/\n]{1,64})/(\d{1,5})(?:\((\d{1,7})\))?(/GDRDMA)?(\(PCI\))?(/Shared)?"
-    + _END
+    rb"\[(send|receive)\] via (NET|COLLNET)/([^/\n]{1,64})/(\d{1,5})(?:\((\d{1,7})\))?"
+    rb"(/GDRDMA)?((?:\(PCI\))?(?:/Shared)?)" + _END
 )
-# Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read; 07 : 12[901c0] -> 15[a01d0] via P2P/IPC/read
+# via P2P/direct pointer/read; via P2P/IPC/read; via P2P/indirect/3[2]
 _P2P = re.compile(
-    _PAIR + rb"via P2P/(direct pointer|IPC|CUMEM|MNNVL|indirect)((?:/\d+\[[0-9a-f]+\])?(?:/read)?(?:/CE)?)" + _END
+    rb"via P2P/(direct pointer|IPC|CUMEM|MNNVL|indirect)((?:/\d+\[[0-9a-f]+\])?(?:/read)?(?:/CE)?)" + _END
 )
-# Channel 00 : 2[0] -> 3[0] via direct shared memory; 00 : 0[7000] -> 1[8000] via SHM/direct/direct
-_SHM = re.compile(_PAIR + rb"via (?:SHM/)?(direct shared memory|(?:direct|CE)(?:/(?:direct|CE))?)" + _END)
+# via direct shared memory; via SHM/direct/direct
+_SHM = re.compile(rb"via (?:SHM/)?(direct shared memory|(?:direct|CE)(?:/(?:direct|CE))?)" + _END)
 # Channel 00/02 :    0   1   3   2   6   4   5   7: the order of a ring, not a connection
 _RING = re.compile(rb"[\s\d]*\Z")
-
-# CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA
-_COLLNET = re.compile(rb"(\d{1,7}) \[(send|receive)\] via COLLNET/([^/\n]{1,64})/(\d{1,5})(/GDRDMA)?(\(PCI\))?" + _END)
 
 # comm 0x557fe785f7a0 rank 36 nranks 64 cudaDev 4 nvmlDev 4 busId 9b000 commId 0x5ae77eb5ea4ec1ee - Init COMPLETE
 INIT = re.compile(
@@ -87,38 +91,37 @@ NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
 DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
 
 
-def connection(text: bytes) -> tuple[int, int, Way] | None:
-    """Sender, receiver and way of what follows `Channel 00/0 : `; None for a line that is torn or no connection."""
-    if match := _NET.match(text):
-        sender, receiver, side, name, nic, proxy, gdr, pci, shared = match.groups()
-        way = Way(
-            kind=Kind.NET,
-            name=words(name),
-            side=Side(words(side)),
-            nic=int(nic),
-            proxy=int(proxy) if proxy else None,
-            gdr=gdr is not None,
-            options=words((pci or b"") + (shared or b"")),
+def way(said: bytes) -> Way | None:
+    """The way that stands behind the two ranks of a connection; None where it is torn."""
+    if match := _NET.match(said):
+        side, kind, name, nic, proxy, gdr, options = match.groups()
+        return _way(
+            Kind.NET if kind == b"NET" else Kind.COLLNET,
+            words(name),
+            words(options),
+            Side(words(side)),
+            int(nic),
+            int(proxy) if proxy else None,
+            gdr is not None,
         )
-        return int(sender), int(receiver), way
-    if match := _P2P.match(text):
-        sender, receiver, method, options = match.groups()
-        return int(sender), int(receiver), Way(kind=Kind.P2P, name=words(method), options=words(options))
-    if match := _SHM.match(text):
-        sender, receiver, method = match.groups()
-        return int(sender), int(receiver), Way(kind=Kind.SHM, name=words(method))
-    if match := _COLLNET.match(text):
-        rank, side, name, nic, gdr, pci = match.groups()
-        way = Way(
-            kind=Kind.COLLNET,
-            name=words(name),
-            side=Side(words(side)),
-            nic=int(nic),
-            gdr=gdr is not None,
-            options=words(pci or b""),
-        )
-        return int(rank), SWITCH, way
+    if match := _P2P.match(said):
+        return _way(Kind.P2P, words(match[1]), words(match[2]))
+    if match := _SHM.match(said):
+        return _way(Kind.SHM, words(match[1]), "")
     return None
+
+
+def _way(
+    kind: Kind,
+    name: str,
+    options: str,
+    side: Side = Side.SEND,
+    nic: int | None = None,
+    proxy: int | None = None,
+    gdr: bool = False,
+) -> Way:
+    route = f"{kind.value}/{name}{'/GDRDMA' if gdr else ''}"
+    return Way(kind=kind, name=name, side=side, nic=nic, proxy=proxy, gdr=gdr, options=options, route=route)
 
 
 def is_ring(text: bytes) -> bool:

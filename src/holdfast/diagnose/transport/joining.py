@@ -31,14 +31,14 @@ class Pile:
     """Connection lines of processes of whose communicators nothing was seen."""
 
 
-def join(records: Sequence[ProcessRecord], sources: Sequence[str]) -> Pile:
+def join(records: Sequence[ProcessRecord]) -> Pile:
     """Join what all processes said. The records are used up."""
     groups = _groups(records)
     nodes: dict[int, Mapping[int, str]] = {}
     for group in groups:
         places = {rank: records[one.process].node for rank, one in group.items()}
         nodes.update((id(one), places) for one in group.values())
-    placing = Placing(sources, nodes)
+    placing = Placing(nodes)
     for number, record in enumerate(records):
         placing.place(number, record)
     unplaced = sum(link.channels.bit_count() for links in placing.orphans.values() for link in links)
@@ -49,7 +49,7 @@ def join(records: Sequence[ProcessRecord], sources: Sequence[str]) -> Pile:
     return Pile(
         processes=tuple(_process(record) for record in records),
         communicators=communicators,
-        torn=placing.torn,
+        torn=placing.astray,
         unplaced=unplaced,
     )
 

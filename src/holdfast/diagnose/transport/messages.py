@@ -12,7 +12,7 @@ from re import Pattern
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import words
 from holdfast.diagnose.transport.records import Joined, ProcessRecord, Session, ThreadRecord
-from holdfast.diagnose.transport.result import Evidence
+from holdfast.diagnose.transport.result import Evidence, Link
 
 Quote = Callable[[], Evidence]
 """The line that is read, as evidence; only called for what is kept."""
@@ -42,7 +42,10 @@ def _seen(name: str, begin: bytes) -> Handler:
 
 def _network(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     _begins(message, thread, process, quote)
-    _fact("network", grammar.NETWORK)(message, thread, process, quote)
+    _chosen(message, thread, process, quote)
+
+
+_chosen = _fact("network", grammar.NETWORK)
 
 
 def _begins(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quote: Quote) -> None:
@@ -54,18 +57,19 @@ def _begins(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quot
 
 def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     """A ring or tree is complete: the next one may be another communicator's."""
-    cut(thread, process)
+    cut(thread, process, message.partition(b" ")[2].partition(b",")[0])
     if (match := grammar.RINGS.match(message)) and match[2]:
         process.evidence.setdefault(f"ring gdr {words(match[2])}", quote())
 
 
-def cut(thread: ThreadRecord, process: ProcessRecord) -> None:
-    """Put what the thread has connected by now aside as one session."""
-    if thread.keys:
-        session = Session(thread.keys, thread.opening)
+def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
+    """Put what the thread has connected by now aside as one session, under the name of what that completes."""
+    if thread.connections:
+        links = [Link(one.sender, one.receiver, one.channels, one.way) for one in thread.connections.values()]
+        session = Session(thread, links, stage, thread.opening)
         process.sessions.append(session)
         thread.recent.append(session)
-        thread.keys = {}
+        thread.connections.clear()
 
 
 def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
@@ -170,32 +174,29 @@ def _identify(joined: Joined, said: Mapping[bytes, bytes], thread: ThreadRecord)
         thread.split = "", ""
 
 
-_HANDLERS: Mapping[bytes, tuple[Handler, ...]] = {
-    b"comm": (_comm,),
-    b"[Rank": (_comm,),
-    b"Trees": (_begins,),
-    b"Using": (_network,),
-    b"Connected": (_connected,),
-    b"bootstrapSplit:": (_split,),
-    b"NET/IB": (_ib,),
-    b"NET/Socket": (_socket,),
-    b"NET/OFI": (_ofi,),
-    b"NCCL": (_version,),
-    b"cudaDriverVersion": (_fact("driver", grammar.DRIVER),),
-    b"Bootstrap": (_fact("bootstrap", grammar.BOOTSTRAP),),
-    b"Bootstrap:": (_fact("bootstrap", grammar.BOOTSTRAP),),
-    b"Pattern": (_fact("path", grammar.PATTERN),),
-    b"Failed": (_seen("no libibverbs", b"Failed to open libibverbs"),),
-    b"NET/Plugin": (_seen("no plugin", b"NET/Plugin : No plugin found"),),
-    b"NET/Plugin:": (_seen("no plugin", b"NET/Plugin: Could not find"),),
+_HANDLERS: Mapping[bytes, Handler] = {
+    b"comm": _comm,
+    b"[Rank": _comm,
+    b"Trees": _begins,
+    b"Using": _network,
+    b"Connected": _connected,
+    b"bootstrapSplit:": _split,
+    b"NET/IB": _ib,
+    b"NET/Socket": _socket,
+    b"NET/OFI": _ofi,
+    b"NCCL": _version,
+    b"cudaDriverVersion": _fact("driver", grammar.DRIVER),
+    b"Bootstrap": _fact("bootstrap", grammar.BOOTSTRAP),
+    b"Bootstrap:": _fact("bootstrap", grammar.BOOTSTRAP),
+    b"Pattern": _fact("path", grammar.PATTERN),
+    b"Failed": _seen("no libibverbs", b"Failed to open libibverbs"),
+    b"NET/Plugin": _seen("no plugin", b"NET/Plugin : No plugin found"),
+    b"NET/Plugin:": _seen("no plugin", b"NET/Plugin: Could not find"),
 }
 
 
-def handlers(word: bytes) -> tuple[Handler, ...]:
-    """Those of a message that begins with this word."""
-    known = _HANDLERS.get(word)
-    if known is not None:
-        return known
+def handler(word: bytes) -> Handler | None:
+    """That of a message that begins with this word, if any."""
     if word.startswith(b"NCCL_"):
-        return (_env,)
-    return (_comm,) if word.startswith(b"nccl") else ()
+        return _env
+    return _comm if word.startswith(b"nccl") else _HANDLERS.get(word)

@@ -9,14 +9,15 @@ Refuses to own what a message means (messages.py) and whose a connection is (pla
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from holdfast.diagnose.block import Block
 from holdfast.diagnose.transport import grammar
-from holdfast.diagnose.transport.grammar import CONNECTIONS, MARK, words
+from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
-from holdfast.diagnose.transport.messages import cut, handlers
-from holdfast.diagnose.transport.records import CHANNEL_BITS, ProcessRecord, ThreadRecord
-from holdfast.diagnose.transport.result import Evidence, Transport
+from holdfast.diagnose.transport.messages import Handler, Quote, cut, handler
+from holdfast.diagnose.transport.records import Connection, ProcessRecord, ThreadRecord
+from holdfast.diagnose.transport.result import Evidence, Transport, Way
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
 
@@ -24,6 +25,8 @@ _MOST_THREADS = 1 << 20
 """Beyond so many threads lines are left out: no job has them, but a hostile file may."""
 _MOST_KEYS = 1 << 17
 """Of one session; each rank of an all-to-all over 16,384 has 65,536."""
+_MOST_WORDS = 1 << 16
+"""Of those that repeat, how many are remembered."""
 _LONGEST_BYTES = 1024
 """NCCL's own buffer for a line."""
 _QUOTED_BYTES = 240
@@ -44,11 +47,11 @@ class Reading:
     """The pass, for who has other use for the blocks too: `feed` each, then ask for the `result`."""
 
     def __init__(self) -> None:
-        self._sources: list[str] = []
         self._processes: list[ProcessRecord] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._threads: dict[str | None, dict[bytes, ThreadRecord]] = {}
-        self._channels: dict[bytes, int] = {}
+        self._ways: dict[bytes, Way | None] = {}
+        self._handlers: dict[bytes, Handler | None] = {}
         self._versions: dict[str, Evidence] = {}
         self._info_lines = 0
         self._torn = 0
@@ -56,9 +59,6 @@ class Reading:
 
     def feed(self, block: Block) -> None:
         """Read the lines of one block."""
-        name = block.source.name
-        if not self._sources or self._sources[-1] != name:
-            self._sources.append(name)
         if b"NCCL version " in block.data:
             self._note_versions(block)
         pieces = block.data.split(MARK)
@@ -73,7 +73,7 @@ class Reading:
                 cut(thread, self._processes[thread.process])
         self._threads.clear()
         return judged(
-            join(self._processes, self._sources),
+            join(self._processes),
             versions=self._versions,
             info_lines=self._info_lines,
             torn=self._torn,
@@ -82,62 +82,78 @@ class Reading:
         )
 
     def _read(self, block: Block, pieces: list[bytes]) -> None:
-        source, place = block.source.name, len(self._sources) - 1 << 40
-        threads = self._threads.setdefault(block.source.node, {})
-        channels = self._channels
-        processes = self._processes
+        source, node = block.source.name, block.source.node
+        threads = self._threads.setdefault(node, {})
+        channels = grammar.CHANNELS
         line, counted, number = block.first_line, 0, 0
 
-        def line_number() -> int:
-            # Counted up to the mark before this message, whose line is the one that the mark stands in.
-            nonlocal line, counted
-            line += sum(piece.count(b"\n") for piece in pieces[counted:number])
-            counted = number
-            return line
-
         def quote() -> Evidence:
+            """The line that the mark before this message stands in."""
+            nonlocal line, counted
+            for index in range(counted, number):
+                line += pieces[index].count(b"\n")
+            counted = number
             begin = pieces[number - 1].rpartition(b"\n")[2][-_QUOTED_BYTES:]
             text = begin + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
-            return Evidence(source, line_number(), words(text).strip())
+            return Evidence(source, line, words(text).strip())
 
-        before = pieces[0]
-        for number in range(1, len(pieces)):
-            piece = pieces[number]
-            head = before[before.rfind(b"\n") + 1 :]
-            before = piece
-            thread = threads.get(head)
-            if thread is None:
-                thread = self._thread(threads, head, block.source.node)
-                if thread is None:
-                    continue
-            end = piece.find(b"\n")
-            if piece.startswith(CONNECTIONS):
-                # Without its newline a line may be torn, and what is missing could be "/GDRDMA".
-                label, _, key = piece[:end].partition(b" : ") if end >= 0 else (b"", b"", b"")
-                bit = channels.get(label)
-                if bit is None:
-                    bit = self._channel(label)
-                known = thread.keys.get(key)
-                if known is not None:
-                    thread.keys[key] = known | bit
-                elif not bit:
-                    self._torn += 1
-                elif len(thread.keys) < _MOST_KEYS:
-                    thread.keys[key] = (place + line_number()) << CHANNEL_BITS | bit
-                else:
-                    self._left_out += 1
+        thread, last, head = None, None, pieces[0]
+        for number, piece in enumerate(islice(pieces, 1, None), 1):  # noqa: B007 - quote() asks for it
+            if head != last:
+                thread = threads.get(head) or self._thread(threads, head[head.rfind(b"\n") + 1 :], node)
+                last = head
+            label, _, rest = piece.partition(b" : ")
+            bit = channels.get(label)
+            if bit is None or thread is None:
+                message, _, head = piece.partition(b"\n")
+                if thread is not None:
+                    self._take(message[:_LONGEST_BYTES], thread, quote)
+                continue
+            key, newline, head = rest.partition(b"\n")
+            known = thread.connections.get(key)
+            if not newline:
+                self._torn += 1  # what is missing could be "/GDRDMA"
+            elif known is not None:
+                known.channels |= bit
             else:
-                message = piece[: end if 0 <= end < _LONGEST_BYTES else _LONGEST_BYTES]
-                for handler in handlers(message.partition(b" ")[0]):
-                    handler(message, thread, processes[thread.process], quote)
+                self._connect(bit, key, thread, quote)
 
-    def _channel(self, label: bytes) -> int:
-        """The bit of a channel's label; 0 for what is none."""
-        match = grammar.CHANNEL.match(label)
-        bit = 1 << int(match[1]) if match and int(match[1]) < CHANNEL_BITS else 0
-        if bit:
-            self._channels[label] = bit
-        return bit
+    def _take(self, message: bytes, thread: ThreadRecord, quote: Quote) -> None:
+        """A message that is no connection over a channel already known."""
+        word = message.partition(b" ")[0]
+        try:
+            found = self._handlers[word]
+        except KeyError:
+            found = handler(word)
+            if len(self._handlers) < _MOST_WORDS:
+                self._handlers[word] = found
+        if found is not None:
+            found(message, thread, self._processes[thread.process], quote)
+
+    def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> None:
+        """A connection that this thread has not told of yet."""
+        pair = grammar.PAIR.match(key)
+        way = self._way(key[pair.end() :]) if pair else None
+        if pair is None or way is None:
+            self._torn += not grammar.is_ring(key)
+        elif len(thread.connections) >= _MOST_KEYS:
+            self._left_out += 1
+        else:
+            sender, receiver = pair.groups()
+            receiver = grammar.SWITCH if receiver is None else int(receiver)
+            thread.connections[key] = Connection(int(sender), receiver, way, bit)
+            evidence = self._processes[thread.process].evidence
+            if way.route not in evidence:
+                evidence[way.route] = quote()
+
+    def _way(self, said: bytes) -> Way | None:
+        try:
+            return self._ways[said]
+        except KeyError:
+            way = grammar.way(said)
+            if len(self._ways) < _MOST_WORDS:
+                self._ways[said] = way
+            return way
 
     def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, node: str | None) -> ThreadRecord | None:
         """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.diagnose.transport.result import Evidence, Link
+from holdfast.diagnose.transport.result import Evidence, Link, Way
 
-CHANNEL_BITS = 128
-"""NCCL has at most 64 channels."""
 
-Keys = dict[bytes, int]
-"""What follows `Channel 00/0 : `: in the low 128 bits a bit for each channel, above them where it first stood."""
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A connection as one thread tells of it, channel after channel."""
+
+    sender: int
+    receiver: int
+    way: Way
+    channels: int
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,8 @@ class Joined:
     complete: bool = False
     nodes: int | None = None
     links: list[Link] = field(default_factory=list[Link])
+    stages: set[bytes] = field(default_factory=set[bytes])
+    """What of it is connected: rings, trees, …; each is connected once."""
     inferred: int = 0
 
 
@@ -42,7 +48,10 @@ class Joined:
 class Session:
     """Connections that one thread made in one go, all of one communicator."""
 
-    keys: Keys
+    thread: ThreadRecord
+    links: list[Link]
+    stage: bytes
+    """What was connected then, such as `all rings`; empty where that is not said."""
     joined: Joined | None
     """None for those made after the set-up (all of them, from 2.22 on): whose they are is found at the end."""
 
@@ -54,9 +63,10 @@ class ThreadRecord:
     process: int
     opening: Joined | None = None
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
-    keys: Keys = field(default_factory=Keys)
+    connections: dict[bytes, Connection] = field(default_factory=dict[bytes, Connection])
+    """By what follows `Channel 00/0 : ` in their lines."""
     recent: list[Session] = field(default_factory=list[Session])
-    """What it connected before `keys`, since it last began a set-up."""
+    """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")
     """Parent and colour of the split that it is about to set up."""
 

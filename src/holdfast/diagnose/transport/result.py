@@ -56,11 +56,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Whether the NIC reads and writes GPU memory itself."""
     options: str = ""
     """What else stood there: `/read`, `/CE`, `(PCI)`, `/Shared`."""
-
-    @property
-    def route(self) -> str:
-        """Kind, name and whether GPU memory is reached directly, as NCCL writes it: `NET/IB/GDRDMA`, `P2P/CUMEM`."""
-        return f"{self.kind}/{self.name}{'/GDRDMA' if self.gdr else ''}"
+    route: str
+    """Kind, name and whether GPU memory is reached directly, as NCCL writes it: `NET/IB/GDRDMA`, `P2P/CUMEM`."""
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
