@@ -1,4 +1,4 @@
-"""What runs inside a rank: `Session` for any PyTorch loop, and `Text`, data that is always there.
+"""What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, and `Text`.
 
 Importing this package loads neither torch nor the session; they come with the first use of a name.
 """
@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.train.data.data import Data
     from holdfast.train.environment import Environment
     from holdfast.train.session import Session
     from holdfast.train.text import Text
 
-__all__ = ["Environment", "Session", "Text"]
+__all__ = ["Data", "Environment", "Session", "Text"]
 
-_HOMES = {"Environment": "environment", "Session": "session", "Text": "text"}
+_HOMES = {"Data": "data.data", "Environment": "environment", "Session": "session", "Text": "text"}
 
 
 def __getattr__(name: str) -> object:

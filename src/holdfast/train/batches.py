@@ -5,7 +5,10 @@ Pure. Refuses to own what a sample is (its number is all there is of it here) an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 from holdfast.train.ranks import Ranks
 
@@ -23,6 +26,34 @@ class MicroBatch:
     """
     last: bool
     """Whether it is the rank's last of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(MicroBatch):
+    """A micro-batch with what its samples are."""
+
+    data: Any
+    """The samples, collated as torch's DataLoader does it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the steps to come are dealt to one rank for as long as the world keeps its size."""
+
+    global_batch: int
+    """Samples of a step."""
+    at_once: int
+    rank: int
+    world_size: int
+
+    def step(self, first: int) -> tuple[MicroBatch, ...]:
+        """This rank's part of the step that begins with this sample."""
+        ranks = Ranks(rank=self.rank, world_size=self.world_size)
+        return deal(range(first, first + self.global_batch), self.at_once, ranks)
+
+    def onwards(self, first: int) -> Iterator[MicroBatch]:
+        """This rank's part of that step and of all that follow."""
+        return (part for begin in count(first, self.global_batch) for part in self.step(begin))
 
 
 def deal(samples: range, at_once: int, ranks: Ranks) -> tuple[MicroBatch, ...]:

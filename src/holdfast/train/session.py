@@ -16,9 +16,11 @@ from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
 from holdfast.measure.flops import PerToken
-from holdfast.train.batches import MicroBatch, deal
+from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved, raise_problem
+from holdfast.train.data.data import Data
+from holdfast.train.data.supply import Supply
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
@@ -70,9 +72,10 @@ class Session:
         meter = Meter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
         self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
+        self._supply = Supply(self._liaison.found)
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
-            training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra)
+            training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, data=self._supply)
             self._checkpoints = Checkpoints(
                 told.checkpoint_path,
                 retention=Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every),
@@ -102,17 +105,32 @@ class Session:
                     remedy="call session.commit(...) exactly once at the end of each step",
                 )
 
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """This rank's micro-batches of the step in hand with their data, read ahead; see `micro_batches`."""
+        first, plan = self._begin(data.batch, data.at_once)
+        parts = self._parts(first, plan)
+        yield from self.waiting(self._supply.fill(part, data, plan, first) for part in parts)
+
     def micro_batches(self, batch: int) -> Iterator[MicroBatch]:
         """This rank's samples of the step in hand, `batch` at a time: where all ranks are there, that is all of them.
 
         With fewer ranks each has more micro-batches (`recovery.global_batch: keep`), or the step has fewer samples
         (`scale`). Each sample is in exactly one committed step. DDP exchanges gradients with the last of them only.
         """
+        yield from self._parts(*self._begin(batch, batch))
+
+    def _begin(self, batch: int, at_once: int) -> tuple[int, Plan]:
+        """The first sample of the step in hand, and how its samples are dealt."""
         self.global_batch = batch * self._batch_ranks
         if self._samples is None:
             self._samples = self.step * self.global_batch
         self._rate.apply()
-        for part in deal(range(self._samples, self._samples + self.global_batch), batch, self._liaison.ranks):
+        ranks = self._liaison.ranks
+        plan = Plan(global_batch=self.global_batch, at_once=at_once, rank=ranks.rank, world_size=ranks.world_size)
+        return self._samples, plan
+
+    def _parts(self, first: int, plan: Plan) -> Iterator[MicroBatch]:
+        for part in plan.step(first):
             if isinstance(self._model, DistributedDataParallel):
                 self._model.require_backward_grad_sync = part.last
             yield part

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
 
@@ -34,6 +34,8 @@ class _Own(TypedDict):
     random: rng.RandomState
     scheduler: dict[str, Any] | None
     extra: dict[str, Any] | None
+    data: NotRequired[dict[str, Any] | None]
+    """Absent from checkpoints of before there was data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Training:
     optimizer: Optimizer
     scheduler: Stateful | None = None
     extra: Stateful | None = None
+    data: Stateful | None = None
 
     def tensors(self) -> dict[str, Any]:
         """The model's and the optimiser's state as it lies in their own memory, by names that no sharding changes."""
@@ -65,6 +68,7 @@ class Training:
             random=rng.capture(),
             scheduler=self.scheduler.state_dict() if self.scheduler else None,
             extra=self.extra.state_dict() if self.extra else None,
+            data=self.data.state_dict() if self.data else None,
         )
         written = io.BytesIO()
         torch.save(own, written)
@@ -78,4 +82,6 @@ class Training:
             self.scheduler.load_state_dict(own["scheduler"])
         if self.extra and own["extra"] is not None:
             self.extra.load_state_dict(own["extra"])
+        if self.data and (data := own.get("data")) is not None:
+            self.data.load_state_dict(data)
         rng.restore(own["random"])

@@ -1,0 +1,257 @@
+"""Owns reading streams: a sample's number is its place, and every rank reads past the samples of the others.
+
+So whatever the world size, sample 1000 is the stream's thousandth, and where a stream stands is the same on all ranks.
+About once a second the reader notes a `Mark`, with a digest of the samples that follow: a stream that says it can go on
+from its own state is believed only if they are the same again, else it is read from the beginning of the epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, repeat
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding, Severity
+from holdfast.train.batches import Plan
+from holdfast.train.data.chance import apart, sow
+from holdfast.train.data.cursor import Cursor
+from holdfast.train.data.digest import digest
+from holdfast.train.data.numbered import Collate
+from holdfast.train.data.workers import Broken, settle_alone, watched
+
+MARK_S = 1.0
+"""Seconds between two marks: what is read again after a restart costs about as much."""
+
+KNOWN_BY = 32
+"""Samples that a place is known again by: one may be the same by chance where a shuffle buffer was filled anew."""
+
+
+class Mark(NamedTuple):
+    """A place in a stream that it can be read on from."""
+
+    sample: int
+    """The number of the sample that follows."""
+    epoch: int
+    began: int
+    """The number of the epoch's first sample."""
+    state: Any
+    """The stream's own; None where it has none."""
+    digest: str
+    """Of the `KNOWN_BY` samples that follow."""
+
+
+class Filled(NamedTuple):
+    """The data of a micro-batch, and what its reader has to say."""
+
+    data: Any
+    mark: Mark | None
+    noticed: tuple[Finding, ...]
+
+
+def streamed(
+    stream: Any,
+    plan: Plan,
+    first: int,
+    mark: Mark | None,
+    *,
+    seed: int,
+    workers: int,
+    collate: Collate,
+    pin_memory: bool,
+) -> Iterator[Filled]:
+    """The data of this rank's micro-batches from the step on that begins with sample `first`."""
+    loader: DataLoader[Any] = DataLoader(
+        _Steps(stream, plan, first, mark, seed, collate),
+        batch_size=None,
+        num_workers=min(workers, 1),  # Each would read all of the stream.
+        collate_fn=cast("Any", _as_it_is),
+        pin_memory=pin_memory,
+        worker_init_fn=settle_alone,
+        generator=torch.Generator(),
+    )
+    return watched(iter(loader))
+
+
+def _as_it_is(filled: Filled) -> Filled:
+    return filled
+
+
+@dataclass(frozen=True)
+class _Steps(IterableDataset[Any]):
+    stream: Any
+    plan: Plan
+    first: int
+    mark: Mark | None
+    seed: int
+    collate: Collate
+
+    def __iter__(self) -> Iterator[Filled | Broken]:
+        try:
+            yield from self._filled()
+        except HoldfastError as error:
+            # Again and again: torch takes 5 s to part from a worker whose stream has ended.
+            yield from repeat(Broken(error.findings, error.exit_code))
+
+    def _filled(self) -> Iterator[Filled]:
+        with apart():
+            reader = Reader(self.stream, seed=self.seed, least=self.plan.global_batch)
+            noticed = reader.go(self.first, self.mark)
+        marked_at = 0.0
+        for begin in count(self.first, self.plan.global_batch):
+            parts = self.plan.step(begin)
+            with apart():
+                reader.skip_to(begin)
+                mark = reader.mark() if time.monotonic() - marked_at >= MARK_S else None
+                start = min(part.samples.start for part in parts)
+                reader.skip_to(start)
+                samples = [reader.take() for _ in range(max(part.samples.stop for part in parts) - start)]
+            marked_at = marked_at if mark is None else time.monotonic()
+            for part in parts:
+                data = self.collate(samples[part.samples.start - start : part.samples.stop - start])
+                yield Filled(data, mark, noticed)
+                mark, noticed = None, ()
+
+
+class Reader:
+    """Reads a stream over and over, counting; what it draws at random depends on the seed and each sample's number."""
+
+    def __init__(self, stream: Any, *, seed: int, least: int) -> None:
+        """`least` is what an epoch must have, or a step would take a sample twice."""
+        self._stream, self._seed, self._least = stream, seed, least
+        self._unread = Cursor.state_of(stream)
+        self._stand_at(0)
+        self._open(epoch=0, began=0)
+
+    def _stand_at(self, sample: int) -> None:
+        self.sample = self._read_to = sample
+        """The number of the sample that `take` gives next, and of the one that is read next."""
+        self._peeked = deque[Any]()
+
+    def _open(self, *, epoch: int, began: int, state: Any = None) -> None:
+        self._epoch, self._began = epoch, began
+        sow(self._seed, self._read_to)
+        self._cursor = Cursor(self._stream, epoch=epoch, state=state)
+
+    def take(self) -> Any:
+        """The next sample."""
+        taken = self._peeked.popleft() if self._peeked else self._read()
+        self.sample += 1
+        return taken
+
+    def skip_to(self, sample: int) -> None:
+        """Read past the samples before this one."""
+        while self.sample < sample:
+            self.take()
+
+    def mark(self) -> Mark | None:
+        """Where it stands; None where it has read further already."""
+        if self._peeked:
+            return None
+        place = Mark(self.sample, self._epoch, self._began, self._cursor.state(), "")
+        return place._replace(digest=self._following())
+
+    def go(self, sample: int, mark: Mark | None) -> tuple[Finding, ...]:
+        """Go to a sample, from a mark before or at it where there is one; returns what is to be said of that."""
+        noticed: list[Finding] = []
+        began = time.monotonic()
+        if mark is not None and mark.state is not None:
+            if why := self._leap(mark):
+                noticed.append(_inexact(why))
+            else:
+                self.skip_to(sample)
+                return ()
+        if mark is not None:
+            self._walk(mark)
+        self.skip_to(sample)
+        if passed := sample - (0 if mark is None else mark.began):
+            noticed.append(_skipped(passed, time.monotonic() - began))
+        return tuple(noticed)
+
+    def _leap(self, mark: Mark) -> str:
+        """Let the stream go on from its own state; returns why that cannot be believed."""
+        try:
+            self._stand_at(mark.sample)
+            self._open(epoch=mark.epoch, began=mark.began, state=mark.state)
+            return "" if self._following() == mark.digest else "the samples that follow are others"
+        except HoldfastError:
+            raise
+        except Exception as error:  # The stream is the user's, and can be read from the beginning all the same.
+            return f"{type(error).__name__}: {error}"
+
+    def _walk(self, mark: Mark) -> None:
+        """Read on from the beginning of the mark's epoch."""
+        if hasattr(self._stream, "load_state_dict"):
+            self._stream.load_state_dict(self._unread)
+        self._stand_at(mark.began)
+        self._open(epoch=mark.epoch, began=mark.began)
+        self.skip_to(mark.sample)
+        if self._following() != mark.digest:
+            raise failure(
+                "data-changed",
+                f"sample {mark.sample} of the stream is not what it was when the checkpoint was taken",
+                exit_code=ExitCode.IMPOSSIBLE,
+                where=type(self._stream).__name__,
+                remedy="give the data that the training began with; a stream that shuffles needs a seed",
+            )
+
+    def _following(self) -> str:
+        while len(self._peeked) < KNOWN_BY:
+            self._peeked.append(self._read())
+        return digest(list(self._peeked))
+
+    def _read(self) -> Any:
+        sow(self._seed, self._read_to)
+        for item in self._cursor:
+            self._read_to += 1
+            return item
+        length = self._read_to - self._began
+        if length < self._least:
+            raise too_small(self._least, length, type(self._stream).__name__)
+        self._open(epoch=self._epoch + 1, began=self._read_to)
+        return self._read()
+
+
+def too_small(global_batch: int, length: int, where: str) -> HoldfastError:
+    """Why a dataset cannot be trained on: a step would take a sample twice."""
+    if length == 0:
+        return failure(
+            "data-empty",
+            "the dataset has no samples",
+            exit_code=ExitCode.USAGE,
+            where=where,
+            remedy="look at where it is read from, and at what is filtered out; a generator can be read only once",
+        )
+    return failure(
+        "data-smaller-than-batch",
+        f"a step takes {global_batch} samples, and the dataset has {length}",
+        exit_code=ExitCode.USAGE,
+        where=where,
+        remedy="make the batch smaller, or give more data: else a step would take a sample twice",
+    )
+
+
+def _inexact(why: str) -> Finding:
+    return Finding(
+        code="data-state-inexact",
+        severity=Severity.WARNING,
+        what="the stream does not go on exactly from its own state, so it is read from the beginning of the epoch",
+        evidence=(why,),
+        remedy="none needed; datasets' `shuffle(buffer_size=...)` does not keep what its buffer held, for one",
+    )
+
+
+def _skipped(count: int, took_s: float) -> Finding:
+    return Finding(
+        code="data-skipped",
+        severity=Severity.INFO,
+        what=f"{count} samples of the stream were read and passed over to go on where the checkpoint was taken",
+        evidence=(f"{took_s:.1f} s",),
+        remedy="a stream with state_dict and load_state_dict goes on at once",
+    )
