@@ -122,6 +122,7 @@ WRONG = [
     ('command: ["a\\0b"]', "bad-text", "`command[0]` contains the character U+0000", "Remove"),
     ('command: [a]\nworkdir: "a\\0b"', "bad-text", "U+0000", "Remove"),
     ('command: [a]\nenv: {A: "a\\0b"}', "bad-text", "U+0000", "Remove"),
+    ("command: [a]\ncheckpoint: {every: auto, every_s: 60}", "bad-cadence", "both `every` and `every_s`", "Keep one"),
     ("command: [a]\nnodes: many", "bad-nodes", "is not a number of nodes", "Write `nodes: 4`"),
     ("command: [a]\nnodes: 4..2", "bad-nodes", "at least 4 but at most 2 nodes", ""),
     ("command: [a]\nresources: {memory: 16Gb}", "bad-size", "is not a size such as 16GiB", "Ki, Mi, Gi"),

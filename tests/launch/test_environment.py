@@ -55,6 +55,12 @@ def test_what_ranks_of_a_node_share_is_not_repeated_for_each() -> None:
     assert [set(rank.env) for rank in ranks] == [{"RANK", "LOCAL_RANK", "ROLE_RANK"}] * 4
 
 
+def test_cadence_that_is_left_open_is_told_to_ranks() -> None:
+    env, _ = given(checkpoint={"path": "/c", "every": "auto"})
+    assert (env["HOLDFAST_CHECKPOINT_EVERY"], env["GROUP_WORLD_SIZE"]) == ("auto", "2")
+    assert "HOLDFAST_CHECKPOINT_EVERY_S" not in env
+
+
 def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:
     for launch in launched(ranks_per_node=2):
         assert launch.defaults == {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}

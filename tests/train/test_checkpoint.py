@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, dama
     folder, kept = trained
     damage(folder / "step-00000002")
     loop = training()
-    step, noticed, _ = checkpoints(folder, loop).restore()
+    step, noticed, *_ = checkpoints(folder, loop).restore()
     assert step == 1
     assert same(weights(loop), kept[1])
     assert [finding.code for finding in noticed] == ["checkpoint-damaged"]
@@ -140,7 +141,7 @@ def test_partial_checkpoint_is_cleared_and_the_one_before_loaded(trained):
     folder, _ = trained
     (folder / "step-00000002").rename(folder / "writing-0-0" / "step-00000002")
     assert checkpoints(folder, training()).restore()[:2] == (1, [])
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "writer-0.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["held-0", "step-00000001", "writer-0.json"]
 
 
 def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
@@ -237,7 +238,7 @@ def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
 
 def test_checkpoint_of_another_world_size_is_loaded_and_said(tmp_path: Path):
     checkpoints(tmp_path, training(), world_size=2).save(7)
-    step, noticed, _ = checkpoints(tmp_path, training()).restore()
+    step, noticed, *_ = checkpoints(tmp_path, training()).restore()
     assert step == 7
     assert [finding.code for finding in noticed] == ["world-size-changed"]
 
@@ -348,3 +349,30 @@ def test_new_run_takes_over_the_checkpoints_of_an_old_one_with_more_attempts(tmp
     assert new.restore()[:2] == (5, [])
     new.save(6)
     assert complete(tmp_path) == ["step-00000005", "step-00000006"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from holdfast.train.tenure import Tenure, Writer
+tenure = Tenure(Path(sys.argv[1]), Writer(run=sys.argv[2]))
+tenure.take_over()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_that_another_live_run_saves_in_is_refused_until_that_has_ended(tmp_path: Path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path), "run-1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(HoldfastError) as raised:
+            checkpoints(tmp_path, training(), writer=attempt(0, run="run-2")).restore()
+        (finding,) = raised.value.findings
+        assert finding.code == "checkpoints-in-use"
+        assert "run-1" in finding.what
+        # A later attempt of the same run need not wait for one that is beyond reach.
+        assert checkpoints(tmp_path, training(), writer=attempt(1)).restore()[:2] == (0, [])
+        other.stdin.close()
+        assert other.wait(60) == 0
+    assert checkpoints(tmp_path, training(), writer=attempt(0, run="run-2")).restore()[:2] == (0, [])

@@ -47,6 +47,8 @@ def test_environment_is_read_by_its_documented_names():
         "HOLDFAST_CHECKPOINT_PATH": "/ckpt",
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
         "HOLDFAST_CHECKPOINT_EVERY_S": "0.5",
+        "HOLDFAST_CHECKPOINT_EVERY": "auto",
+        "GROUP_WORLD_SIZE": "2",
         "HOLDFAST_CHECKPOINT_KEEP": "2",
         "HOLDFAST_CHECKPOINT_KEEP_EVERY": "100",
     }
@@ -59,6 +61,8 @@ def test_environment_is_read_by_its_documented_names():
         checkpoint_path=Path("/ckpt"),
         checkpoint_every_steps=10,
         checkpoint_every_s=0.5,
+        checkpoint_auto=True,
+        nodes=2,
         checkpoint_keep=2,
         checkpoint_keep_every=100,
     )
@@ -132,6 +136,16 @@ def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
     for _ in loop.steps(2):
         loop.commit()
     assert saved(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_auto_cadence_is_chosen_from_the_first_save_and_said(agent, tmp_path: Path):
+    loop = session(rank_socket=agent.path, checkpoint_path=tmp_path / "ckpt", checkpoint_auto=True)
+    line = agent.accept()
+    for step in loop.steps(2):
+        if step == 1:
+            line.ask(CheckpointNow())
+        loop.commit()
+    assert line.await_(Found).finding.code == "checkpoint-cadence"
 
 
 def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_path: Path):

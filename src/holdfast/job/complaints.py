@@ -49,6 +49,7 @@ COMPLAINTS: Mapping[str, Complaint] = {
     "enum": Complaint(code="bad-value", what="must be {expected}"),
     "literal_error": Complaint(code="bad-value", what="must be {expected}"),
     "bad-text": Complaint(code="bad-text", what="{message}", remedy="Remove the character."),
+    "bad-cadence": Complaint(code="bad-cadence", what="{message}", remedy="Keep one of them."),
     "bad-nodes": Complaint(code="bad-nodes", what="{message}", remedy="Write `nodes: 4`."),
     "bad-size": Complaint(
         code="bad-size", what="{message}", remedy="Use K, M, G, T, P or Ki, Mi, Gi, Ti, Pi, or plain bytes."

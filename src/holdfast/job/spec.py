@@ -268,10 +268,18 @@ class Checkpoint(Model):
     """Take one each time this many steps are committed."""
     every_s: Seconds | None = None
     """Take one when this many seconds have passed since the last."""
+    every: Literal["auto"] | None = None
+    """`auto`, in place of `every_s`: as often as loses the least, by what one costs and how often nodes fail."""
     keep: Count = Field(default=3, ge=1)
     """How many of the newest are kept."""
     keep_every: Count | None = Field(default=None, ge=1)
     """Those of steps that are a multiple of this are kept for good."""
+
+    @model_validator(mode="after")
+    def _one_clock(self) -> Self:
+        if self.every is not None and self.every_s is not None:
+            raise PydanticCustomError("bad-cadence", "has both `every` and `every_s`, which say the same in two ways")
+        return self
 
 
 class Logs(Model):

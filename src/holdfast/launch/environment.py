@@ -94,6 +94,8 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
     }
     if checkpoint.every_steps is not None:
         env["HOLDFAST_CHECKPOINT_EVERY_STEPS"] = str(checkpoint.every_steps)
+    if checkpoint.every is not None:
+        env["HOLDFAST_CHECKPOINT_EVERY"] = checkpoint.every
     if checkpoint.keep_every is not None:
         env["HOLDFAST_CHECKPOINT_KEEP_EVERY"] = str(checkpoint.keep_every)
     if checkpoint.every_s is not None:

@@ -47,6 +47,8 @@ class Restored(NamedTuple):
     """What is to be said of it; on rank 0."""
     samples: int | None = None
     """Samples that its steps took, where that is known."""
+    node_s: float = 0.0
+    """Seconds that its steps took, of all nodes together."""
 
 
 class Saved(NamedTuple):
@@ -97,9 +99,9 @@ class Checkpoints:
             self._prepared = True
             self._thread.submit(self._staging.prepare, self._training.tensors())
 
-    def begin(self, step: int, samples: int | None = None) -> None:
+    def begin(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
         """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
-        sealed = Seal(step=step, world_size=self._ranks.world_size, samples=samples, files={})
+        sealed = Seal(step=step, world_size=self._ranks.world_size, samples=samples, node_s=node_s, files={})
         self._prepared = True
         began, own = time.monotonic(), self._training.own()
         try:
@@ -135,7 +137,7 @@ class Checkpoints:
             if isinstance(sealed, Seal) and damage is None:
                 if sealed.world_size != self._ranks.world_size:
                     noticed.append(_world_changed(sealed, self._ranks.world_size))
-                return Restored(step, noticed, sealed.samples)
+                return Restored(step, noticed, sealed.samples, sealed.node_s)
             noticed.append(_damaged(self.path(step), str(damage)))
             if self._ranks.rank == 0:
                 _set_aside(self.path(step))

@@ -33,6 +33,10 @@ class Environment:
     """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
     checkpoint_every_s: float | None = None
     """`HOLDFAST_CHECKPOINT_EVERY_S`: take one when this many seconds have passed since the last."""
+    checkpoint_auto: bool = False
+    """`HOLDFAST_CHECKPOINT_EVERY` is `auto`: take one as often as loses the least."""
+    nodes: int = 1
+    """`GROUP_WORLD_SIZE`, as torchrun and holdfast set it."""
     run: str = ""
     """`HOLDFAST_RUN`: the run this is a rank of."""
     replica: int = 0
@@ -61,6 +65,8 @@ class Environment:
             checkpoint_path=_path(variables, "HOLDFAST_CHECKPOINT_PATH"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
+            checkpoint_auto=variables.get("HOLDFAST_CHECKPOINT_EVERY") == "auto",
+            nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
             checkpoint_keep_every=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY", int, at_least=1),
         )

@@ -52,7 +52,7 @@ class Liaison:
         self.meter = meter or Meter()
         self._finite = Finite(self.ranks.rank)
         self._lines = Lines() if told.rank_socket is None and self.ranks.rank == 0 else None
-        self._every_steps, self._every_s = told.checkpoint_every_steps, told.checkpoint_every_s
+        self._every_steps, self.every_s = told.checkpoint_every_steps, told.checkpoint_every_s
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
@@ -144,7 +144,7 @@ class Liaison:
         wish = Wish.STOP if self._terminated else Wish.NOTHING
         for request in self._channel.requests():
             wish = max(wish, Wish.CHECKPOINT if isinstance(request, CheckpointNow) else Wish.STOP)
-        overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
+        overdue = self.every_s is not None and time.monotonic() - self._saved_at >= self.every_s
         return max(wish, Wish.CHECKPOINT) if overdue and self.ranks.rank == 0 else wish
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:

@@ -36,6 +36,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     samples: int | None = None
     """Samples that the steps so far have taken; none where the training does not tell."""
+    node_s: float = 0.0
+    """Seconds of training so far, of all nodes together."""
     files: dict[str, FileSum]
 
 
@@ -53,7 +55,7 @@ def sums(files: Iterable[Path]) -> dict[str, FileSum]:
 def write(folder: Path, seal: Seal) -> None:
     """Seal a folder whose files are on disk already; the seal, too, is on disk when this returns."""
     with (folder / NAME).open("wb") as file:
-        file.write(msgspec.json.encode(seal))
+        file.write(encoded(seal))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
@@ -62,8 +64,21 @@ def write(folder: Path, seal: Seal) -> None:
 def read(folder: Path) -> Seal | str:
     """A folder's seal, of whatever format, or the damage to it."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Seal)
-    except (OSError, msgspec.DecodeError) as error:
+        return decoded((folder / NAME).read_bytes())
+    except OSError as error:
+        return f"{NAME}: {error}"
+
+
+def encoded(seal: Seal) -> bytes:
+    """A seal as its file holds it."""
+    return msgspec.json.encode(seal)
+
+
+def decoded(content: bytes) -> Seal | str:
+    """What a seal's file holds, or the damage to it."""
+    try:
+        return msgspec.json.decode(content, type=Seal)
+    except msgspec.DecodeError as error:
         return f"{NAME}: {error}"
 
 

@@ -2,6 +2,7 @@
 
 FOLDER/
     writer-0.json          who that is, for replica 0
+    held-0                 locked by the one process that commits, as long as it lives: another run's is refused
     writing-0-3/           what attempt 3 of replica 0 is writing; a checkpoint leaves it, complete, by one rename
 
 An attempt takes over by putting its name down and then taking away what others were writing. After that an earlier
@@ -11,9 +12,12 @@ reads the name before it commits. Refuses to own what is written (checkpoint.py)
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -43,6 +47,7 @@ class Tenure:
         self._writer = writer
         self._name = folder / f"writer-{writer.replica}.json"
         self._desk = folder / f"writing-{writer.replica}-{writer.attempt}"
+        self._held: BinaryIO | None = None
 
     def partial(self, final: Path) -> Path:
         """Where to write what will be committed under this name."""
@@ -52,10 +57,51 @@ class Tenure:
         """From here on no other attempt commits; raises HoldfastError when a later one holds the folder."""
         self._refuse_successor()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._hold()
         try:
             self._sign()
         finally:
             self._clear()  # also where the disk is too full for a name: what dead writers left may be what fills it
+
+    def _hold(self) -> None:
+        """Lock the folder against other runs; raises HoldfastError when one has it.
+
+        A dead process holds nothing. An earlier attempt of the same run may be alive and beyond reach: it does not
+        matter, and the lock is tried again at each commit. Where the file system has no locks, nobody is refused.
+        """
+        if self._held is not None:
+            return
+        held = (self.folder / f"held-{self._writer.replica}").open("ab")
+        try:
+            # By process, so that a child that a loader forked does not hold it on.
+            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            held.close()
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                self._refuse_neighbour()
+            return
+        self._held = held
+
+    def _refuse_neighbour(self) -> None:
+        holder = self._holder()
+        if holder is not None and holder.run == self._writer.run != "":
+            return
+        run = holder.run if holder else ""
+        who = f"the run {run}" if run else "a process that belongs to no run of holdfast's"
+        end = f"end it with `holdfast cancel {run}`" if run else "end it"
+        finding = Finding(
+            code="checkpoints-in-use",
+            what=f"{who} is saving its checkpoints in this folder now",
+            where=str(self.folder),
+            remedy=f"set `checkpoint.path` to another folder, or {end}",
+        )
+        raise HoldfastError((finding,), ExitCode.REFUSED)
+
+    def _holder(self) -> Writer | None:
+        try:
+            return msgspec.json.decode(self._name.read_bytes(), type=Writer)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def _sign(self) -> None:
         fresh = self._name.with_suffix(".new")
@@ -76,6 +122,7 @@ class Tenure:
 
     def commit(self, final: Path) -> None:
         """Make what was written for this name complete; raises HoldfastError when another attempt has taken over."""
+        self._hold()
         self._refuse_successor()
         try:
             self.partial(final).rename(final)
@@ -90,11 +137,8 @@ class Tenure:
 
     def _refuse_successor(self) -> None:
         """Raise when a later attempt of this run has put its name down."""
-        try:
-            holder = msgspec.json.decode(self._name.read_bytes(), type=Writer)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return
-        if self._writer.precedes(holder):
+        holder = self._holder()
+        if holder is not None and self._writer.precedes(holder):
             finding = Finding(
                 code="attempt-superseded",  # SUPERSEDED, in words: the list of codes is read from calls
                 what=f"attempt {holder.attempt} has taken over, so attempt {self._writer.attempt} commits nothing more",

@@ -50,6 +50,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("bad-name", "A name has characters that some place does not take.", "The line.", "Small letters, digits and -."),
     ("bad-text", "Text holds half of a character pair, which cannot be stored.", "The line.", "Type it again."),
     ("bad-command", "The command is empty, or has an unclosed quote.", "The line.", "Mend it; a list needs no quotes."),
+    ("bad-cadence", "Checkpoints are to come every so many seconds, and also `auto`.", "The line.", "Keep one."),
     ("bad-nodes", "`nodes` is neither a number nor a range such as 2..4.", "The line.", "Mend it."),
     (
         "bad-secret",

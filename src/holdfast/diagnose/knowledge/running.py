@@ -150,6 +150,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing: it ends by itself.",
     ),
     (
+        "checkpoint-cadence",
+        "`checkpoint.every: auto` has chosen how often to save.",
+        "The evidence: what one costs, and how often a failure is expected.",
+        "Nothing; `checkpoint.every_s` fixes it.",
+    ),
+    (
         "checkpoint-damaged",
         "A checkpoint's files are not what was written.",
         "The folder's disk.",
@@ -223,6 +229,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fewer workers, or more memory.",
     ),
     (
+        "checkpoint-inexact",
+        "Weights were changed by something other than the optimiser while they were copied.",
+        "What runs between two steps: hooks, averages, pruning.",
+        "Nothing: from then on copies are made before the loop goes on.",
+    ),
+    (
+        "checkpoints-in-use",
+        "Another run that is alive saves its checkpoints in the same folder.",
+        "`holdfast ps`; `writer-0.json` in the folder names it.",
+        "Another checkpoint.path, or end that run.",
+    ),
+    (
         "environment-not-a-number",
         "A variable that holdfast reads in a rank is no number.",
         "`printenv`.",
@@ -233,6 +251,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A step takes another number of samples than before the restart.",
         "Batch and world size then and now.",
         "Look at the learning rate; each sample is still taken once.",
+    ),
+    (
+        "no-good-checkpoint",
+        "There are checkpoints, and every one of them is damaged.",
+        "The storage; the evidence says what each file was found to be.",
+        "Mend the storage; the next start begins at step 0.",
     ),
     (
         "process-group-missing",
