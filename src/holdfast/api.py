@@ -20,9 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, BinaryIO, TypedDict, Unpack
 
 from holdfast.clock import Clock
+from holdfast.diagnose.answer import Answer
+from holdfast.diagnose.history import last_failure
+from holdfast.diagnose.pile import Pile
+from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
@@ -50,6 +54,7 @@ from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
 from holdfast.report.advance import fold
 from holdfast.report.brief import Brief, brief
+from holdfast.report.logs import rank_logs
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
@@ -294,6 +299,36 @@ def find_run(prefix: str | None) -> RunFolder:
         raise failure("run-ambiguous", what, exit_code=ExitCode.NOT_FOUND, evidence=names, remedy="give more letters")
     what = f"there is no run {prefix!r}"
     raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy="`holdfast ps` lists them")
+
+
+def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
+    """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input."""
+    for path in paths:
+        if str(path) != "-" and not path.exists():
+            raise failure("no-such-file", f"there is no {path}", exit_code=ExitCode.NOT_FOUND, where=str(path))
+    pile = Pile(tuple(paths), stdin=stdin)
+    answer = diagnose_pile(pile)
+    if pile.bytes == 0:
+        remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
+        raise failure(
+            "nothing-to-read",
+            "no line could be read in what was given",
+            exit_code=ExitCode.NOT_FOUND,
+            evidence=tuple(pile.notes),
+            remedy=remedy,
+        )
+    return answer
+
+
+def diagnose_run(run: RunFolder) -> Answer:
+    """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it."""
+    failed = last_failure(events(run), str(run.events))
+    if failed is None:
+        return diagnose_pile(Pile(tuple(rank_logs(run).values())))
+    logs = tuple(
+        path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
+    )
+    return diagnose_pile(Pile(logs), known=failed.facts, first_rank=failed.rank)
 
 
 def _own(run: RunFolder) -> RunFolder:

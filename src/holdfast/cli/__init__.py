@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from holdfast.cli import (
     attach,
     cancel,
+    diagnose,
     drill,
     events,
     explain,
@@ -36,7 +37,7 @@ VERBS = {
     "Describe": (init.init, validate.validate, render.render, schema.schema),
     "Run": (run.run, ps.ps, status.status, logs.logs, events.events, attach.attach, cancel.cancel),
     "Break it on purpose": (drill.drill,),
-    "Explain": (explain.explain,),
+    "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (fabric.fabric, profile.profile),
 }
 CLASSES: dict[Callable[..., object], type[TyperCommand]] = {

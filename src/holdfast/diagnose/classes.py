@@ -39,6 +39,7 @@ class Class(StrEnum):
     PROGRAM_ERROR = "program-error"
     STORAGE = "storage"
     PREEMPTED = "preempted"
+    KILLED = "killed"
     NODE_LOST = "node-lost"
     NOT_STARTED = "not-started"
     # No class, but an answer: what was read does not decide.
@@ -60,7 +61,9 @@ class Class(StrEnum):
         return Class.OTHER if self in _FILED_AS_OTHER else self
 
 
-_FILED_AS_OTHER = frozenset({Class.PROGRAM_ERROR, Class.STORAGE, Class.PREEMPTED, Class.NODE_LOST, Class.NOT_STARTED})
+_FILED_AS_OTHER = frozenset(
+    {Class.PROGRAM_ERROR, Class.STORAGE, Class.PREEMPTED, Class.KILLED, Class.NODE_LOST, Class.NOT_STARTED}
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ MEANINGS: dict[Class, Meaning] = {
     Class.PROGRAM_ERROR: Meaning("the program itself failed", Fault.USER),
     Class.STORAGE: Meaning("a disk or file system failed", Fault.CLUSTER),
     Class.PREEMPTED: Meaning("the job was told to leave: preemption, time limit or cancellation", Fault.CLUSTER),
+    Class.KILLED: Meaning("a process was ended from outside", Fault.CLUSTER),
     Class.NODE_LOST: Meaning("a node was lost", Fault.CLUSTER),
     Class.NOT_STARTED: Meaning("the job never got to run", Fault.CLUSTER),
     Class.UNKNOWN: Meaning("what was read does not decide", Fault.USER),

@@ -107,6 +107,11 @@ HOW: dict[Class, tuple[str, str]] = {
         "`sacct -j JOB -o State,Reason`, `kubectl get events`.",
         "Run it again: it goes on from its checkpoint. A longer time limit or a higher priority.",
     ),
+    Class.KILLED: (
+        "Who sent the signal: `sacct -j JOB -o State,Reason`, `kubectl get events`, `dmesg -T`, a person; a drill "
+        "is in `holdfast events`.",
+        "Nothing where it was meant; otherwise stop what sends it.",
+    ),
     Class.NODE_LOST: (
         "`kubectl get nodes`, `sinfo -R`, the machine's own console.",
         "Keep the node out until it is looked at; start again without it.",

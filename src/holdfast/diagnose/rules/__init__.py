@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.rules import memory, records
+from holdfast.diagnose.rules import gpu, memory, network, program, rdma, records, run, torchrun
 
-RULES = {rule.code: rule for table in (memory.RULES, records.RULES) for rule in table}
+_TABLES = (memory, gpu, rdma, network, torchrun, program, run, records)
+
+RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

@@ -1,32 +1,233 @@
-"""Rules for memory and limits: GPU memory, /dev/shm, locked memory, open files."""
+"""Rules for memory and limits: GPU memory, host memory, /dev/shm, locked memory, open files."""
 
 from __future__ import annotations
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Rule, Sureness
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+ROOM_FOR_NCCL = (
+    "leave 1 to 2 GB of GPU memory to NCCL: smaller batch or activation checkpointing; nobody else on the GPU"
+)
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        code="gpu-out-of-memory",
+        lines=(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB of which 1.02 GiB is free.",
+            "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 31.75 GiB total capacity; 29.93 GiB already allocated)",
+            "RuntimeError: CUDA error: out of memory",
+            "torch.AcceleratorError: CUDA error: out of memory",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+        ),
+        pattern=r"CUDA out of memory|(?:cuda\.)?OutOfMemoryError: |CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
+        classes=(Class.OOM_GPU,),
+        sure=Sureness.CERTAIN,
+        says="GPU memory ran out in the program",
+        remedy=(
+            "make the step smaller: micro batch, sequence length, activation checkpointing, sharding",
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but not allocated",
+        ),
+        decides=("memory-use",),
+        source="torch c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Rule(
+        code="nccl-out-of-gpu-memory",
+        lines=(
+            "n1:77:91 [6] include/alloc.h:99 NCCL WARN Cuda failure 'out of memory'",
+            "n1:77:91 [5] include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'",
+            "n1:77:91 [6] include/alloc.h:106 NCCL WARN Failed to CUDA calloc 2097152 bytes",
+            "n1:77:91 [2] NCCL INFO Failed to CUDA calloc async 4 bytes",
+        ),
+        pattern=r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?(?:m|c)?alloc(?: async)? \d+ bytes",
+        classes=(Class.OOM_GPU,),
+        sure=Sureness.CERTAIN,
+        says="NCCL found no GPU memory left for its buffers",
+        remedy=(ROOM_FOR_NCCL, "NCCL_BUFFSIZE=2097152 makes its buffers smaller"),
+        decides=("memory-use",),
+        versions="all; the error's number since 2.19",
+        source="NCCL src/include/alloc.h",
+    ),
+    Rule(
         code="shm-segment",
         lines=(
-            "gpu-7:811:990 [3] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+            "gpu-7:811:990 [1] include/shm.h:41 NCCL WARN Call to posix_fallocate failed : No space left on device",
             "n1:52:77 [0] misc/shmutils.cc:72 NCCL WARN Call to fallocate failed : No space left on device",
-            "n1:52:77 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 "
-            "bytes, error: No space left on device (28)",
-            "n1:52:77 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment "
-            "/dev/shm/nccl-a1B2c3 (size 33030528)",
+            "n1:52:77 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 bytes, error: No space left on device (28)",
+            "n1:52:77 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a1B2c3 (size 33030528)",
+            "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1234'",
         ),
-        pattern=r"(?:posix_)?fallocate failed ?: .*No space left|failed to extend \S*/dev/shm/\S+ to \d+ bytes"
-        r"|while creating shared memory segment \S+ \(size \d+\)",
+        pattern=r"fallocate failed ?: .*No space left|failed to extend \S*/dev/shm/\S+ to \d+ bytes"
+        r"|while creating shared memory segment \S+ \(size \d+\)|No space left on device.*/dev/shm|/dev/shm.*No space left",
         classes=(Class.SHM_TOO_SMALL,),
         sure=Sureness.CERTAIN,
-        says="NCCL could not get room in /dev/shm",
+        says="there was no room left in /dev/shm",
         remedy=(
             "docker run --shm-size=16g (or --ipc=host)",
-            "Kubernetes: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}] mounted at /dev/shm",
+            "Kubernetes: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}], mounted at /dev/shm",
         ),
         decides=("shm",),
         versions="NCCL 2.10 (shm.h), 2.12 to 2.21 (shmutils.cc), 2.22 and later (failed to extend)",
         source="NCCL src/misc/shmutils.cc",
+    ),
+    Rule(
+        code="shm-dataloader",
+        lines=(
+            "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+            "RuntimeError: unable to allocate shared memory(shm) for file </torch_123>: Resource temporarily unavailable (11)",
+            "RuntimeError: unable to write to file </torch_210_2231908_3>",
+        ),
+        pattern=r"killed by signal: Bus error|[Uu]nexpected bus error|insufficient shared memory"
+        r"|unable to (?:allocate|mmap|resize|open) shared memory|unable to write to file </torch_",
+        classes=(Class.SHM_TOO_SMALL,),
+        sure=Sureness.CERTAIN,
+        says="a DataLoader worker ran out of /dev/shm",
+        remedy=(
+            "docker run --shm-size=16g, or on Kubernetes an emptyDir with medium: Memory at /dev/shm",
+            "fewer workers",
+        ),
+        decides=("shm",),
+        source="torch utils/data, libshm",
+    ),
+    Rule(
+        code="bus-error",
+        lines=(
+            "Fatal Python error: Bus error",
+            "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -7) local_rank: 1 (pid: 92) of binary: /usr/bin/python",
+            "  traceback : Signal 7 (SIGBUS) received by PID 92",
+        ),
+        pattern=r"Fatal Python error: Bus error|exitcode *: *-7\b|Signal 7 \(SIGBUS\)|\bBus error \(core dumped\)|Caught signal 7 \(Bus error",
+        classes=(Class.SHM_TOO_SMALL, Class.STORAGE),
+        sure=Sureness.LIKELY,
+        says="a rank died of SIGBUS, as happens when /dev/shm is full",
+        remedy=("docker run --shm-size=16g, or on Kubernetes an emptyDir with medium: Memory at /dev/shm",),
+        decides=("shm",),
+        source="the kernel: a page of a mapped file cannot be had",
+    ),
+    Rule(
+        code="memory-registration",
+        lines=(
+            "n1:8:90 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+            "n1:8:90 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed",
+            "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
+            "n1:8:90 [1] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        ),
+        pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_cq|create_qp|alloc_pd|open_device) failed(?: with error (?:12 )?Cannot allocate memory"
+        r"|$)|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
+        r"|fi_mr_reg.*Cannot allocate memory|max locked memory.*(?:too low|limited|insufficient)",
+        classes=(Class.MEMLOCK,),
+        sure=Sureness.LIKELY,
+        says="memory could not be locked for RDMA: the limit on locked memory is too low",
+        remedy=(
+            "ulimit -l unlimited: limits.conf, LimitMEMLOCK=infinity of the container runtime or slurmd, docker --ulimit memlock=-1",
+            "Kubernetes: securityContext: {capabilities: {add: [IPC_LOCK]}}",
+        ),
+        decides=("memlock",),
+        versions="all",
+        source="NCCL src/misc/ibvwrap.cc, libibverbs",
+    ),
+    Rule(
+        code="too-many-open-files",
+        lines=(
+            "n1:8:90 [0] misc/socket.cc:510 NCCL WARN Accept failed: Too many open files",
+            "OSError: [Errno 24] Too many open files",
+            "RuntimeError: received 0 items of ancdata",
+        ),
+        pattern=r"[Tt]oo many open files|received 0 items of ancdata",
+        classes=(Class.MEMLOCK,),
+        sure=Sureness.CERTAIN,
+        says="a process may not open as many files and sockets as it needs",
+        remedy=("ulimit -n 1048576 (LimitNOFILE of the service or container runtime)",),
+        source="the kernel, EMFILE",
+    ),
+    Rule(
+        code="no-more-processes",
+        lines=(
+            "OpenBLAS blas_thread_init: pthread_create failed for thread 17 of 64: Resource temporarily unavailable",
+            "RuntimeError: can't start new thread",
+        ),
+        pattern=r"pthread_create failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC",
+        classes=(Class.MEMLOCK,),
+        sure=Sureness.LIKELY,
+        says="a process may not start as many threads as it needs",
+        remedy=("ulimit -u unlimited; pids limit of the container (kubelet podPidsLimit, docker --pids-limit)",),
+        decides=("memlock",),
+        source="the kernel, EAGAIN",
+    ),
+    Rule(
+        code="host-memory-killer",
+        lines=(
+            "[12345.678901] Out of memory: Killed process 4242 (python) total-vm:123456kB, anon-rss:99999kB, file-rss:0kB",
+            "Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB",
+            "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=985",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
+            "    Reason:       OOMKilled",
+        ),
+        pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
+        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
+        r"|memory\.events.*oom_kill [1-9]|System OOM encountered",
+        classes=(Class.OOM_HOST,),
+        sure=Sureness.CERTAIN,
+        says="the kernel killed a process because host memory ran out",
+        remedy=(
+            "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller shuffle buffers, "
+            "no copy of the dataset or checkpoint per rank",
+        ),
+        source="the kernel, Slurm, Kubernetes",
+    ),
+    Rule(
+        code="host-memory-error",
+        lines=(
+            "MemoryError",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:83] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes.",
+            "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 29.8 GiB for an array with shape (4000000000,)",
+            "OSError: [Errno 12] Cannot allocate memory",
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        ),
+        pattern=r"\b_?(?:Array)?MemoryError\b|DefaultCPUAllocator: (?:can't allocate|not enough) memory|\[Errno 12\] Cannot allocate memory"
+        r"|node running low on memory|std::bad_alloc",
+        classes=(Class.OOM_HOST,),
+        sure=Sureness.LIKELY,
+        says="host memory ran out in the program",
+        remedy=("raise the memory limit, or use less: fewer workers, smaller buffers, stream the data",),
+        decides=("kernel-log",),
+        source="Python, torch, numpy",
+    ),
+    Rule(
+        code="killed",
+        lines=(
+            "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 178) of binary: /opt/conda/bin/python",
+            "  traceback : Signal 9 (SIGKILL) received by PID 1234",
+            "[2025-01-01 00:00:00,000] [ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
+            "command terminated with exit code 137",
+            "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed.",
+        ),
+        pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
+        r"|killed by signal: Killed|exited on signal 9|status 137\b|died with <Signals.SIGKILL",
+        classes=(Class.OOM_HOST, Class.PREEMPTED, Class.NODE_LOST),
+        says="a rank was killed with SIGKILL; the line alone does not say by whom",
+        remedy=(
+            "if the kernel log shows it: raise the memory limit or use less host memory",
+            "if nothing there: look for preemption or a cancelled job",
+        ),
+        decides=("kernel-log", "who-sent-signal"),
+        source="torch elastic, DeepSpeed, mpirun, Kubernetes",
+    ),
+    Rule(
+        code="terminated",
+        lines=(
+            "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 92 closing signal SIGTERM",
+            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15",
+            "  exitcode  : -15 (pid: 93)",
+            "  traceback : Signal 15 (SIGTERM) received by PID 93",
+        ),
+        pattern=r"closing signal SIG(?:TERM|INT)|got signal: (?:15|2|1)\b|exitcode *: *-15\b|Signal 15 \(SIGTERM\)|return code = -15\b"
+        r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received",
+        role=Role.SECONDARY,
+        classes=(Class.PREEMPTED,),
+        says="a rank was told to stop, as its agent does after another rank has failed",
+        decides=("who-sent-signal", "all-ranks"),
+        source="torch elastic",
     ),
 )

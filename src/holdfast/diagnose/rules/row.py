@@ -56,3 +56,7 @@ class Rule:
     """Where the line exists: versions of the library that writes it."""
     source: str = ""
     """Who writes it: a file of a library, or an address."""
+    fallback: bool = False
+    """Whether it counts only on a line that no other rule recognises."""
+    degrades: bool = False
+    """Whether it makes a run slow rather than ending it: the cause only where nothing else is found."""

@@ -1,0 +1,109 @@
+"""The verb `diagnose`: what happened, who was first, how sure that is, and what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output, say_json, show
+from holdfast.cli.request import OutputOption
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from holdfast.diagnose.answer import Answer, Evidence
+
+_LABEL_WIDTH = 14
+_LINE_CHARS = 300
+
+
+def diagnose(
+    where: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH|RUN|-", help="Log files and folders, - for standard input, or the id of a run."),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace hosts, addresses, paths, users and secrets by stand-ins.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say what failed first, on which rank, and what to do.
+
+    It reads any logs of a distributed run: of torch, NCCL, Gloo, launchers, the kernel, Kubernetes, Slurm, compressed
+    or not, a file for each rank or all in one. Without an argument it reads the latest run's. What the lines do not
+    decide is called unknown, with the fact that would decide and how to get it; that too ends with exit code 0.
+    """
+    from holdfast import api
+    from holdfast.diagnose.redact import redacted
+
+    names = where or []
+    if len(names) <= 1 and not any(name == "-" or Path(name).exists() for name in names) and not _is_path(names):
+        answer = api.diagnose_run(api.find_run(names[0] if names else None))
+    else:
+        answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer)
+    if redact:
+        answer = redacted(answer)
+    if output is Output.JSON:
+        say_json(answer)
+    else:
+        show(told(answer))
+
+
+def _is_path(names: list[str]) -> bool:
+    """Whether a name that is no file can have been meant for one, since no run is called so."""
+    return any("/" in name or "." in name for name in names)
+
+
+def told(answer: Answer) -> Text:
+    """An answer as a screen that a tired person understands."""
+    from rich.text import Text
+
+    return Text("\n").join(_rows(answer))
+
+
+def _rows(answer: Answer) -> Iterator[Text]:
+    from rich.text import Text
+
+    from holdfast.diagnose.classes import Class
+    from holdfast.report.words import clean
+
+    known = answer.klass is not Class.UNKNOWN
+    style = "bold red" if known else "bold yellow"
+    yield Text.assemble((clean(answer.what, _LINE_CHARS), style))
+    verdict = f"{answer.klass}, {answer.sure}" if known else "unknown: what was read does not decide the cause"
+    yield _row("class", verdict)
+    if known:
+        yield _row("", answer.klass.means)
+    if answer.culprit and str(answer.culprit):
+        yield _row("first", clean(str(answer.culprit)))
+    yield from _lines("evidence", answer.evidence)
+    for number, each in enumerate(answer.consequences):
+        times = f" ({each.count} lines)" if each.count > 1 else ""
+        yield _row(
+            "" if number else "only follows", f"{clean(each.says, _LINE_CHARS)}{times}  {clean(each.first.where)}"
+        )
+    for number, step in enumerate(answer.remedy):
+        yield _row("" if number else "what to do", clean(step, _LINE_CHARS))
+    for number, each in enumerate(answer.missing):
+        yield _row("" if number else ("to be sure" if known else "would decide"), clean(each.fact, _LINE_CHARS))
+        yield _row("", f"  {clean(each.get, _LINE_CHARS)}")
+    yield from _lines("also seen", answer.also)
+    for number, note in enumerate(answer.notes):
+        yield _row("" if number else "note", clean(note, _LINE_CHARS))
+
+
+def _lines(label: str, evidence: tuple[Evidence, ...]) -> Iterator[Text]:
+    from holdfast.report.words import clean
+
+    for number, each in enumerate(evidence):
+        yield _row("" if number else label, f"{clean(each.where)}: {clean(each.text, _LINE_CHARS)}")
+
+
+def _row(label: str, text: str) -> Text:
+    from rich.text import Text
+
+    return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text)

@@ -1,0 +1,92 @@
+"""Owns what the words of many ranks' watchdogs say together: who waited, in what, and who never came.
+
+A watchdog's line names a rank that waited, never the one at fault. That one has a lower last enqueued collective, or
+the same one enqueued and completed, or says nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.fact import Fact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """How far one rank was in one group's collectives."""
+
+    rank: int
+    enqueued: int
+    completed: int
+    fact: Fact
+
+    @property
+    def waits(self) -> bool:
+        return self.enqueued > self.completed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlock:
+    """What the ranks' watchdogs say together; empty tuples for what cannot be told."""
+
+    waiting: tuple[int, ...]
+    behind: tuple[Stand, ...]
+    """Ranks that had not entered the collective that others waited in."""
+    differing: tuple[Fact, ...]
+    """Lines of ranks that waited in different collectives at one number of the sequence."""
+    silent: tuple[int, ...]
+    """Ranks below the highest number seen that wrote nothing of waiting, where most others did."""
+    facts: tuple[Fact, ...]
+
+
+def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int | None) -> Deadlock | None:
+    """Join the watchdogs' facts over ranks; None when no watchdog spoke."""
+    said = [fact for fact in facts if fact.rule.code in {"watchdog-timeout", "collective-status"}]
+    if not said:
+        return None
+    timeouts = [fact for fact in said if fact.rule.code == "watchdog-timeout"]
+    stands = _stands(said)
+    furthest = max((stand.enqueued for stand in stands if stand.waits), default=None)
+    behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
+    waiting = {fact.who.rank for fact in timeouts} | {stand.rank for stand in stands if stand.waits}
+    waiting = {rank for rank in waiting if rank is not None} - {stand.rank for stand in behind}
+    known = frozenset(range(world)) if world else ranks_with_logs
+    silent = known - waiting - {stand.rank for stand in behind}
+    return Deadlock(
+        waiting=tuple(sorted(waiting)),
+        behind=behind,
+        differing=_differing(timeouts),
+        silent=tuple(sorted(silent)) if len(waiting) > 1 and len(silent) <= len(waiting) else (),
+        facts=tuple(said),
+    )
+
+
+def _stands(facts: Sequence[Fact]) -> list[Stand]:
+    """The last stand of each rank in the group that most of them speak of."""
+    groups: dict[str, dict[int, Stand]] = {}
+    for fact in facts:
+        if fact.rule.code != "collective-status" or fact.who.rank is None:
+            continue
+        stand = Stand(
+            rank=fact.who.rank,
+            enqueued=int(fact.values["enqueued"]),
+            completed=int(fact.values["completed"]),
+            fact=fact,
+        )
+        groups.setdefault(fact.values.get("group", ""), {})[stand.rank] = stand
+    largest = max(groups.values(), key=len, default=dict[int, Stand]())
+    return sorted(largest.values(), key=lambda stand: (stand.enqueued, stand.rank))
+
+
+def _differing(timeouts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Lines of one sequence number that name different operations or sizes; the same group is assumed for two ranks."""
+    by_number: dict[str, dict[tuple[str | None, ...], Fact]] = {}
+    for fact in timeouts:
+        if "seq" in fact.values and fact.who.rank is not None:
+            call = fact.values.get("op"), fact.values.get("numel_in"), fact.values.get("numel_out")
+            by_number.setdefault(fact.values["seq"], {}).setdefault(call, fact)
+    for calls in by_number.values():
+        if len({fact.who.rank for fact in calls.values()}) > 1 and len({call[0] for call in calls}) > 1:
+            return tuple(calls.values())
+    return ()

@@ -1,0 +1,162 @@
+"""Owns how a pile becomes blocks: files, folders, compressed files, standard input; and what of it is not read.
+
+Everything is bounded: how much is read of a file and in all, how long a line may be, how many files there may be.
+Refuses to own what lines mean. Nothing is written, and nothing in the pile is ever run or unpickled.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+import zstandard
+
+from holdfast.diagnose.block import Block, Source
+
+BLOCK_BYTES = 2 << 20
+LINE_BYTES = 1 << 16
+"""Longest line that is read whole; of a longer one this much, and the rest is passed over."""
+UNPACKED_BYTES = 8 << 30
+"""Most that is unpacked of one compressed file."""
+WINDOW_BYTES = 128 << 20
+"""Most memory that a zstd file may ask for."""
+MOST_FILES = 200_000
+SNIFF_BYTES = 4096
+
+_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\r\f\x1b"))
+"""What no text holds, but for a torn byte here and there."""
+_BOMS = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+_RANK = re.compile(r"(?:^|[^a-z])rank[-_.= ]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE)
+_NODE = re.compile(r"(?:^|[-_./])(?P<node>(?:node|worker|host|pod|master|launcher)[-_]?\d+)", re.IGNORECASE)
+
+
+Reader: TypeAlias = "io.BufferedReader[Any]"
+
+
+class Pile:
+    """What is to be read; `notes` fills, while blocks are taken, with what was left out."""
+
+    def __init__(self, paths: tuple[Path, ...], *, stdin: BinaryIO | None = None) -> None:
+        self._paths = paths
+        self._stdin = stdin
+        self.notes: list[str] = []
+        self.files = self.bytes = 0
+        self._left_out: Counter[str] = Counter()
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of every file, a file after the other."""
+        for path in self._paths:
+            if str(path) == "-" and self._stdin is not None:
+                yield from self._stream(self._stdin, Source(name="-"))
+                continue
+            root = path if path.is_dir() else path.parent
+            for file in self._files(path):
+                yield from self._file(file, _source(file, root))
+        self.notes += [f"not read: {count} {what}" for what, count in sorted(self._left_out.items())]
+
+    def _files(self, path: Path) -> Iterator[Path]:
+        if not path.is_dir():
+            yield path
+            return
+        for folder, folders, names in os.walk(path):
+            folders.sort()
+            for name in sorted(names):
+                if self.files >= MOST_FILES:
+                    self.notes.append(f"only the first {MOST_FILES:,} files were read")
+                    return
+                yield Path(folder) / name
+
+    def _file(self, path: Path, source: Source) -> Iterator[Block]:
+        try:
+            if not path.is_file():
+                self._left_out["sockets, pipes or devices"] += 1
+                return
+            with path.open("rb") as file:
+                yield from self._stream(file, source)
+        except OSError as error:
+            self.notes.append(f"{source.name} cannot be read: {error.strerror or error}")
+
+    def _stream(self, file: BinaryIO, source: Source) -> Iterator[Block]:
+        self.files += 1
+        reader = _buffered(file)
+        unpack = next((unpack for magic, unpack in _PACKED.items() if reader.peek(SNIFF_BYTES).startswith(magic)), None)
+        try:
+            if unpack is not None:
+                reader = unpack(reader)
+            head = reader.peek(SNIFF_BYTES)[:SNIFF_BYTES]
+            encoding = next((encoding for bom, encoding in _BOMS if head.startswith(bom)), None)
+            if encoding is None and _is_binary(head):
+                self._left_out["files that are no text"] += 1
+                return
+            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding)
+        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            self.notes.append(f"{source.name} is damaged, and read up to there: {error}")
+
+    def _whole_lines(self, reader: Reader, source: Source, most: int | None, encoding: str | None) -> Iterator[Block]:
+        """Blocks that end with a line's end; only the last may not."""
+        number, rest, taken, passing = 1, b"", 0, False
+        decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+        while data := reader.read(BLOCK_BYTES):
+            taken += len(data)
+            self.bytes += len(data)
+            if decoder:
+                data = decoder.decode(data).encode("utf-8", "replace")
+            end = data.rfind(b"\n") + 1
+            if passing:
+                if not end:
+                    continue
+                passing, begin = False, data.find(b"\n")
+                data, end = data[begin:], end - begin
+            if not end:
+                rest += data
+                if len(rest) > LINE_BYTES:
+                    self._left_out["ends of very long lines"] += 1
+                    rest, passing = rest[:LINE_BYTES], True
+                continue
+            block = rest + data[:end]
+            yield Block(source=source, first_line=number, data=block)
+            number += block.count(b"\n")
+            rest = data[end:]
+            if len(rest) > LINE_BYTES:
+                self._left_out["ends of very long lines"] += 1
+                rest, passing = rest[:LINE_BYTES], True
+            if most is not None and taken >= most:
+                self.notes.append(f"{source.name}: only the first {taken >> 30} GiB of what is packed in it were read")
+                return
+        if rest:
+            yield Block(source=source, first_line=number, data=rest)
+
+
+def _is_binary(head: bytes) -> bool:
+    return (len(head) - len(head.translate(None, _CONTROLS))) * 20 > len(head)
+
+
+def _buffered(file: Any) -> Reader:
+    return cast("Reader", file if isinstance(file, io.BufferedReader) else io.BufferedReader(file))
+
+
+def _gunzipped(packed: Reader) -> Reader:
+    return _buffered(gzip.GzipFile(fileobj=packed))
+
+
+def _unzstd(packed: Reader) -> Reader:
+    unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+    return _buffered(unpacker.stream_reader(packed, read_across_frames=True))
+
+
+_PACKED: Mapping[bytes, Callable[[Reader], Reader]] = {b"\x1f\x8b": _gunzipped, b"\x28\xb5\x2f\xfd": _unzstd}
+
+
+def _source(path: Path, root: Path) -> Source:
+    """A file's source; what its path below the pile says of rank and node."""
+    below = os.path.relpath(path, root) if root != path else path.name
+    rank, node = _RANK.findall(below), _NODE.findall(below)
+    return Source(name=str(path), rank=int(rank[-1]) if rank else None, node=node[-1] if node else None)

@@ -1,0 +1,104 @@
+"""Owns reading who wrote a line, and when, from whatever stands before its message.
+
+A line carries the prefixes of all it came through: kubectl, a launcher, torch, NCCL. Each says a part; none is needed.
+Refuses to own what the message means.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from datetime import UTC, datetime
+
+from holdfast.diagnose.block import Source
+from holdfast.diagnose.fact import Who
+
+HEAD_CHARS = 400
+"""How much of a line's beginning can be prefix."""
+
+# n1:811:990 [3] NCCL INFO ...                                        NCCL, all versions
+_NCCL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[-?\d+\] ")
+# n1:811 NCCL DIAG ...                                                 NCCL 2.31 and later
+_NCCL_DIAG = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+) NCCL DIAG")
+# [rank3]:[E1120 ...   [Rank 2] ...   [PG ID 0 PG GUID 0(default_pg) Rank 1]   [1,3]<stderr>: (Open MPI)   rank=3
+_RANKS = (
+    re.compile(r"\[[Rr]ank ?(?P<rank>\d{1,7})\]"),
+    re.compile(r"\[PG [^\]]{1,80}? Rank (?P<rank>\d{1,7})\]"),
+    re.compile(r"^\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err|diag)>"),
+    re.compile(r"\b[Rr]ank[ =:]+(?P<rank>\d{1,7})\b"),
+)
+# 3: message                                                           srun -l
+_SRUN = re.compile(r"^ ?(?P<rank>\d{1,6}): ")
+# [pod/worker-3/main] message                                          kubectl logs --prefix
+_POD = re.compile(r"^\[pod/(?P<node>[\w.-]+)/[\w.-]+\] ")
+# (RayWorker pid=811, ip=10.0.0.3) message                             Ray
+_RAY = re.compile(r"\(\w[\w.:]* pid=(?P<pid>\d+)(?:, ip=(?P<host>[\d.:a-f]+))?\)")
+# worker-1: message                                                    pdsh, DeepSpeed
+_PDSH = re.compile(r"^(?P<host>[A-Za-z][\w-]*[\w.-]*\d): (?=\S)")
+# Nov 20 10:00:00 n1 kernel: message                                   syslog
+_SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) [\w./-]+(?:\[(?P<pid>\d+)\])?: ")
+_HOSTS = (_NCCL, _NCCL_DIAG, _RAY, _SYSLOG)
+
+
+def writer_of(line: str, source: Source) -> Who:
+    """Whom a line's prefixes name; what they leave out is taken from its source."""
+    head = line[:HEAD_CHARS]
+    rank, node, host, pid = source.rank, source.node, None, None
+    for pattern in _HOSTS:
+        if found := pattern.search(head):
+            host, pid = found["host"], int(found["pid"]) if found["pid"] else None
+            break
+    else:
+        if found := _PDSH.match(head):
+            host = found["host"]
+    if found := _POD.match(head):
+        node = found["node"]
+    if rank is None:
+        rank = next((int(found["rank"]) for pattern in _RANKS if (found := pattern.search(head))), None)
+        if rank is None and (found := _SRUN.match(head)):
+            rank = int(found["rank"])
+    return Who(host=host, pid=pid, rank=rank, node=node)
+
+
+# 2026-11-20T10:00:00.123Z   2026-11-20 10:00:00,123   [2026-11-20 10:00:00]   2026/11/20 10:00:00
+_ISO = re.compile(
+    r"(?P<y>20\d\d)[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+# [E1120 10:00:00.123456 ...   E0801 12:34:56.789000 1234 file.py:1]            glog; it says no year
+_GLOG = re.compile(
+    r"(?:^|[\s\[\]:])[DIWEFC](?P<mo>\d\d)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d{1,9})?"
+)
+# Nov 20 10:00:00 n1 kernel:      [Thu Nov 20 10:00:00 2026]                    syslog, dmesg -T
+_MONTH = re.compile(
+    r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
+    r"(?: (?P<y>20\d\d))?"
+)
+_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
+
+
+def clock_of(line: str) -> float | None:
+    """Seconds since the epoch that a line's own clock says; a time without zone is taken for UTC.
+
+    Only differences between such times are ever used.
+    """
+    head = line[:HEAD_CHARS]
+    found = _ISO.search(head) or _GLOG.search(head) or _MONTH.search(head)
+    if found is None:
+        return None
+    said = found.groupdict()
+    month = _MONTHS[said["mon"]] if said.get("mon") else int(said["mo"])
+    year = int(said["y"]) if said.get("y") else datetime.now(UTC).year
+    try:
+        moment = datetime(year, month, int(said["d"]), int(said["h"]), int(said["mi"]), int(said["s"]), tzinfo=UTC)
+    except ValueError:
+        return None
+    fraction = float(f"0.{said['f'][1:]}") if said.get("f") else 0.0
+    return moment.timestamp() + fraction - _offset_s(said.get("zone"))
+
+
+def _offset_s(zone: str | None) -> float:
+    if not zone or zone == "Z":
+        return 0.0
+    digits = zone[1:].replace(":", "")
+    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)

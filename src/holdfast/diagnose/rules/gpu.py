@@ -1,0 +1,293 @@
+"""Rules for GPUs, their links and their driver: Xid, lost devices, Fabric Manager, IMEX, CUDA errors."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+DRAIN = (
+    "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="xid-hardware",
+        lines=(
+            "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
+            "kernel: NVRM: Xid (PCI:0000:65:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
+            "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
+            "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
+        ),
+        pattern=r"Xid\b.{0,60}?\b(?P<xid>8|46|48|54|56|57|58|62|63|64|69|74|78|79|92|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
+        r"|149|150|151|154|155|156|157|158|160|161|167|168|169|171|172)\b",
+        classes=(Class.GPU_XID,),
+        sure=Sureness.CERTAIN,
+        says="the driver reported a failing GPU or link (Xid {xid})",
+        remedy=("holdfast explain XID-{xid}", DRAIN),
+        decides=("xid",),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
+        code="xid-program",
+        lines=(
+            "NVRM: Xid (PCI:0000:07:00): 31, pid=7192, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2e_00000000.",
+            "NVRM: Xid (PCI:0000:07:00): 13, Graphics Exception: ESR 0x514730=0x201000e",
+        ),
+        pattern=r"Xid\b.{0,60}?\b(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
+        classes=(Class.GPU_XID, Class.PROGRAM_ERROR),
+        sure=Sureness.LIKELY,
+        says="the GPU stopped a program for what it did (Xid {xid}): mostly the program's fault, sometimes the GPU's",
+        remedy=(
+            "holdfast explain XID-{xid}",
+            "run under compute-sanitizer; if it stays with one GPU, take that GPU out",
+        ),
+        decides=("cuda-sync",),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
+        code="xid-consequence",
+        lines=("NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",),
+        pattern=r"Xid\b.{0,60}?\b(?P<xid>43|45)\b",
+        role=Role.SECONDARY,
+        classes=(Class.GPU_XID,),
+        says="the driver cleaned up after a program that had ended (Xid {xid})",
+        decides=("xid",),
+        source="NVIDIA driver",
+    ),
+    Rule(
+        code="sxid",
+        lines=("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
+        pattern=r"SXid \(PCI:(?P<pci>[^)]+)\): (?P<sxid>\d+), (?:Non-)?[Ff]atal",
+        classes=(Class.GPU_XID,),
+        sure=Sureness.CERTAIN,
+        says="an NVSwitch reported a failing link (SXid {sxid})",
+        remedy=(DRAIN,),
+        source="NVIDIA NVSwitch driver",
+    ),
+    Rule(
+        code="gpu-lost",
+        lines=(
+            "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+            "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
+        ),
+        pattern=r"GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
+        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|ERR!.*ERR!",
+        classes=(Class.GPU_XID,),
+        sure=Sureness.CERTAIN,
+        says="a GPU is no longer on the bus",
+        remedy=(DRAIN,),
+        decides=("xid",),
+        source="NVIDIA driver, nvidia-smi",
+    ),
+    Rule(
+        code="gpu-ecc",
+        lines=(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        ),
+        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED)|hardware stack error"
+        r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down|inactive)",
+        classes=(Class.GPU_XID,),
+        sure=Sureness.CERTAIN,
+        says="a GPU's memory or NVLink failed beyond correction",
+        remedy=(DRAIN,),
+        decides=("xid",),
+        source="CUDA",
+    ),
+    Rule(
+        code="cuda-launch-failure",
+        lines=(
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "[3] NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+        ),
+        pattern=r"unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered"
+        r"|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+        classes=(Class.PROGRAM_ERROR, Class.GPU_XID, Class.OTHER),
+        says="a CUDA kernel failed; the line does not say which, nor whether program or GPU is at fault",
+        remedy=(
+            "CUDA_LAUNCH_BLOCKING=1 to see which kernel; if it stays with one GPU whatever the program, replace it",
+        ),
+        decides=("cuda-sync", "xid"),
+        source="CUDA",
+    ),
+    Rule(
+        code="cuda-error",
+        lines=(
+            "RuntimeError: CUDA error: unknown error",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+            "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
+        ),
+        pattern=r"CUDA error: |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|NCCL WARN C[uU][dD][aA] failure",
+        classes=(
+            Class.DRIVER,
+            Class.GPU_XID,
+            Class.OOM_GPU,
+            Class.PROGRAM_ERROR,
+            Class.NAN_DATA,
+            Class.VERSION_MISMATCH,
+        ),
+        says="a CUDA call failed",
+        remedy=("CUDA_LAUNCH_BLOCKING=1 to see which; `dmesg -T | grep Xid` on that node",),
+        decides=("cuda-sync", "xid", "versions"),
+        source="CUDA",
+    ),
+    Rule(
+        code="fabric-manager",
+        lines=(
+            "n1: Test CUDA failure common.cu:1012 'system not yet initialized'",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "nvidia-fabricmanager.service: Failed with result 'exit-code'.",
+            "fabric manager NVIDIA GPU driver interface version 535.104.05 don't match with driver version 535.129.03",
+        ),
+        pattern=r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't match|mismatch)"
+        r"|nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)",
+        classes=(Class.DRIVER,),
+        sure=Sureness.CERTAIN,
+        says="the GPUs wait for Fabric Manager, which does not run or does not fit the driver",
+        remedy=(
+            "systemctl enable --now nvidia-fabricmanager, of the driver's very version; then reset the GPUs or reboot",
+        ),
+        decides=("fabric-manager",),
+        source="CUDA error 802",
+    ),
+    Rule(
+        code="nvls-bind",
+        lines=(
+            "n1:8:9 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",
+            "n1:8:9 [1] transport/nvls.cc:169 NCCL WARN Cuda failure 802 'system not yet initialized'",
+            "n1:8:9 [1] NCCL WARN cuMulticastCreate failed: Cuda failure 1 'invalid argument'",
+        ),
+        pattern=r"Failed to bind NVLink SHARP|nvls\.cc:\d+ .*NCCL WARN (?:Cuda|CUDA) failure|cuMulticast\w+.*[Ff]ail|NVLS.{0,60}CUDA error \d+",
+        classes=(Class.DRIVER,),
+        sure=Sureness.LIKELY,
+        says="NVLink SHARP (NVLS) memory could not be bound: Fabric Manager or IMEX is not ready",
+        remedy=(
+            "systemctl restart nvidia-fabricmanager (nvidia-imex on NVLink domains), then reset the GPUs or reboot",
+            "NCCL_NVLS_ENABLE=0 goes on without it",
+        ),
+        decides=("fabric-manager",),
+        versions="2.17 and later",
+        source="NCCL src/transport/nvls.cc",
+    ),
+    Rule(
+        code="imex",
+        lines=(
+            "n1:8:9 [0] NCCL WARN MNNVL: IMEX channel is not available, please check the IMEX service is running",
+            "n1:8:9 [0] NCCL WARN Cuda failure 800 'operation not permitted' cuMemCreate fabric handle, nvidia-imex not running",
+            "failed to open /dev/nvidia-caps-imex-channels/channel0",
+        ),
+        pattern=r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)|nvidia-imex.{0,40}(?:not running|fail)|nvidia-caps-imex-channels"
+        r"|cuMemImportFromShareableHandle.*[Ff]ail|fabric handle.{0,40}(?:fail|not supported)",
+        classes=(Class.DRIVER,),
+        sure=Sureness.LIKELY,
+        says="memory cannot be shared over the NVLink domain: IMEX is not ready",
+        remedy=(
+            "systemctl status nvidia-imex on every node of the domain; give the pod a ComputeDomain (channel device)",
+            "NCCL_MNNVL_ENABLE=0 goes on without it",
+        ),
+        decides=("fabric-manager",),
+        versions="2.21 and later",
+        source="NCCL src/mnnvl.cc",
+    ),
+    Rule(
+        code="driver-version",
+        lines=(
+            "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
+        ),
+        pattern=r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|Driver/library version mismatch"
+        r"|unsupported display driver / cuda driver|forward compatibility was attempted on non supported HW"
+        r"|provided PTX was compiled with an unsupported toolchain|API mismatch: the client has the version",
+        classes=(Class.DRIVER, Class.VERSION_MISMATCH),
+        sure=Sureness.LIKELY,
+        says="the GPU driver does not fit the CUDA in the image, or its own library",
+        remedy=(
+            "update the driver or take an image with an older CUDA; after a driver update, reboot or reload the modules",
+        ),
+        decides=("versions",),
+        source="CUDA, NVML",
+    ),
+    Rule(
+        code="no-gpu",
+        lines=(
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        ),
+        pattern=r"No CUDA GPUs are available|Found no NVIDIA driver|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
+        r"|Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        classes=(Class.DRIVER, Class.NOT_STARTED),
+        sure=Sureness.LIKELY,
+        says="the process sees no GPU",
+        remedy=(
+            "Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+            "`Failed to initialize NVML` after a while: systemd took the device cgroup away (systemctl daemon-reload); "
+            "use cgroupfs or CDI",
+        ),
+        decides=("versions",),
+        source="torch, CUDA, NVML",
+    ),
+    Rule(
+        code="peermem",
+        lines=(
+            "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
+            "n1:8:9 [0] NCCL WARN Call to ibv_reg_mr failed with error Bad address",
+            "n1:8:9 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Invalid argument",
+        ),
+        pattern=r"could not insert '?nv(?:idia)?_peer_?mem|nv(?:idia)?_peer_?mem.{0,40}(?:Unknown symbol|disagrees|Invalid argument|not loaded|fail)"
+        r"|ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument|Operation not supported)"
+        r"|ib_register_peer_memory_client",
+        classes=(Class.DRIVER, Class.GDR_MISSING),
+        sure=Sureness.LIKELY,
+        says="GPU memory cannot be registered with the NIC: nvidia_peermem or DMA-BUF is broken",
+        remedy=(
+            "modprobe nvidia_peermem (reinstall the driver after OFED, or build it with MLNX_OFED)",
+            "NCCL_NET_GDR_LEVEL=LOC goes on without",
+        ),
+        decides=("peermem",),
+        source="NVIDIA driver, NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="p2p-disabled",
+        lines=(
+            "n1:8:9 [0] graph/paths.cc:402 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case given their connectivity",
+            "n1:8:9 [0] transport/p2p.cc:100 NCCL INFO Could not enable P2P between dev 0(=1000) and dev 1(=2000)",
+        ),
+        pattern=r"P2P is disabled between (?:NVLINK )?connected GPUs|Could not enable P2P between dev",
+        classes=(Class.ACS_IOMMU, Class.GPU_XID),
+        sure=Sureness.LIKELY,
+        says="GPUs that are connected cannot reach each other's memory",
+        remedy=(
+            "turn ACS off on the PCIe bridges, the IOMMU off or to passthrough (iommu=pt)",
+            "nvidia-smi topo -p2p r; NCCL_P2P_DISABLE=1 goes on without",
+        ),
+        decides=("acs", "topology"),
+        versions="2.12 and later",
+        source="NCCL src/graph/paths.cc",
+    ),
+    Rule(
+        code="iommu",
+        lines=(
+            "DMAR: [DMA Read] Request device [17:00.0] fault addr 387fc000 [fault reason 06] PTE Read access is not set",
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0 domain=0x0042 address=0x3fff flags=0x0020]",
+            "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
+        ),
+        pattern=r"DMAR: .*fault|IO_PAGE_FAULT|IOMMU is enabled|IOMMU mode: (?:translat|enabled)|ACS (?:is )?enabled|ACSCtl: SrcValid\+"
+        r"|PCI-P2P.{0,40}(?:ACS|redirect)",
+        classes=(Class.ACS_IOMMU,),
+        sure=Sureness.LIKELY,
+        says="an IOMMU or ACS stands between devices that should speak directly",
+        remedy=(
+            "turn ACS off on the PCIe bridges (setpci), iommu=pt or off in BIOS (VT-d, AMD-Vi); in a VM ATS must be on",
+        ),
+        decides=("acs",),
+        source="the kernel, lspci, NCCL",
+    ),
+)

@@ -1,0 +1,61 @@
+"""Owns what several weak facts mean together, where each alone leaves open what it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Sureness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """Facts that, all seen, decide."""
+
+    code: str
+    needs: tuple[str, ...]
+    """Codes of rules, all of which must be there; the first is quoted first."""
+    klass: Class
+    sure: Sureness
+    says: str
+    remedy: tuple[str, ...]
+
+
+JOINTS: tuple[Joint, ...] = (
+    Joint(
+        code="gid-index",
+        needs=("queue-pair-timeout", "gid-link-local"),
+        klass=Class.NETWORK_LOSS,
+        sure=Sureness.LIKELY,
+        says="RDMA connections time out while a port offers a link-local GID: the wrong GID index is in use",
+        remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
+    ),
+    Joint(
+        code="gid-index",
+        needs=("completion-retry", "gid-link-local"),
+        klass=Class.NETWORK_LOSS,
+        sure=Sureness.LIKELY,
+        says="the peer does not answer while a port offers a link-local GID: the wrong GID index is in use",
+        remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
+    ),
+    Joint(
+        code="killed-for-memory",
+        needs=("host-memory-killer", "killed"),
+        klass=Class.OOM_HOST,
+        sure=Sureness.CERTAIN,
+        says="a rank was killed by the kernel because host memory ran out",
+        remedy=(
+            "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller buffers",
+        ),
+    ),
+    Joint(
+        code="one-node-on-tcp",
+        needs=("net-socket", "net-fast"),
+        klass=Class.TCP_FALLBACK,
+        sure=Sureness.LIKELY,
+        says="some ranks use the fast network and others plain TCP",
+        remedy=(
+            "compare image, RDMA resource and plugin of the nodes whose lines say Socket with those of the others",
+        ),
+    ),
+)

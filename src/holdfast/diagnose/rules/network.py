@@ -1,0 +1,252 @@
+"""Rules for plain networking: interfaces, firewalls, rendezvous and names, sockets that only tell of a dead peer."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+NAME_INTERFACE = (
+    "NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 (the interface that reaches the other nodes; `ip -br addr`)"
+)
+OPEN_PORTS = (
+    "allow all TCP ports between the job's nodes: NetworkPolicy, security group, firewalld/ufw/iptables",
+    'service mesh: annotation sidecar.istio.io/inject: "false" on the pods',
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="no-interface",
+        lines=(
+            "n1:8:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+            "n1:8:9 [0] NCCL WARN NET/Socket : No usable listening interface found",
+            "n1:8:9 [0] NCCL WARN no device found matching eth1, verify NCCL_OOB_NET_IFNAME",
+            "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: ens5",
+            "ValueError: Unable to find interface ib0",
+        ),
+        pattern=r"no socket interface found|NET/Socket ?: [Nn]o (?:usable listening )?interface found|no device found (?:matching|after excluding)|Unable to find (?:address for|interface)"
+        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|bad interface name|Invalid network interface",
+        classes=(Class.WRONG_INTERFACE,),
+        sure=Sureness.CERTAIN,
+        says="the interface that the settings name does not exist on this node",
+        remedy=(NAME_INTERFACE,),
+        decides=("interfaces",),
+        versions="all; by name since NCCL 2.24",
+        source="NCCL src/bootstrap.cc, Gloo transport/tcp/device.cc",
+    ),
+    Rule(
+        code="loopback-peer",
+        lines=(
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error, remote=[127.0.1.1]:2331",
+            "n1:8:9 [0] NCCL WARN Net : Connect to 127.0.0.1<34567> failed : Connection refused",
+            "n1:8:9 [0] NCCL WARN socketStartConnect: Connect to fe80::f816:3eff:fe1f:1%eth0<4455> failed : Cannot assign requested address",
+            "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
+            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
+        ),
+        pattern=r"(?:onnect(?:ing)? to |remote=|peer )\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
+        r"|(?:Bootstrap|NET/(?:Socket|OFI)) ?: Using ?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
+        r"|NET/Socket : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
+        remedy=(
+            NAME_INTERFACE,
+            "NCCL_SOCKET_IFNAME=^lo,docker,veth; the host's own name must not resolve to 127.x in /etc/hosts",
+        ),
+        decides=("interfaces",),
+        versions="all",
+        source="NCCL src/misc/socket.cc, Gloo transport/tcp/pair.cc",
+    ),
+    Rule(
+        code="connect-timeout",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketPollConnect: Connect to 10.0.3.4<45678> failed : Connection timed out",
+            "n1:8:9 [0] misc/socket.cc:500 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : No route to host",
+            "n1:8:9 [0] misc/socket.cc:550 NCCL WARN connect to 10.0.3.4<45678> returned Connection timed out, exceeded error retry count (35)",
+            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : No route to host",
+            "n1:8:9 [0] NCCL WARN socketPollConnect: connect returned Connection timed out, exceeded timeouts (20000)",
+        ),
+        pattern=r"(?i)connect(?: to \S+)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable|Software caused connection abort)"
+        r"|socketPollConnect.{0,60}(?:timed out|No route|unreachable)|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
+        classes=(Class.FIREWALL, Class.WRONG_INTERFACE, Class.NODE_LOST),
+        sure=Sureness.LIKELY,
+        says="a TCP connection to a peer gets no answer: a firewall or network policy drops it, or that address is not routed",
+        remedy=(*OPEN_PORTS, NAME_INTERFACE),
+        decides=("reachable", "interfaces"),
+        versions="all",
+        source="NCCL src/misc/socket.cc",
+    ),
+    Rule(
+        code="connect-refused",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : Connection refused",
+            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : Connection refused",
+            "n1:8:9 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+        ),
+        pattern=r"(?i)connect(?: to \S+)?(?: failed ?:| returned| error:?) (?:\d+ )?Connection refused",
+        classes=(Class.FIREWALL, Class.WRONG_INTERFACE, Class.PROGRAM_ERROR, Class.RENDEZVOUS),
+        says="nobody listens at a peer's address: its process is gone, or a firewall refuses, or the address is another host's",
+        remedy=("look at the peer's own log first", *OPEN_PORTS),
+        decides=("peer-log", "reachable", "interfaces"),
+        versions="all",
+        source="NCCL src/misc/socket.cc",
+    ),
+    Rule(
+        code="service-mesh",
+        lines=(
+            "2025-01-02T03:04:05Z info envoy upstream upstream membership update for TLS cluster inbound|29500|| added 1 removed 0",
+            '[2025-01-02T03:04:05Z] "- - -" 0 NR filter_chain_not_found - "-" 0 0 0 - "-" "10.2.0.5:29400"',
+            "rbac_access_denied_matched_policy[none]",
+            "upstream connect error or disconnect/reset before headers. reset reason: connection failure",
+        ),
+        pattern=r"\benvoy\b.{0,200}(?:inbound|outbound|upstream|cluster|listener)|filter_chain_not_found|rbac_access_denied|upstream connect error or disconnect|istio-proxy"
+        r"|BlackHoleCluster|PassthroughCluster|linkerd2?_(?:proxy|app)",
+        classes=(Class.FIREWALL,),
+        sure=Sureness.LIKELY,
+        says="a service mesh's proxy stands in the ranks' connections",
+        remedy=(
+            'annotation sidecar.istio.io/inject: "false" (Linkerd: linkerd.io/inject: disabled) on the job\'s pods',
+        ),
+        decides=("reachable",),
+        source="Envoy, Istio, Linkerd",
+    ),
+    Rule(
+        code="packet-filter",
+        lines=(
+            "[UFW BLOCK] IN=eth0 OUT= MAC=... SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP SPT=41000 DPT=29500",
+            "kernel: FINAL_REJECT: IN=eno1 OUT= SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP DPT=40001",
+            "Policy denied DROPPED (TCP Flags: SYN) default/worker-1:41234 to default/worker-0:29500",
+        ),
+        pattern=r"UFW BLOCK|FINAL_REJECT|IPTABLES.{0,10}DROP|nft.{0,20}(?:DROP|REJECT)|[Pp]olicy denied|calico-packet: .*DROP|firewalld? .{0,40}(?:block|reject|drop)",
+        classes=(Class.FIREWALL,),
+        sure=Sureness.CERTAIN,
+        says="a packet filter dropped a connection between the job's nodes",
+        remedy=OPEN_PORTS,
+        source="ufw, firewalld, Cilium, Calico",
+    ),
+    Rule(
+        code="foreign-connection",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:600 NCCL WARN socketFinalizeAccept: wrong magic 0x4745540000 != 0x1234",
+            "n1:8:9 [0] NCCL WARN socket magic mismatch",
+        ),
+        pattern=r"[Ww]rong (?:magic|socket type|type)\b|socket magic mismatch|unexpected magic",
+        classes=(Class.OTHER, Class.FIREWALL, Class.VERSION_MISMATCH),
+        says="somebody else connected to a port of NCCL's: a scanner, a health probe, or another job",
+        remedy=("keep scanners and probes away from the job's ports; give jobs their own ports",),
+        decides=("net-plugin", "versions"),
+        versions="2.16 and later",
+        source="NCCL src/misc/socket.cc",
+    ),
+    Rule(
+        code="name-resolution",
+        lines=(
+            "socket.gaierror: [Errno -2] Name or service not known",
+            "[W socket.cpp:663] [c10d] The IPv6 network addresses of (master-0, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
+            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (worker-0, 29500). The IPv4 network addresses of (worker-0, 29500) cannot be retrieved (gai error: -3 - Temporary failure in name resolution).",
+            "ssh: Could not resolve hostname job-worker-1.job: Name or service not known",
+        ),
+        pattern=r"gai error: -?\d+|gaierror|Name or service not known|[Tt]emporary failure in name resolution|[Cc]ould not resolve (?:host|hostname)|nodename nor servname|no such host"
+        r"|[Uu]nknown host\b|NXDOMAIN|getaddrinfo.{0,40}fail|No address associated with hostname|Name does not resolve",
+        classes=(Class.RENDEZVOUS,),
+        sure=Sureness.CERTAIN,
+        says="the name of the master or of a peer does not resolve",
+        remedy=(
+            "Kubernetes: a headless service with publishNotReadyAddresses: true, hostname and subdomain on the pods; wait with nslookup in an init container",
+            "Slurm: MASTER_ADDR=$(scontrol show hostnames $SLURM_NODELIST | head -1); /etc/hosts or DNS on every node",
+        ),
+        decides=("resolves",),
+        source="libc getaddrinfo, torch c10d socket.cpp",
+    ),
+    Rule(
+        code="rendezvous-timeout",
+        lines=(
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError: The rendezvous has timed out.",
+            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",
+            "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 29500).",
+            "RuntimeError: The client socket has failed to connect to any network address of (10.0.0.1, 29500).",
+            "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
+            "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
+            "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
+        ),
+        pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\. Original timeout"
+        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|rendezvous.{0,60}(?:timed out|timeout|failed to)"
+        r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
+        classes=(Class.RENDEZVOUS, Class.FIREWALL, Class.RANK_COUNT),
+        sure=Sureness.LIKELY,
+        says="not all ranks met at the rendezvous in time",
+        remedy=(
+            "the same endpoint and id on every node, the master's port open, its name resolvable before the others start",
+            "the number of nodes started must be --nnodes; raise --rdzv-conf join_timeout when images are slow to pull",
+        ),
+        decides=("resolves", "reachable", "who-joined"),
+        source="torch elastic rendezvous, c10d TCPStore, JAX coordination service",
+    ),
+    Rule(
+        code="port-in-use",
+        lines=(
+            "[E socket.cpp:922] [c10d] The server socket has failed to listen on any local network address. useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",
+            "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+            "OSError: [Errno 98] Address already in use",
+        ),
+        pattern=r"EADDRINUSE|[Aa]ddress already in use",
+        classes=(Class.RENDEZVOUS,),
+        sure=Sureness.LIKELY,
+        says="the rendezvous port is taken by another process: an earlier run that has not ended, or another job",
+        remedy=(
+            "ss -ltnp | grep PORT, end what is left over; or another --master-port (torchrun --rdzv-endpoint HOST:0 picks a free one)",
+        ),
+        decides=("resolves",),
+        source="torch c10d socket.cpp",
+    ),
+    Rule(
+        code="bind-elsewhere",
+        lines=(
+            "[E socket.cpp:922] [c10d] The server socket has failed to bind to [10.0.0.5]:29500 (errno: 99 - Cannot assign requested address).",
+        ),
+        pattern=r"(?i)(?:bind|listen).{0,100}Cannot assign requested address|EADDRNOTAVAIL",
+        classes=(Class.RENDEZVOUS, Class.WRONG_INTERFACE),
+        sure=Sureness.LIKELY,
+        says="rank 0 was started on a host that is not MASTER_ADDR",
+        remedy=(
+            "node rank 0 must run on the host that MASTER_ADDR names; use the c10d rendezvous to let torchrun choose",
+        ),
+        decides=("resolves",),
+        source="torch c10d socket.cpp",
+    ),
+    Rule(
+        code="gloo-connect",
+        lines=(
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.1.2.3]:41234: Connection timed out",
+        ),
+        pattern=r"Gloo connectFullMesh failed|gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting|op\.preamble)|gloo.{0,60}[Tt]imed out waiting \d+ms for connect",
+        classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="Gloo could not connect the ranks: mostly it took an interface or address that others cannot reach",
+        remedy=(NAME_INTERFACE, *OPEN_PORTS),
+        decides=("interfaces", "reachable"),
+        source="Gloo transport/tcp/pair.cc",
+    ),
+    Rule(
+        code="connection-closed",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n2<51159>",
+            "n1:8:9 [0] proxy.cc:1521 NCCL WARN Socket recv failed while polling for opId=0x7f",
+            "n1:8:9 [0] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to recv from 10.0.0.2<36173> failed : Connection reset by peer",
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:12345",
+            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.20.5",
+            "[W TCPStore.cpp:141] recvValue failed on SocketImpl(fd=3, addr=[n1]:42, remote=[n0]:29500): failed to recv, got 0 bytes",
+            "torch.distributed.DistNetworkError: Connection reset by peer",
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ),
+        pattern=r"Connection closed by (?:remote )?peer|Socket recv failed|[Cc]all to (?:recv|send)\w* (?:from|to) \S+ failed|Connection reset by peer|remote process exited or there was a network error"
+        r"|recvValue(?:WithTimeout)? failed|sendBytes failed|failed to recv, got 0 bytes|Broken pipe|store->get\(.{0,80}got error|[Ff]ailed to check the \"should dump\" flag"
+        r"|peer closed the connection|ncclRemoteError|Server unexpectedly shut down|TCPStore server has shut down",
+        role=Role.SECONDARY,
+        classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.NODE_LOST),
+        says="the process at the other end of a connection was gone",
+        decides=("all-ranks", "peer-log"),
+        versions="all",
+        source="NCCL src/misc/socket.cc, Gloo, torch TCPStore",
+    ),
+)

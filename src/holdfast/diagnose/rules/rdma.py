@@ -1,0 +1,416 @@
+"""Rules for RDMA: verbs completions and queue pairs, devices, libraries, plugins, GPUDirect, and falling back to TCP."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+GIVE_DEVICES = (
+    "Kubernetes: resources.limits of the RDMA resource (such as rdma/hca: 1), capabilities: {add: [IPC_LOCK]}",
+    "docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1",
+)
+VERBS_LIBRARIES = (
+    "apt-get install -y libibverbs1 ibverbs-providers librdmacm1 in the image; then NCCL says `Using network IB`"
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="completion-length",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=1 opcode=0 len=0 vendor err 105 (Recv)",
+            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_LEN_ERR(1) opcode=IBV_WC_SEND(0) vendor_err=105",
+        ),
+        pattern=r"LOC_LEN_ERR|Got completion .*(?:with error |status=)1\b|local length error",
+        classes=(Class.NETWORK_LOSS,),
+        sure=Sureness.LIKELY,
+        says="an RDMA message was longer than the receiver takes: the MTU differs between the ports",
+        remedy=("set the same MTU on every RDMA port and switch; compare `ibv_devinfo | grep active_mtu`",),
+        decides=("mtu",),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-protection",
+        lines=(
+            "n2:51:90 [0] transport/net_ib.cc:830 NCCL WARN NET/IB : Got completion from peer 10.0.35.1<49189> with error 4, opcode 129, len 0, vendor err 81",
+            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=81",
+        ),
+        pattern=r"LOC_PROT_ERR|Got completion .*(?:with error |status=)4\b|local protection error",
+        classes=(Class.ACS_IOMMU, Class.NETWORK_LOSS, Class.DRIVER),
+        sure=Sureness.LIKELY,
+        says="the NIC was refused access to GPU memory (local protection error): ACS or an IOMMU redirects it",
+        remedy=(
+            "turn ACS off on the PCIe bridges between GPU and NIC; iommu=pt",
+            "NCCL_NET_GDR_LEVEL=LOC shows whether it is that path",
+        ),
+        decides=("acs", "mtu", "peermem"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-retry",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 12, opcode 0, len 32600, vendor err 129",
+            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=129",
+            "Failed status transport retry counter exceeded (12) for wr_id 0 syndrom 0x81",
+        ),
+        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry counter exceeded",
+        classes=(Class.NETWORK_LOSS, Class.GPU_XID, Class.NODE_LOST, Class.OTHER),
+        sure=Sureness.LIKELY,
+        says="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, or the peer is gone",
+        remedy=(
+            "NCCL_IB_GID_INDEX of a routable RoCE v2 GID (show_gids; mostly 3); check PFC/ECN, cables and `ibqueryerrors`",
+            "NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7 bridges short interruptions",
+        ),
+        decides=("gid", "link-counters", "peer-log"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-not-ready",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 13, opcode 0, len 0, vendor err 135",
+        ),
+        pattern=r"RNR_RETRY_EXC_ERR|Got completion .*(?:with error |status=)13\b|RNR retry counter exceeded",
+        classes=(Class.NETWORK_LOSS, Class.STRAGGLER, Class.COLLECTIVE_MISMATCH),
+        says="the peer was not ready to receive for too long",
+        remedy=("look at what the peer's process did at that time",),
+        decides=("peer-log", "link-counters"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-remote",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 11, opcode 0, len 0, vendor err 137",
+            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_REM_ACCESS_ERR(10) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=136",
+            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : local access violation work queue error",
+        ),
+        pattern=r"REM_(?:OP|ACCESS|INV_REQ)_ERR|Got completion .*(?:with error |status=)(?:9|10|11)\b|remote (?:access|operation|invalid request) error"
+        r"|local access violation work queue error|invalid request local work queue error",
+        classes=(Class.NETWORK_LOSS, Class.ACS_IOMMU, Class.VERSION_MISMATCH),
+        says="the remote side refused an RDMA operation; its own log says why",
+        remedy=("compare MTU, NCCL version and settings of both nodes; ACS off on the peer",),
+        decides=("mtu", "acs", "peer-log"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-flushed",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 5, opcode 0, len 0, vendor err 249",
+            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=IBV_WC_SEND(0) vendor_err=249",
+        ),
+        pattern=r"WR_FLUSH_ERR|Got completion .*(?:with error |status=)5\b|Work Request Flushed",
+        role=Role.SECONDARY,
+        classes=(Class.NETWORK_LOSS,),
+        says="RDMA work was flushed after a queue pair had failed",
+        decides=("all-ranks", "peer-log"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+    ),
+    Rule(
+        code="completion-unnumbered",
+        lines=("n1:8:9 [0] transport/net_ib.cc:100 NCCL WARN NET/IB : Got completion from peer with error",),
+        pattern=r"Got completion .*(?:with error|vendor err|status=)",
+        classes=(Class.NETWORK_LOSS, Class.ACS_IOMMU, Class.DRIVER),
+        says="RDMA work failed",
+        remedy=("the number of the error says which way",),
+        decides=("link-counters", "gid", "acs"),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+        fallback=True,
+    ),
+    Rule(
+        code="queue-pair-timeout",
+        lines=(
+            "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+            "n1:8:9 [5] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_1:1, curr state INIT, next state RTR, local GID index 3",
+            "n1:8:9 [5] NCCL WARN Call to ibv_modify_qp failed with error No route to host",
+        ),
+        pattern=r"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable)",
+        classes=(Class.NETWORK_LOSS, Class.WRONG_INTERFACE, Class.OTHER),
+        says="no RDMA connection to the peer's address: wrong GID, no route between the rails, or the wrong device",
+        remedy=(
+            "NCCL_IB_GID_INDEX=3 where index 3 is the IPv4 RoCE v2 GID (show_gids)",
+            "rail-only fabric: NCCL_CROSS_NIC=0; several fabrics: NCCL_IB_HCA names the devices",
+            "a line from ibvwrap.c (not .cc) is HPC-X's plugin: NCCL_IBEXT_DISABLE=1 takes it out",
+        ),
+        decides=("gid", "which-pairs", "net-plugin"),
+        versions="all; device and GID index since 2.24",
+        source="NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="queue-pair-invalid",
+        lines=(
+            "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument",
+            "n1:8:9 [0] NCCL WARN Call to ibv_query_gid failed with error No such file or directory",
+        ),
+        pattern=r"ibv_modify_qp failed with (?:error )?(?:\d+ )?Invalid argument|ibv_query_gid failed|ibv_modify_qp failed with error No data available",
+        classes=(Class.NETWORK_LOSS, Class.VERSION_MISMATCH),
+        sure=Sureness.LIKELY,
+        says="a queue pair was refused: its GID index or port settings do not exist, or differ between the ends",
+        remedy=(
+            "NCCL_IB_GID_INDEX must exist on every port in use (show_gids); NCCL_IB_HCA the same kind of port everywhere",
+        ),
+        decides=("gid", "mtu"),
+        versions="all",
+        source="NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="gid-link-local",
+        lines=(
+            "GID[  1]:\t\tfe80::ac0:ebff:feda:1cfb, RoCE v2",
+            "mlx5_0  1  1  fe80:0000:0000:0000:0ac0:ebff:feda:1cfb  v2  eth2",
+        ),
+        pattern=r"(?i)GID\[ *\d+\]:\s*fe80:|mlx\d_\d+\s+\d+\s+\d+\s+fe80:|local ?GID[^,]{0,40}fe80:",
+        role=Role.CONTEXT,
+        says="one of the port's GIDs is link-local",
+        source="ibv_devinfo -v, show_gids",
+    ),
+    Rule(
+        code="rdma-async",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error",
+            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 async fatal event: local catastrophic error",
+            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 Got async error event: GID table change",
+            "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
+        ),
+        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|port active|GID table change|GID change|local catastrophic|CQ error|P_Key)"
+        r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link down|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
+        r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|symbol_error|port_rcv_errors|out_of_sequence|PFC storm|pause storm",
+        classes=(Class.NETWORK_LOSS,),
+        sure=Sureness.LIKELY,
+        says="an RDMA port lost its link or changed its address under the job",
+        remedy=(
+            "check cable, transceiver and switch port of that device; keep addresses static (no DHCP renewal) on RoCE",
+        ),
+        decides=("link-counters",),
+        versions="all; device named since 2.20",
+        source="NCCL src/transport/net_ib.cc, mlx5_core",
+    ),
+    Rule(
+        code="no-rdma-device",
+        lines=(
+            "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
+            "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
+            "ibv_devinfo: No IB devices found",
+            "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
+        ),
+        pattern=r"NET/IB ?: No device found|NET/IB ?: Unable to open device|ibv_open_device failed|No IB devices found|/dev/infiniband\S*.{0,40}"
+        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list",
+        classes=(Class.RDMA_DEVICE_MISSING,),
+        sure=Sureness.LIKELY,
+        says="no RDMA device is visible to the process, so NCCL goes over TCP",
+        remedy=GIVE_DEVICES,
+        decides=("net-plugin",),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc",
+        degrades=True,
+    ),
+    Rule(
+        code="fewer-nics",
+        lines=(
+            "n1:8:9 [0] NCCL WARN Detected mixed local Net device counts across ranks (min 7, max 8)",
+            "n1:8:9 [0] NCCL WARN Rank 12 has 7 local Net devices (max 8)",
+        ),
+        pattern=r"Detected mixed local (?:CollNet|Net) device counts|Rank (?P<rank>\d+) has \d+ local (?:CollNet|Net) devices",
+        classes=(Class.RDMA_DEVICE_MISSING,),
+        sure=Sureness.CERTAIN,
+        says="a rank has fewer network devices than the others",
+        remedy=("bring the missing NIC back on that node, or take the node out",),
+        versions="2.30 and later",
+        source="NCCL src/init.cc",
+    ),
+    Rule(
+        code="rdma-device-plugin",
+        lines=(
+            '2025/01/02 03:04:05 missing RDMA device spec for device 0000:5e:00.0, RDMA device "issm" not found',
+            "2025/01/02 03:04:05 Warning: no devices in device pool, creating empty resource server for hca_shared_devices_a",
+            '2025/01/02 03:04:05 error creating new device: "non-Rdma Device ens3f0"',
+            "0/4 nodes are available: 4 Insufficient rdma/hca_shared_devices_a.",
+        ),
+        pattern=r"missing RDMA device spec|no devices in device pool|[Nn]on-?R[Dd][Mm][Aa] [Dd]evice|Insufficient (?:rdma/|\S*/(?:hca|rdma|roce|ib|efa|sriov))\S*"
+        r"|[Nn]o RDMA devices? (?:found|available)|RDMA device \S+ not found",
+        classes=(Class.RDMA_DEVICE_MISSING,),
+        sure=Sureness.LIKELY,
+        says="the cluster's RDMA device plugin offers no device",
+        remedy=(
+            "restart the RDMA (or SR-IOV) device plugin after the driver is up; compare its selectors with the NIC's names",
+            "kubectl get node NODE -o jsonpath='{.status.allocatable}' shows the resource and its count",
+        ),
+        decides=("pod-status",),
+        source="k8s-rdma-shared-dev-plugin, sriov-network-device-plugin, kube-scheduler",
+    ),
+    Rule(
+        code="verbs-library-missing",
+        lines=(
+            "n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0",
+            "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file",
+        ),
+        pattern=r"Failed to open libibverbs|no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx|rdmav|efa|libibverbs)|libibverbs\.so\S* ?: cannot open shared object",
+        classes=(Class.TCP_FALLBACK,),
+        sure=Sureness.LIKELY,
+        says="the image has no libibverbs or no driver for it, so NCCL goes over TCP",
+        remedy=(VERBS_LIBRARIES,),
+        decides=("net-plugin",),
+        versions="all",
+        source="NCCL src/misc/ibvsymbols.cc, rdma-core",
+        degrades=True,
+    ),
+    Rule(
+        code="ofi-no-provider",
+        lines=(
+            "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
+            "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
+            "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
+            "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+            "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
+        ),
+        pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
+        r"|NET/OFI .*fi_getinfo.*(?:fail|No data)|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)|NET/OFI .*[Nn]o (?:suitable )?providers? found",
+        classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
+        sure=Sureness.LIKELY,
+        says="the libfabric plugin found no EFA provider or device, so NCCL goes over TCP",
+        remedy=(
+            "install the EFA software in the image (aws-efa-installer) and aws-ofi-nccl; `fi_info -p efa` must list devices",
+            "Kubernetes: resources.limits vpc.amazonaws.com/efa; the security group must allow all traffic to itself",
+        ),
+        decides=("net-plugin",),
+        source="aws-ofi-nccl",
+    ),
+    Rule(
+        code="net-plugin-failed",
+        lines=(
+            "n1:8:9 [0] NCCL WARN Error: network AWS Libfabric not found.",
+            "n1:8:9 [0] plugin/net.cc:212 NCCL WARN Failed to initialize any NET plugin",
+            "n1:8:9 [0] NCCL INFO Failed to initialize NET plugin FasTrak",
+            "n1:8:9 [0] NCCL INFO NET/Plugin: Failed to load libnccl-net.so: libfabric.so.1: cannot open shared object file",
+        ),
+        pattern=r"Error: network \S.* not found\.|Failed to initialize (?:any )?NET plugin|NET/Plugin ?:.{0,80}(?:cannot open shared object file|undefined symbol)"
+        r"|libfabric\.so\S*: cannot open shared object|NET/FasTrak.{0,80}(?:[Ff]ail|WARN)|NET/GPUDirectTCPX.{0,60}(?:[Ff]ail|[Ee]rror)",
+        classes=(Class.TCP_FALLBACK, Class.VERSION_MISMATCH),
+        sure=Sureness.LIKELY,
+        says="the network plugin that this fabric needs could not be loaded or started",
+        remedy=(
+            "install the fabric's plugin and its libraries in the image, and put their folder on LD_LIBRARY_PATH",
+            "unset NCCL_NET if the fabric needs no plugin",
+        ),
+        decides=("net-plugin",),
+        versions="all",
+        source="NCCL src/plugin/net.cc",
+    ),
+    Rule(
+        code="net-socket",
+        lines=(
+            "n1:8:9 [0] NCCL INFO Using network Socket",
+            "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Socket/0",
+            "n1:8:9 [0] NCCL INFO Initialized NET plugin Socket",
+        ),
+        pattern=r"Using network Socket|via NET/Socket/|(?:Initialized|Assigned) NET plugin Socket",
+        classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
+        says="NCCL goes over plain TCP sockets",
+        remedy=(VERBS_LIBRARIES, *GIVE_DEVICES, "if these nodes have no RDMA network, this is as it should be"),
+        decides=("net-plugin",),
+        versions="all",
+        source="NCCL src/init.cc, src/transport/net.cc",
+        degrades=True,
+    ),
+    Rule(
+        code="net-fast",
+        lines=(
+            "n1:8:9 [0] NCCL INFO Using network IB",
+            "n1:8:9 [0] NCCL INFO Using network AWS Libfabric",
+            "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA",
+        ),
+        pattern=r"Using network (?:IB|AWS Libfabric|Libfabric|FasTrak|GPUDirectTCPX|gIB|SHARP|UCX|OFI|IBext)|via NET/(?:IB|AWS Libfabric|Libfabric|FasTrak|gIB|IBext)",
+        role=Role.CONTEXT,
+        classes=(Class.TCP_FALLBACK, Class.GDR_MISSING, Class.STRAGGLER),
+        says="this rank uses the fast network",
+        decides=("transport",),
+        versions="all",
+        source="NCCL src/init.cc",
+    ),
+    Rule(
+        code="gdr-disabled",
+        lines=(
+            "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+            "n1:8:9 [3] NCCL INFO GPU Direct RDMA Disabled for GPU 1b000 / HCA 0 (distance 8 > 5)",
+            "n1:8:9 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 0",
+        ),
+        pattern=r"GPU Direct RDMA Disabled|use ring PXN \d GDR 0",
+        classes=(Class.GDR_MISSING, Class.DRIVER),
+        says="NCCL does not use GPUDirect RDMA with this NIC",
+        remedy=(
+            "modprobe nvidia_peermem on the host (or a kernel, driver and NCCL with DMA-BUF)",
+            "where the distance is too large: NCCL_NET_GDR_LEVEL=SYS, or a topology file in a VM",
+        ),
+        decides=("peermem", "topology"),
+        versions="all; by HCA since 2.13",
+        source="NCCL src/transport/net_ib.cc",
+        degrades=True,
+    ),
+    Rule(
+        code="gdr-module",
+        lines=(
+            "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)",
+            "n1:8:9 [3] NCCL INFO NET/OFI GPUDirect RDMA is not supported on this platform",
+        ),
+        pattern=r"GPU ?Direct RDMA.{0,60}(?:\(no module\)|not supported|not available|unavailable)|nv(?:idia)?_peer_?mem(?:ory)? (?:module )?(?:is )?not (?:loaded|found)"
+        r"|GDR(?:DMA)? (?:is )?(?:not supported|unavailable|disabled)",
+        classes=(Class.GDR_MISSING,),
+        sure=Sureness.LIKELY,
+        says="GPUDirect RDMA is not available: its kernel module is not loaded",
+        remedy=(
+            "modprobe nvidia_peermem on the host, and at boot: echo nvidia_peermem > /etc/modules-load.d/nvidia-peermem.conf",
+        ),
+        decides=("peermem",),
+        source="NCCL src/transport/net_ib.cc, aws-ofi-nccl",
+        degrades=True,
+    ),
+    Rule(
+        code="ofi-version",
+        lines=(
+            "n1:8:9 [0] configure_sendrecv_inorder:213 NCCL WARN NET/OFI Couldn't set FI_OPT_EFA_SENDRECV_IN_ORDER_ALIGNED_128_BYTES. RC: -92",
+            "n1:8:9 [0] NCCL WARN NET/OFI Libfabric provider does not support the required API version",
+            "libnccl-net.so: undefined symbol: fi_getinfo, version FABRIC_1.8",
+        ),
+        pattern=r"NET/OFI Couldn't set FI_OPT|NET/OFI .*(?:incompatible|required API version|libfabric version)|version [`']?FABRIC_\d|undefined symbol: (?:fi_|efa)",
+        classes=(Class.VERSION_MISMATCH,),
+        sure=Sureness.LIKELY,
+        says="the plugin was built for another libfabric than the one that is loaded",
+        remedy=("take libfabric and aws-ofi-nccl from one EFA installer, in image and host; check LD_LIBRARY_PATH",),
+        decides=("versions",),
+        source="aws-ofi-nccl",
+    ),
+    Rule(
+        code="ofi-request",
+        lines=(
+            "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 12. Error: 4. unresponsive receiver",
+        ),
+        pattern=r"NET/OFI Request \S+ completed with error|NET/OFI.*[Uu]nresponsive (?:receiver|remote)",
+        role=Role.SECONDARY,
+        classes=(Class.NODE_LOST, Class.FIREWALL, Class.NETWORK_LOSS),
+        says="the peer at the other end of EFA vanished or does not answer",
+        decides=("peer-log", "reachable"),
+        source="aws-ofi-nccl",
+    ),
+    Rule(
+        code="topology-file",
+        lines=(
+            '<pci busid="0000:0f:00.0" class="0x030200" link_speed="2.5 GT/s PCIe" link_width="1">',
+            "n1:8:9 [0] NCCL WARN Could not find NCCL_TOPO_FILE /etc/topo.xml",
+        ),
+        pattern=r'link_speed="2\.5 GT/s(?: PCIe)?" link_width="[1-4]"|(?:Could not (?:open|find)|No such file).{0,60}(?:NCCL_TOPO_FILE|topo\S*\.xml)|XML (?:Parse|parse).{0,40}(?:fail|error|unexpected)'
+        r"|No NVLink switch found|Could not find (?:real )?path of",
+        classes=(Class.OTHER,),
+        sure=Sureness.LIKELY,
+        says="NCCL was given, or found, a topology that is not the machine's",
+        remedy=(
+            "unset NCCL_TOPO_FILE, or take the file that belongs to this machine type; mount /sys in the container",
+        ),
+        decides=("topology",),
+        source="NCCL src/graph/xml.cc",
+    ),
+)

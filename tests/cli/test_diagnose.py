@@ -1,0 +1,69 @@
+"""The verb `diagnose`, as a person calls it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import ExitCode
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+LINES = """\
+n1:77:91 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'
+n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>
+"""
+
+
+def test_folder_of_logs_is_diagnosed_on_one_screen(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-3.log").write_text(LINES)
+    answer = cli("diagnose", str(tmp_path / "logs"))
+    assert answer.code == ExitCode.OK
+    assert answer.out.startswith("NCCL found no GPU memory left")
+    assert "oom-gpu, certain" in answer.out
+    assert "rank 3" in answer.out
+    assert "rank-3.log:1:" in answer.out
+    assert len(answer.out.splitlines()) < 24
+
+
+def test_json_holds_the_same(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "all.log").write_text(LINES)
+    data = cli("diagnose", str(tmp_path / "all.log"), "-o", "json").data
+    assert (data["klass"], data["sure"], data["culprit"]["host"]) == ("oom-gpu", "certain", "n1")
+
+
+def test_standard_input_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES.encode())))
+    assert "oom-gpu" in cli("diagnose", "-").out
+
+
+def test_redacted_answer_names_nobody(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "all.log").write_text(LINES.replace("n1", "gpu-a7"))
+    assert "gpu-a7" not in cli("diagnose", "--redact", str(tmp_path / "all.log")).out
+
+
+def test_unknown_says_what_would_decide(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "all.log").write_text(LINES.splitlines()[1])
+    answer = cli("diagnose", str(tmp_path / "all.log"))
+    assert answer.code == ExitCode.OK
+    assert "unknown" in answer.out
+    assert "would decide" in answer.out
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\1\2\3"])
+def test_nothing_to_read_is_said(cli: Cli, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "all.log").write_bytes(content)
+    answer = cli("diagnose", str(tmp_path / "all.log"))
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "nothing-to-read" in answer.err
+
+
+def test_missing_path_and_missing_run_are_told_apart(cli: Cli) -> None:
+    assert "no-such-file" in cli("diagnose", "logs/none.log").err
+    assert "no-runs" in cli("diagnose", "none").err

@@ -1,0 +1,100 @@
+"""What becomes of files, folders and packed files, however large or broken."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from holdfast.diagnose import pile as piles
+from holdfast.diagnose.pile import Pile
+
+TEXT = b"".join(b"line %d\n" % number for number in range(100_000))
+
+
+def read(*paths: Path) -> tuple[bytes, Pile]:
+    pile = Pile(paths)
+    return b"".join(block.data for block in pile.blocks()), pile
+
+
+def test_blocks_are_whole_lines_with_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piles, "BLOCK_BYTES", 1000)
+    (tmp_path / "log").write_bytes(TEXT)
+    expected = 1
+    for block in Pile((tmp_path / "log",)).blocks():
+        assert block.first_line == expected
+        assert block.data.startswith(b"line %d\n" % (expected - 1))
+        assert block.data.endswith(b"\n")
+        expected += block.data.count(b"\n")
+    assert expected == 100_001
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_packed_file_reads_as_its_text(tmp_path: Path, pack) -> None:
+    (tmp_path / "log.packed").write_bytes(pack(TEXT) + pack(b"more\n"))
+    assert read(tmp_path)[0] == TEXT + b"more\n"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_torn_packed_file_is_read_up_to_there_and_said(tmp_path: Path, pack) -> None:
+    packed = pack(bytes(range(32, 127)) * 10 + TEXT)
+    (tmp_path / "log.packed").write_bytes(packed[: len(packed) // 2])
+    data, pile = read(tmp_path)
+    assert TEXT.startswith(data[950:]) if len(data) > 950 else True
+    assert data or pile.notes
+
+
+def test_packed_bomb_is_left_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piles, "UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(piles, "BLOCK_BYTES", 1 << 16)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"x\n" * (8 << 20)))
+    data, pile = read(tmp_path)
+    assert len(data) <= (1 << 20) + (1 << 16)
+    assert any("only the first" in note for note in pile.notes)
+
+
+def test_very_long_line_is_cut_and_the_next_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a" * (10 << 20) + b"\nthe end\n")
+    data, pile = read(tmp_path)
+    assert data.endswith(b"\nthe end\n")
+    assert len(data) < 5 << 20
+    assert data.count(b"\n") == 2
+    assert any("very long lines" in note for note in pile.notes)
+
+
+def test_binary_file_is_passed_over_and_said(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"\x7fELF\0\0" * 100)
+    (tmp_path / "log").write_bytes(b"text\n")
+    data, pile = read(tmp_path)
+    assert data == b"text\n"
+    assert pile.notes == ["not read: 1 files that are no text"]
+
+
+def test_utf_16_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes("\ufeffone\ntwo\n".encode("utf-16-le"))
+    assert read(tmp_path)[0].decode().lstrip("\ufeff") == "one\ntwo\n"
+
+
+def test_standard_input_is_a_source() -> None:
+    blocks = list(Pile((Path("-"),), stdin=io.BytesIO(b"a\nb")).blocks())
+    assert [(block.source.name, block.data) for block in blocks] == [("-", b"a\n"), ("-", b"b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "node"),
+    [
+        ("rank-3.log", 3, None),
+        ("attempt-0/rank_12.out", 12, None),
+        ("node1.0/agent.log", None, "node1"),
+        ("logs/worker-4.log", None, "worker-4"),
+        ("train.log", None, None),
+    ],
+)
+def test_path_says_rank_and_node(tmp_path: Path, name: str, rank: int | None, node: str | None) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("x\n")
+    (block,) = Pile((tmp_path,)).blocks()
+    assert (block.source.rank, block.source.node) == (rank, node)

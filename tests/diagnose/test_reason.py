@@ -1,0 +1,122 @@
+"""From lines to the answer: who was first, what only followed, how sure, and which fact is missing."""
+
+from __future__ import annotations
+
+from tests.diagnose.logs import block, told
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.pipeline import diagnose_blocks
+from holdfast.diagnose.rules.row import Sureness
+
+CLOSED = "n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>"
+OUT_OF_MEMORY = "n1:77:91 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'"
+
+
+def waited(rank: int, op: str = "ALLREDUCE", seq: int = 19) -> str:
+    return (
+        f"[rank{rank}]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation "
+        f"timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600093 ms"
+    )
+
+
+def stood(rank: int, enqueued: int, completed: int) -> str:
+    return (
+        f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work sequence id: {enqueued} "
+        f"PG status: last enqueued work: {enqueued}, last completed work: {completed}"
+    )
+
+
+def test_secondary_line_before_the_cause_is_not_the_cause() -> None:
+    answer = told(CLOSED, OUT_OF_MEMORY)
+    assert (answer.klass, answer.sure) == (Class.OOM_GPU, Sureness.CERTAIN)
+    assert [each.code for each in answer.consequences] == ["connection-closed"]
+    assert answer.evidence[0].where == "log:2"
+    assert answer.culprit is not None
+    assert (answer.culprit.host, answer.culprit.pid) == ("n1", 77)
+
+
+def test_secondary_lines_alone_are_unknown_and_ask_for_the_other_ranks() -> None:
+    answer = told(CLOSED)
+    assert answer.klass is Class.UNKNOWN
+    assert any("every other rank" in each.fact for each in answer.missing)
+
+
+def test_no_telling_line_is_unknown() -> None:
+    answer = told("step 1 loss 2.3", "step 2 loss 2.2")
+    assert (answer.klass, answer.evidence) == (Class.UNKNOWN, ())
+    assert answer.missing
+
+
+def test_sigkill_alone_does_not_prove_memory() -> None:
+    killed = "failed (exitcode: -9) local_rank: 0 (pid: 178) of binary: /usr/bin/python"
+    assert told(killed).klass is Class.UNKNOWN
+    answer = told(killed, "Memory cgroup out of memory: Killed process 178 (python) total-vm:1kB")
+    assert (answer.klass, answer.sure) == (Class.OOM_HOST, Sureness.CERTAIN)
+
+
+def test_rank_of_host_and_process_is_joined_from_the_communicator() -> None:
+    answer = told(
+        "n1:77:91 [3] NCCL INFO comm 0x5 rank 11 nranks 16 cudaDev 3 busId 1b000 commId 0x1 - Init START",
+        OUT_OF_MEMORY,
+    )
+    assert answer.culprit is not None
+    assert answer.culprit.rank == 11
+
+
+def test_rank_behind_in_the_sequence_is_the_one_that_never_entered() -> None:
+    answer = told(waited(0), stood(0, 19, 18), waited(1), stood(1, 19, 18), stood(2, 18, 18))
+    assert answer.klass is Class.COLLECTIVE_MISMATCH
+    assert answer.culprit is not None
+    assert answer.culprit.rank == 2
+    assert "never entered" in answer.what
+    assert answer.sure is not Sureness.CERTAIN
+
+
+def test_one_rank_that_waited_is_not_the_culprit() -> None:
+    answer = told(waited(2), stood(2, 19, 18))
+    assert (answer.klass, answer.culprit) == (Class.UNKNOWN, None)
+    assert any("last collective" in each.fact for each in answer.missing)
+
+
+def test_rank_that_wrote_no_timeout_is_found_by_difference() -> None:
+    blocks = [block(waited(rank), name=f"rank-{rank}.log", rank=rank) for rank in (0, 1, 3)]
+    blocks.append(block("loading a shard", name="rank-2.log", rank=2))
+    world = "n0:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 4 cudaDev 0 busId 1b000 - Init COMPLETE"
+    answer = diagnose_blocks([block(world, name="rank-0.log", rank=0), *blocks])
+    assert answer.culprit is not None
+    assert answer.culprit.rank == 2
+
+
+def test_different_operations_at_one_number_are_a_mismatch() -> None:
+    answer = told(waited(0), waited(1, op="BROADCAST"))
+    assert answer.klass is Class.COLLECTIVE_MISMATCH
+    assert "BROADCAST" in answer.what
+
+
+def test_error_of_one_rank_explains_the_wait_of_the_others() -> None:
+    answer = told(waited(0), waited(1), "[rank2]: KeyError: 'input_ids'")
+    assert (answer.klass, answer.code) == (Class.PROGRAM_ERROR, "python-exception")
+    assert answer.culprit is not None
+    assert answer.culprit.rank == 2
+    assert "watchdog-timeout" in {each.code for each in answer.consequences}
+
+
+def test_first_of_two_errors_by_the_clock_is_the_cause() -> None:
+    later, earlier = "2026-11-20 10:05:00,000 ValueError: late", "2026-11-20 10:00:00,000 KeyError: 'early'"
+    answer = diagnose_blocks([block(f"x] {later}", name="a"), block(f"x] {earlier}", name="b")])
+    assert "early" in answer.evidence[0].text
+
+
+def test_contradicting_certain_lines_make_the_answer_only_likely() -> None:
+    answer = told(OUT_OF_MEMORY, "OSError: [Errno 24] Too many open files")
+    assert answer.sure is Sureness.LIKELY
+    assert answer.also
+
+
+def test_plain_tcp_is_not_the_cause_of_a_crash() -> None:
+    answer = told("n1:8:9 [0] NCCL INFO NET/IB : No device found.", "[rank2]: KeyError: 'input_ids'")
+    assert answer.klass is Class.PROGRAM_ERROR
+
+
+def test_every_answer_that_names_a_class_has_evidence() -> None:
+    assert told(OUT_OF_MEMORY).evidence

@@ -1,0 +1,90 @@
+"""What the scanner finds, and that finding by strings finds what the patterns would."""
+
+from __future__ import annotations
+
+import pytest
+import re2
+from tests.diagnose.logs import block
+
+from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.needles import needles
+from holdfast.diagnose.prefix import clock_of, writer_of
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.scan import EACH, Scanner
+
+HIT = "n1:8:9 [0] NCCL WARN Accept failed: Too many open files"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.pattern], ids=lambda rule: rule.code)
+def test_each_quoted_line_is_found_among_others(rule) -> None:
+    for line in rule.lines:
+        found = list(Scanner().feed(block("before", line, "after")))
+        codes = {fact.rule.code for fact in found}
+        assert rule.code in codes or (rule.fallback and codes)
+        assert {fact.line for fact in found} == {2}
+
+
+def test_strings_of_a_pattern_are_in_every_line_that_matches() -> None:
+    assert needles(r"(?:Got|got) async (?:error )?event: \w+") == {"Got async event: ", "got async event: "} | {
+        "Got async error event: ",
+        "got async error event: ",
+    }
+    assert needles(r"\d+ (?:alpha|beta)+ \d") == {"alpha", "beta"}
+    with pytest.raises(ValueError, match="no string"):
+        needles(r"\d+|x")
+
+
+def test_many_alike_are_kept_a_few_times_and_all_counted() -> None:
+    scanner = Scanner()
+    found = list(scanner.feed(block(*[HIT] * 1000)))
+    assert len(found) == EACH
+    assert scanner.counts["too-many-open-files"] == 1000
+
+
+def test_colours_and_progress_bars_hide_nothing() -> None:
+    line = "\x1b[31mn1:8:9 [0] NCCL WARN Accept failed: Too \x1b[1mmany open files\x1b[0m"
+    assert [fact.rule.code for fact in Scanner().feed(block(f"10%\r20%\r{line}"))] == ["too-many-open-files"]
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    data = b"\xff\xfe\x80 torn \xe2\x82\n" + HIT.encode() + b" \xc3\n"
+    (fact,) = Scanner().feed(Block(source=Source(name="x"), first_line=1, data=data))
+    assert fact.line == 2
+
+
+def test_no_pattern_is_slow_on_what_it_almost_matches() -> None:
+    for rule in RULES.values():
+        re2.search(rule.pattern, "Xid connect to " * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host", "pid"),
+    [
+        ("n1:811:990 [3] NCCL INFO x", None, "n1", 811),
+        ("2026-11-20T10:00:00.123Z [2026-11-20 10:00:00] gpu-7:811:990 [3] init.cc:5 NCCL WARN x", None, "gpu-7", 811),
+        ("[rank3]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog", 3, None, None),
+        ("[1,5]<stderr>:n1:811:990 [3] NCCL INFO x", 5, "n1", 811),
+        ("3: ValueError: x", 3, None, None),
+        ("[pod/worker-3/main] ValueError: x", None, None, None),
+        ("(RayWorker pid=811, ip=10.0.0.3) ValueError", None, "10.0.0.3", 811),
+        ("worker-1: ValueError: x", None, "worker-1", None),
+        ("Nov 20 10:00:00 n1 kernel: NVRM: Xid", None, "n1", None),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 7] x", 7, None, None),
+    ],
+)
+def test_prefix_says_who_wrote(line: str, rank: int | None, host: str | None, pid: int | None) -> None:
+    who = writer_of(line, Source(name="x"))
+    assert (who.rank, who.host, who.pid) == (rank, host, pid)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-20T10:00:05.5Z x",
+        "2026-11-20 10:00:05,500 INFO x",
+        "[2026-11-20 10:00:05.5] n1:1:2 [0] NCCL WARN",
+        "2026-11-20T11:00:05.500+01:00 stdout F x",
+    ],
+)
+def test_clocks_of_all_forms_agree(line: str) -> None:
+    assert clock_of(line) == 1795168805.5
