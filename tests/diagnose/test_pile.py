@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import zstandard
 
 from holdfast.diagnose import pile as piles
 from holdfast.diagnose.pile import Pile
+from holdfast.diagnose.pipeline import diagnose
 
 TEXT = b"".join(b"line %d\n" % number for number in range(100_000))
 
@@ -98,3 +100,35 @@ def test_path_says_rank_and_node(tmp_path: Path, name: str, rank: int | None, no
     (tmp_path / name).write_text("x\n")
     (block,) = Pile((tmp_path,)).blocks()
     assert (block.source.rank, block.source.node) == (rank, node)
+
+
+FLIGHT = Path(__file__).parents[1] / "incidents" / "flight"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("ending", ["", ".json"])
+def test_flight_recorder_dumps_are_compared(tmp_path: Path, pack, ending: str) -> None:
+    for rank in range(3):
+        dump = (FLIGHT / f"trace_rank_{rank}{ending}").read_bytes()
+        (tmp_path / f"trace_rank_{rank}").write_bytes(pack(dump))
+    answer = diagnose(Pile((tmp_path,)))
+    assert (answer.code, answer.culprit and answer.culprit.rank) == ("flight-behind", 1)
+
+
+def test_error_file_of_torchrun_is_told_as_lines(tmp_path: Path) -> None:
+    message = {"message": "CUDA out of memory. Tried to allocate 2 GiB", "extraInfo": {"py_callstack": "Traceback x"}}
+    (tmp_path / "error.json").write_text(json.dumps({"message": message}))
+    assert b"CUDA out of memory" in read(tmp_path)[0]
+
+
+@pytest.mark.parametrize("begin", [b'{"kind": "Pod", "items"', b'{"pg_config": ', b"\x80\x04pg_config"])
+def test_what_only_begins_like_a_document_is_read_as_text(tmp_path: Path, begin: bytes) -> None:
+    (tmp_path / "log").write_bytes(begin + b" no more\nnext\n")
+    assert b"no more\nnext\n" in read(tmp_path)[0]
+
+
+def test_document_that_is_too_large_is_read_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.diagnose.structured.documents.DOCUMENT_BYTES", 1000)
+    text = b'{"kind": "Pod",\n' + TEXT
+    (tmp_path / "log").write_bytes(text)
+    assert read(tmp_path)[0] == text

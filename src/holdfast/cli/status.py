@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.output import Output, say_json, show
+from holdfast.cli.output import Output, say, say_json, show
 from holdfast.cli.request import OutputOption, RunArgument
 
 
@@ -15,6 +15,7 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     from holdfast.cli.findings import blocks
     from holdfast.cli.summary import print_summary
     from holdfast.cli.view import picture
+    from holdfast.report.status import Phase
 
     found = api.find_run(run)
     abandoned = api.abandoned(found)
@@ -25,6 +26,8 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
         say_json({**derived, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
     elif known.finished_at is not None:
         print_summary(found, output)
+        if known.phase is Phase.FAILED:
+            say(f"why   `holdfast diagnose {found.run}`")
     else:
         show(picture(known, known.now))
         storage = api.storage_finding(found)

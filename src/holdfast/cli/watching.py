@@ -16,6 +16,7 @@ from holdfast import api
 from holdfast.cli.lines import Narrator
 from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.summary import print_summary
+from holdfast.cli.verdict import print_verdict
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, RunFinished
 from holdfast.folder import RunFolder
@@ -33,13 +34,18 @@ Answer = Callable[[int], str | None]
 
 
 def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> int | None:
-    """Show a run until it ends, then how it went; returns its exit code, or None when it was left to itself."""
+    """Show a run until it ends, then how it went, and why where it failed; returns its exit code.
+
+    None when it was left to itself.
+    """
     with _screen(run, output) as screen:
         code = _show(run, screen, presses, answer)
     if code is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
-    elif output is Output.TEXT:
-        print_summary(run, output)
+    else:
+        if output is Output.TEXT:
+            print_summary(run, output)
+        print_verdict(run, output)
     return code
 
 

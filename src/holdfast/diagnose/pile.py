@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import zstandard
 
 from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.structured import documents, flight
 
 BLOCK_BYTES = 2 << 20
 LINE_BYTES = 1 << 16
@@ -48,6 +49,8 @@ class Pile:
         self._paths = paths
         self._stdin = stdin
         self.notes: list[str] = []
+        self.dumps: list[flight.Dump] = []
+        """Flight recorder dumps among the files, which are no lines; filled as `notes` is."""
         self.files = self.bytes = 0
         self._left_out: Counter[str] = Counter()
 
@@ -92,19 +95,41 @@ class Pile:
             if unpack is not None:
                 reader = unpack(reader)
             head = reader.peek(SNIFF_BYTES)[:SNIFF_BYTES]
+            begun = b""
+            if flight.fits(head) or documents.kind_of(source.name, head):
+                begun = _read(reader, documents.DOCUMENT_BYTES + 1)
+                if (told := self._document(source, head, begun)) is not None:
+                    self.bytes += len(begun)
+                    yield from told
+                    return
             encoding = next((encoding for bom, encoding in _BOMS if head.startswith(bom)), None)
             if encoding is None and _is_binary(head):
                 self._left_out["files that are no text"] += 1
                 return
-            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding)
+            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding, begun)
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             self.notes.append(f"{source.name} is damaged, and read up to there: {error}")
 
-    def _whole_lines(self, reader: Reader, source: Source, most: int | None, encoding: str | None) -> Iterator[Block]:
-        """Blocks that end with a line's end; only the last may not."""
+    def _document(self, source: Source, head: bytes, data: bytes) -> Iterator[Block] | None:
+        """The lines that a document comes to; None for what is none after all, or is too large for one."""
+        if len(data) > documents.DOCUMENT_BYTES:
+            return None
+        if flight.fits(head):
+            if (dump := flight.read(source, data)) is None:
+                return None
+            self.dumps.append(dump)
+            return iter(())
+        kind = documents.kind_of(source.name, head)
+        return documents.blocks(kind, source, data) if kind else None
+
+    def _whole_lines(
+        self, reader: Reader, source: Source, most: int | None, encoding: str | None, begun: bytes
+    ) -> Iterator[Block]:
+        """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not."""
         number, rest, taken, passing = 1, b"", 0, False
         decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
-        while data := reader.read(BLOCK_BYTES):
+        while data := begun or reader.read(BLOCK_BYTES):
+            begun = b""
             taken += len(data)
             self.bytes += len(data)
             if decoder:
@@ -137,6 +162,15 @@ class Pile:
 
 def _is_binary(head: bytes) -> bool:
     return (len(head) - len(head.translate(None, _CONTROLS))) * 20 > len(head)
+
+
+def _read(reader: Reader, most: int) -> bytes:
+    """All that there is, and no more than this."""
+    parts: list[bytes] = []
+    while most > 0 and (part := reader.read(min(most, BLOCK_BYTES))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def _buffered(file: Any) -> Reader:

@@ -10,6 +10,7 @@ from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.reason import answer
 from holdfast.diagnose.scan import Scanner
+from holdfast.diagnose.structured import flight
 
 
 def diagnose(pile: Pile, *, known: Sequence[Fact] = (), first_rank: int | None = None) -> Answer:
@@ -21,6 +22,8 @@ def diagnose(pile: Pile, *, known: Sequence[Fact] = (), first_rank: int | None =
         if block.source.rank is not None:
             ranks.add(block.source.rank)
         facts += scanner.feed(block)
+    facts += flight.compare(pile.dumps)
+    ranks.update(dump.rank for dump in pile.dumps)
     return answer(
         facts,
         counts=scanner.counts,

@@ -1,0 +1,49 @@
+"""A run that fails says why, as its last words, and changes nothing else by it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast import api
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+pytestmark = pytest.mark.usefixtures("no_run_left")
+
+RAISES = ("30", "0.01", "raise@1@3")
+
+
+def test_failed_run_ends_in_its_diagnosis_and_every_verb_leads_to_it(cli: Cli, stepper: list[str]) -> None:
+    ran = cli("run", "--nodes", "2", "--set", "recovery.max_restarts=0", "--", *stepper, *RAISES)
+    run = api.find_run(None).run
+    words = ran.out.partition("\nlogs  ")[2]
+    assert "ValueError" in words
+    assert "program-error" in words
+    assert "rank 1" in words
+    assert words.splitlines()[-1].startswith(f"`holdfast diagnose {run}`")
+    assert ran.code == 1
+    assert cli("attach").out.endswith(words.partition("\n")[2])
+    assert f"holdfast diagnose {run}" in cli("status").out
+    assert cli("diagnose", run, "-o", "json").data["culprit"]["rank"] == 1
+
+
+def test_failed_run_as_json_ends_in_its_diagnosis(cli: Cli, stepper: list[str]) -> None:
+    words = ("run", "-o", "json", "--nodes", "2", "--set", "recovery.max_restarts=0")
+    *_, ended, last = map(json.loads, cli(*words, "--", *stepper, *RAISES).out.splitlines())
+    assert (ended["type"], last["type"]) == ("run-finished", "diagnosis")
+    assert (last["answer"]["klass"], last["answer"]["culprit"]["rank"]) == ("program-error", 1)
+
+
+def test_exit_code_stays_the_jobs_where_diagnosing_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr(api, "diagnose_run", broken)
+    ran = cli("run", "--", "sh", "-c", "exit 7")
+    assert ran.code == 7
+    assert "run failed" in ran.out
+    assert "by design" in ran.err
