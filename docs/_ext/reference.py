@@ -308,10 +308,10 @@ def drills_table() -> str:
     """The table of job/drills.py; docs/drills.md includes it."""
     rows = (
         (
-            f"`{action} {target}{'' if target is events.DrillTarget.CONTROLLER else ':N'}`",
+            f"`{action} {target}{':N' if target.numbered else ''}`",
             drill.does,
             "yes" if drill.lasting else "for good",
-            f"`isolation: {drill.isolation}`" if drill.isolation else "",
+            f"`isolation: {drill.isolation}`" if drill.isolation else "`resources.memory`" * drill.limited,
         )
         for (action, target), drill in drills.DRILLS.items()
     )

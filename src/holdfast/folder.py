@@ -12,7 +12,8 @@ RUNS/<run id>/
                             which goes with the secrets
     controller.log          the controller's own words
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
-    nodes/node1.0/          one node slot and generation: agent.log, stacks, why it left, the node's own token (0600)
+    nodes/node1.0/          one node slot and generation: agent.log, stacks, why it left, where its memory group is,
+                            the node's own token (0600)
     logs/attempt-0/rank-3.log
     checkpoints/            where the job names no other place
 """

@@ -129,11 +129,11 @@ def test_real_group_that_fills_up_is_read(group: Path) -> None:
     hoard = "import sys; sys.stdin.readline(); hoard = bytes(range(256)) * (400 << 10); print(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
-        before = pressure._group(group)
+        before = pressure.of_group(group)
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"1\n"
-        after = pressure._group(group)
+        after = pressure.of_group(group)
         process.kill()
     assert before is not None
     assert after is not None

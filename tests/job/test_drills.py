@@ -10,7 +10,7 @@ from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.findings import Finding
 from holdfast.job.accepted import Accepted
 from holdfast.job.drills import DRILLS, Doer, check
-from holdfast.job.spec import Job, Nodes
+from holdfast.job.spec import Job, Nodes, Resources
 from holdfast.launch.local import drills as outside
 
 TWO_NODES = Accepted(
@@ -43,7 +43,8 @@ def test_every_row_is_carried_out_by_who_it_says() -> None:
 
 def test_every_row_is_accepted_where_nodes_are_kept_apart_as_it_needs() -> None:
     for (action, target), row in DRILLS.items():
-        place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process"})
+        limited = TWO_NODES.job.model_copy(update={"resources": Resources(memory=1 << 30)})
+        place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process", "job": limited})
         much, span = 9.0 if row.unit else None, 2.0 if row.lasting else None
         check(asked(action, target, amount=much, for_s=span), place, "run-1")
 
@@ -73,6 +74,11 @@ def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() ->
     assert finding.code == "drill-unavailable"
     assert finding.evidence == ("the nodes of run-1 are kept apart by `process`",)
     assert "isolation: netns" in finding.remedy
+
+
+def test_memory_of_a_node_without_a_limit_is_not_exhausted() -> None:
+    finding = refusal(asked(DrillAction.EXHAUST, DrillTarget.MEMORY), ExitCode.IMPOSSIBLE)
+    assert (finding.code, finding.where) == ("drill-unavailable", "resources.memory")
 
 
 @pytest.mark.parametrize(

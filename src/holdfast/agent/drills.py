@@ -10,6 +10,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -134,6 +136,10 @@ def _skew_agent(_reach: Reach, order: Break) -> None:
     skew(order.amount or 0.0)
 
 
+def _exhaust_memory(_reach: Reach, _order: Break) -> None:
+    subprocess.Popen([sys.executable, "-m", "holdfast.agent.hoard"], stdin=subprocess.DEVNULL, start_new_session=True)
+
+
 _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] = {
     (DrillAction.KILL, DrillTarget.RANK): _kill_rank,
     (DrillAction.STOP, DrillTarget.RANK): _stop_rank,
@@ -143,6 +149,7 @@ _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] 
     (DrillAction.KILL, DrillTarget.AGENT): _kill_agent,
     (DrillAction.STOP, DrillTarget.AGENT): _stop_agent,
     (DrillAction.SKEW, DrillTarget.AGENT): _skew_agent,
+    (DrillAction.EXHAUST, DrillTarget.MEMORY): _exhaust_memory,
 }
 
 ROWS = frozenset(_ACTS)

@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_COUNTERS = ("memory.events", "memory.oom_control")
+from holdfast.host.cgroups import KILL_COUNTERS, memory_group
+
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 # [12345.678901] Out of memory: Killed process 4242 (python) total-vm:...
@@ -41,38 +42,20 @@ def out_of_memory(witness: MemoryWitness, pid: int) -> str:
     line = _kernel_line(pid, witness.since_us)
     if line:
         return line
-    now = _kills(witness.counter)
-    if now > witness.kills:
-        return f"{witness.counter}: oom_kill rose from {witness.kills} to {now}"
+    if more := kills_since(witness):
+        return f"{witness.counter}: oom_kill rose from {witness.kills} to {witness.kills + more}"
     return ""
 
 
-def memory_group(root: Path = Path("/")) -> Path | None:
-    """The folder of this process's memory cgroup (v1 or v2); None where there is none to be seen."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    mount = root / "sys/fs/cgroup"
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        if controllers == "":
-            top = mount
-        elif "memory" in controllers.split(","):
-            top = mount / "memory"
-        else:
-            continue
-        # In a container the path may be the host's, while what is mounted is the container's own group.
-        for folder in (top / path.lstrip("/"), top):
-            if any((folder / name).is_file() for name in _COUNTERS):
-                return folder
-    return None
+def kills_since(witness: MemoryWitness) -> int:
+    """How many processes of the group were ended for memory since then."""
+    return max(0, _kills(witness.counter) - witness.kills)
 
 
 def _counter(root: Path) -> Path | None:
     """The file that counts memory kills in this process's cgroup."""
     group = memory_group(root)
-    return next((group / name for name in _COUNTERS if (group / name).is_file()), None) if group else None
+    return next((group / name for name in KILL_COUNTERS if (group / name).is_file()), None) if group else None
 
 
 def _kills(counter: Path | None) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.memory import memory_group
 from holdfast.findings import Finding, Severity
+from holdfast.host.cgroups import memory_group
 from holdfast.host.processes import command_of, descendants
 
 LOOK_S = 2.0
@@ -67,7 +67,7 @@ def read(root: Path = Path("/")) -> Reading:
         return machine
     mount = root / "sys/fs/cgroup"
     above = [folder for folder in (group, *group.parents) if folder.is_relative_to(mount)]
-    readings = [one for one in map(_group, above) if one is not None and one.limit_bytes < machine.limit_bytes]
+    readings = [one for one in map(of_group, above) if one is not None and one.limit_bytes < machine.limit_bytes]
     return max((machine, *readings), key=lambda one: (one.stalled >= STALLED, one.part))
 
 
@@ -77,7 +77,7 @@ def _machine(root: Path) -> Reading:
     return Reading(where="this machine", used_bytes=total - available, limit_bytes=total)
 
 
-def _group(folder: Path) -> Reading | None:
+def of_group(folder: Path) -> Reading | None:
     """A cgroup's reading; None where it has no limit of its own."""
     second = (folder / "memory.current").is_file()
     used, limit, idle = (

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def drill(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="kill, stop, partition, skew or fill.")],
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="kill, stop, lose, return, partition, skew, fill or exhaust.")
+    ],
     target: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET", help="rank:1, node:1, agent:0, controller, run-folder or checkpoints."),
+        typer.Argument(
+            metavar="TARGET", help="rank:1, node:1, agent:0, memory:1, controller, run-folder or checkpoints."
+        ),
     ],
     at_step: Annotated[int | None, typer.Option("--at-step", metavar="STEP", help="As soon as it is done.")] = None,
     for_s: Annotated[

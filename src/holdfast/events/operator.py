@@ -16,11 +16,13 @@ class DrillTarget(StrEnum):
     CONTROLLER = "controller"
     RUN_FOLDER = "run-folder"
     CHECKPOINTS = "checkpoints"
+    MEMORY = "memory"
+    """A node's."""
 
     @property
     def numbered(self) -> bool:
         """Whether a run may have several of it."""
-        return self in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT)
+        return self in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
 
 
 class DrillAction(StrEnum):
@@ -33,6 +35,7 @@ class DrillAction(StrEnum):
     LOSE = "lose"
     RETURN = "return"
     FILL = "fill"
+    EXHAUST = "exhaust"
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

@@ -39,12 +39,14 @@ class Drill:
     """What `--by` counts, for a drill that must be told how much."""
     isolation: str = ""
     """How the nodes must be kept apart for it; any way when empty."""
+    limited: bool = False
+    """Whether nodes must be held to `resources.memory` for it."""
 
 
 _KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
-_LOSE, _RETURN, _FILL = DrillAction.LOSE, DrillAction.RETURN, DrillAction.FILL
+_LOSE, _RETURN, _FILL, _EXHAUST = DrillAction.LOSE, DrillAction.RETURN, DrillAction.FILL, DrillAction.EXHAUST
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
-_RUN_FOLDER, _CHECKPOINTS = DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS
+_RUN_FOLDER, _CHECKPOINTS, _MEMORY = DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS, DrillTarget.MEMORY
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     (_KILL, _RANK): Drill(does="SIGKILL to its process: all ranks restart from the last checkpoint."),
@@ -83,6 +85,10 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
         by=Doer.CONTROLLER,
         lasting=True,
     ),
+    (_EXHAUST, _MEMORY): Drill(
+        does="Its memory is taken: told as `memory-pressure`, then the kernel ends a rank and all restart.",
+        limited=True,
+    ),
 }
 
 
@@ -116,6 +122,15 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
             remedy=f"Start the run with a profile that has `isolation: {drill.isolation}`.",
         )
     job = accepted.job
+    if drill.limited and job.resources.memory is None:
+        raise failure(
+            "drill-unavailable",
+            f"{asked.action} {asked.target} needs nodes that are held to a limit, or it would take the whole machine's",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where="resources.memory",
+            evidence=(f"the job of {run} asks for no `resources.memory`",),
+            remedy="Start the run with such as `--set resources.memory=4GiB`.",
+        )
     known = 1 if not asked.target.numbered else job.world_size if asked.target is _RANK else job.nodes.max
     if not 0 <= asked.index < known:
         raise failure(

@@ -245,7 +245,11 @@ class Resources(Model):
     cpu: Number | None = Field(default=None, gt=0)
     """CPU cores per node; none means what the node has."""
     memory: Bytes | None = None
-    """Memory per node, in bytes or such as `16GiB`."""
+    """Memory per node, in bytes or such as `16GiB`; a node that uses more has a rank ended by the kernel.
+
+    Files in /dev/shm and holdfast's own agent (60 MB) count. On this machine that needs a memory group (cgroup) which
+    may be divided; where there is none, `holdfast validate` says so.
+    """
     shm: Bytes | None = None
     """Size of /dev/shm per node, in bytes or such as `16GiB`."""
 

@@ -25,6 +25,7 @@ def codes(
     mpi: str = "",
     open_files: int = 1024,
     capacity: int | None = None,
+    unlimited: str = "",
     **fields: Any,
 ) -> list[str]:
     """Codes for a job on a machine with 2 cores and 4 GiB."""
@@ -39,6 +40,7 @@ def codes(
         mpi=mpi,
         open_files=open_files,
         capacity=capacity,
+        unlimited=unlimited,
     )
     return [finding.code for finding in assess(job, here)]
 
@@ -47,8 +49,11 @@ def test_ordinary_job_possible(tmp_path: Path) -> None:
     assert codes(tmp_path, gpus=2, nodes=2, gpus_per_node=1, resources={"cpu": 1}) == []
 
 
-def test_memory_that_is_asked_for_is_said_not_to_be_enforced(tmp_path: Path) -> None:
-    assert codes(tmp_path, nodes=2, resources={"memory": "2GiB"}) == ["not-enforced-locally"]
+def test_memory_that_nodes_cannot_be_held_to_is_said(tmp_path: Path) -> None:
+    asked = {"memory": "2GiB"}
+    assert codes(tmp_path, nodes=2, resources=asked) == []
+    assert codes(tmp_path, nodes=2, resources=asked, unlimited="no group") == ["not-enforced-locally"]
+    assert codes(tmp_path, nodes=3, resources=asked) == ["too-little-memory"]
 
 
 def test_too_few_open_files_for_so_many_nodes_or_ranks_refused(tmp_path: Path) -> None:

@@ -188,9 +188,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "not-enforced-locally",
-        "A limit that this place only compares and does not enforce.",
-        "`free -h`.",
-        "Nothing, or run it inside a cgroup.",
+        "Nodes cannot be held to their memory here: no memory group (cgroup) of this user's may be divided.",
+        "/proc/self/cgroup, cgroup.subtree_control of the group above.",
+        "Nothing, or start it in a group of your own: `systemd-run --user --scope holdfast run ...`.",
     ),
     (
         "no-netns",

@@ -25,6 +25,7 @@ from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
 from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
+from holdfast.host.cgroups import Ground, ground
 from holdfast.host.limits import give_back
 from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
 from holdfast.job.accepted import Accepted
@@ -32,6 +33,7 @@ from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import Plan, launches
+from holdfast.launch.local import allowance
 from holdfast.launch.local.isolation import Isolation
 from holdfast.launch.local.share import shares
 
@@ -175,12 +177,20 @@ class LocalBackend:
                 start_new_session=True,
             )
         give_back(process.pid)
+        self._hold_to_its_memory(process.pid, place)
         self._children[process.pid] = process
         # An agent that is dead already is watched like any other: by a pid that cannot be found.
         identity = identify(process.pid) or ProcessId(process.pid, -1)
         fresh = node_folder / "agent.new"
         fresh.write_text(json.dumps({"pid": identity.pid, "started": identity.started}))
         fresh.rename(node_folder / "agent.json")
+
+    def _hold_to_its_memory(self, agent: int, place: NodePlace) -> None:
+        """Before it starts anything; where groups cannot be made, `validate` has said so (possible.py)."""
+        limit_bytes, where = self._accepted.job.resources.memory, ground()
+        if limit_bytes is not None and isinstance(where, Ground):
+            name = f"{self._folder.run}-{place.node}.{place.generation}"
+            allowance.allow(agent, limit_bytes, self._folder.node(place.node, place.generation), name, where)
 
     def _token_file(self, place: NodePlace, node_folder: Path) -> Path:
         """The node's own token, written anew: a start that was interrupted may have left half of one."""
@@ -191,8 +201,10 @@ class LocalBackend:
 
     def _end_unrecorded(self, place: NodePlace) -> None:
         """End an agent whose controller died between starting it and writing it down."""
-        if self._folder.node(place.node, place.generation).exists():
+        node_folder = self._folder.node(place.node, place.generation)
+        if node_folder.exists():
             end_all(lambda: marked(all_pids(), HOLDFAST_NODE=_mark(self._folder.run, place)), within_s=END_S)
+            allowance.clear(node_folder)
             shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
 
     def _read(self, place: NodePlace) -> ProcessId | None:
@@ -252,7 +264,7 @@ class LocalBackend:
     def _remove(self, place: NodePlace) -> None:
         """End a node as a machine ends: every process of it, at once."""
         agent = self._read(place)
-        mark = _mark(self._folder.run, place)
+        node_folder, mark = self._folder.node(place.node, place.generation), _mark(self._folder.run, place)
         root = agent.pid if agent is not None and agent.alive else None
         if root is not None:
             # Stopped first so that it starts nothing more, and ended last so that its tree stays known.
@@ -260,14 +272,16 @@ class LocalBackend:
 
         def tree() -> list[int]:
             below = descendants(root) if root is not None else []
-            return [pid for pid in {*below, *marked(all_pids(), HOLDFAST_NODE=mark)} if pid != root]
+            known = {*below, *marked(all_pids(), HOLDFAST_NODE=mark), *allowance.processes(node_folder)}
+            return [pid for pid in known if pid != root]
 
         end_all(tree, within_s=END_S)
         if agent is not None and root is not None:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
         shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
         self._isolation.remove_node(place.node)
-        (self._folder.node(place.node, place.generation) / "token").unlink(missing_ok=True)
+        allowance.clear(node_folder)
+        (node_folder / "token").unlink(missing_ok=True)
 
 
 def sockets_folder(run: str, place: NodePlace) -> Path:

@@ -26,6 +26,7 @@ from typing import Any
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
 from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all, port_holder
+from holdfast.launch.local import allowance
 from holdfast.launch.local.isolation import isolation_for
 
 LASTING_S = 10.0
@@ -65,6 +66,8 @@ def main() -> int:
     if code == SUPERSEDED_STATUS:
         return code  # what is here is another keeper's now
     end_all(lambda: descendants(os.getpid()), within_s=SWEEP_S)
+    for node_folder in (folder.path / "nodes").glob("*"):
+        allowance.clear(node_folder)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
     isolation.remove()

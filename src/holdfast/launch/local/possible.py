@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
+from holdfast.host.cgroups import ground
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
 from holdfast.shortage import lacking
@@ -48,6 +49,8 @@ class Here:
     memory: int
     """Bytes."""
     gpus: int
+    unlimited: str = ""
+    """Why nodes cannot be held to their memory; empty when they can."""
     open_files: int = 1 << 20
     """That one process may have at once."""
     storage: str | None = None
@@ -75,6 +78,7 @@ def possible(
         cpus=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=len(visible_devices(environ)),
+        unlimited=where if isinstance(where := ground(), str) else "",
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         storage=storage,
         capacity=capacity,
@@ -137,8 +141,8 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
     if memory > here.memory:
         what = f"the job asks for {_gib(memory)} of memory{each}, and this machine has {_gib(here.memory)}"
         yield _error("too-little-memory", "resources.memory", what, "Ask for less memory or fewer nodes.")
-    elif memory:
-        what = "`resources.memory` is compared with what this machine has; the local back end does not enforce it"
+    elif memory and here.unlimited:
+        what = f"nodes cannot be held to `resources.memory` here: {here.unlimited}"
         yield _told("not-enforced-locally", Severity.INFO, "resources.memory", what)
     cpus = nodes * (job.resources.cpu or 0)
     if cpus > here.cpus:

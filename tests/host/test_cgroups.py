@@ -1,0 +1,83 @@
+"""Where a process can be held to memory of its own: recorded trees of cgroup v2, a real group of v1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.host import cgroups
+from holdfast.host.cgroups import Ground, confine, dissolve, ground, members
+
+
+def tree(root: Path, own: str, *, divided: str = "cpu memory pids") -> Path:
+    """A machine of cgroup v2, as recorded under systemd 252, whose process is in a group; the group above it."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"0::/{own}\n")
+    folder = root / "sys/fs/cgroup" / own
+    folder.mkdir(parents=True)
+    (folder / "memory.events").write_text("oom_kill 0\n")
+    (folder.parent / "cgroup.procs").touch()
+    (folder.parent / "cgroup.subtree_control").write_text(f"{divided}\n")
+    return folder.parent
+
+
+APP = "user.slice/user-1000.slice/user@1000.service/app.slice"
+
+
+def test_groups_of_v2_are_made_beside_the_own_one(tmp_path: Path) -> None:
+    above = tree(tmp_path, f"{APP}/run-7.scope")
+    where = ground(tmp_path)
+    assert where == Ground(above=above, second=True)
+    group = where.group("run-1")
+    confine(42, group, 1 << 30, second=True)
+    written = {path.name: path.read_text() for path in group.iterdir()}
+    assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0", "cgroup.procs": "42"}
+
+
+def test_group_of_v2_without_memory_to_divide_is_said(tmp_path: Path) -> None:
+    tree(tmp_path, f"{APP}/run-7.scope", divided="pids")
+    assert "does not divide memory" in str(ground(tmp_path))
+
+
+def test_container_of_v2_that_sees_only_its_own_group_is_said(tmp_path: Path) -> None:
+    tree(tmp_path, "")
+    assert "has processes" in str(ground(tmp_path))
+
+
+def test_group_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = tree(tmp_path, f"{APP}/run-7.scope")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert ground(tmp_path) == f"{above} may not be written"
+
+
+def test_machine_without_groups_is_said(tmp_path: Path) -> None:
+    assert "no memory group" in str(ground(tmp_path))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/memory").is_dir(), reason="needs a cgroup v1 memory controller")
+def test_process_in_a_real_group_is_ended_at_its_limit_with_its_children() -> None:
+    where = ground()
+    assert isinstance(where, Ground)
+    group = where.group(f"test-{os.getpid()}")
+    hoard = "import sys, os; sys.stdin.readline(); os.fork(); hoard = b'x' * (256 << 20)"
+    with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE) as process:
+        confine(process.pid, group, 64 << 20, second=where.second)
+        assert members(group) == [process.pid]
+        process.communicate(b"\n")
+    assert process.returncode == -9
+    dissolve(group)
+    assert not group.exists()
+    assert members(group) == []
+    dissolve(group)
+
+
+def test_group_that_stays_full_is_left_and_nothing_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_EMPTY_S", 0.0)
+    (tmp_path / "cgroup.procs").touch()
+    dissolve(tmp_path)
+    assert tmp_path.exists()
