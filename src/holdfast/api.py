@@ -31,11 +31,15 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
     CancelRequested,
+    CheckpointCommitted,
+    CheckpointRequested,
     ControllerStarted,
     DrillAction,
     DrillRequested,
     DrillTarget,
     Event,
+    FindingRaised,
+    RecoveryDecided,
     RunFinished,
 )
 from holdfast.events.log import EventReader, last_event, read_events
@@ -52,10 +56,10 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
-from holdfast.report.advance import fold
+from holdfast.report.advance import advance, fold
 from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
-from holdfast.report.status import RunStatus
+from holdfast.report.status import Phase, RunStatus
 from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
 
@@ -168,6 +172,81 @@ def revive(run: RunFolder) -> bool:
 def cancel(run: RunFolder, *, force: bool = False) -> None:
     """End a run: SIGTERM and its grace, or SIGKILL at once with `force`."""
     _ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
+
+
+def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
+    """Have a run's ranks take a checkpoint at their next step; returns once it is complete, in every replica.
+
+    Raises HoldfastError where nobody can take one, where it fails, and when it is not there `within_s` seconds later.
+    """
+    deadline = time.monotonic() + within_s
+    reader = EventReader(run.events)
+    known = fold(reader.read(), RunStatus(run=run.run))
+    _refuse_finished(run)
+    if known.phase is not Phase.RUNNING:
+        what = f"{run.run} is {known.phase}"
+        raise _no_checkpoint(run, known, what, (known.waiting_for,), ExitCode.UNAVAILABLE)
+    _ask(run, "checkpoint", CheckpointRequested(at=time.time()))
+    waited: dict[int, int] | None = None
+    while True:
+        for event in reader.read():
+            known = advance(known, event)
+            if isinstance(event, CheckpointRequested):
+                waited = {index: replica.step or 0 for index, replica in known.replicas.items()}
+            elif waited is not None:
+                _check_taken(run, known, event)
+                if isinstance(event, CheckpointCommitted) and event.step >= waited.get(event.replica, 0):
+                    waited.pop(event.replica, None)
+                    if not waited:
+                        return event
+        if not run.alive():
+            raise controller_gone(run)
+        if time.monotonic() > deadline:
+            what = f"no checkpoint was complete within {within_s:g} s"
+            remedy = "A step may take longer than that: `--within SECONDS` waits longer, `holdfast status` shows steps."
+            raise _no_checkpoint(run, known, what, (), ExitCode.UNAVAILABLE, remedy)
+        time.sleep(BEAT_S)
+
+
+NO_CHECKPOINT: Mapping[str, ExitCode] = {
+    "no-session": ExitCode.IMPOSSIBLE,
+    "checkpoint-withheld": ExitCode.IMPOSSIBLE,
+    "checkpoint-failed": ExitCode.STORAGE,
+    "disk-full": ExitCode.STORAGE,
+    "read-only-file-system": ExitCode.STORAGE,
+}
+"""What ranks and agents find that mean: there will be none now."""
+
+
+def _check_taken(run: RunFolder, known: RunStatus, event: AnyEvent) -> None:
+    """Raise where an event means that the checkpoint which was asked for will not come."""
+    match event:
+        case FindingRaised(finding=finding) if finding.code in NO_CHECKPOINT:
+            exit_code = NO_CHECKPOINT[finding.code]
+            raise _no_checkpoint(run, known, finding.what, finding.evidence, exit_code, finding.remedy)
+        case RecoveryDecided(finding=finding):
+            what = f"{run.run} restarts: {finding.what}"
+            raise _no_checkpoint(run, known, what, finding.evidence, ExitCode.UNAVAILABLE)
+        case RunFinished():
+            what = f"{run.run} ended before a checkpoint was complete"
+            raise _no_checkpoint(run, known, what, (event.reason,), ExitCode.NOT_FOUND, "holdfast status")
+        case _:
+            return
+
+
+def _no_checkpoint(
+    run: RunFolder, known: RunStatus, what: str, evidence: Sequence[str], exit_code: ExitCode, remedy: str = ""
+) -> HoldfastError:
+    last = known.checkpoint
+    newest = f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet"
+    return failure(
+        "checkpoint-not-taken",
+        what,
+        exit_code=exit_code,
+        where=run.run,
+        evidence=tuple(filter(None, (*evidence, newest))),
+        remedy=remedy or "Try again once `holdfast status` shows that it is running.",
+    )
 
 
 def drill(

@@ -103,6 +103,7 @@ async def office(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> Asyn
             "--address": "127.0.0.1",
             "--controller-grace-s": str(grace_s),
             "--node-grace-s": "45",
+            "--stop-grace-s": "5",
         }
         words = [word for option in options.items() for word in option]
         here.agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "holdfast.agent", "0", "2", *words)

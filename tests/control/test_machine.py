@@ -36,6 +36,7 @@ from holdfast.events import (
     DrillRequested,
     DrillTarget,
     NodeGone,
+    NodeLeaving,
     NodeRequested,
     Outcome,
     RankExit,
@@ -318,6 +319,27 @@ def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
     assert run.do(gone(1)) == []
 
 
+def leaving(node: int) -> NodeLeaving:
+    return NodeLeaving(at=20.0, node=node, grace_s=GRACE_S)
+
+
+def test_node_that_is_taken_away_gives_every_rank_its_grace_and_is_replaced_once_it_is_gone() -> None:
+    run = Run().running()
+    assert run.do(leaving(1)) == [stop(0, 1, grace_s=GRACE_S)]
+    assert run.do(exited(0, code=75, at=21.0), stopped(0)) == []
+    (replaced,) = run.do(gone(1, at=22.0))
+    assert isinstance(replaced, ReplaceNode)
+    (decided,) = (event for event in run.decisions if isinstance(event, RecoveryDecided))
+    assert decided.finding.code == "node-preempted"
+    assert run.state.nodes[1].generation == 1
+
+
+def test_nothing_is_started_on_a_node_that_is_taken_away_without_ranks() -> None:
+    run = Run()
+    run.do(joined(0), leaving(0), joined(1))
+    assert run.phase() is ReplicaPhase.GATHERING
+
+
 def test_ranks_stopped_by_their_own_agent_are_no_success() -> None:
     run = Run(nodes=1).running()
     run.do(exited(0, stopped=True), stopped(0))
@@ -548,6 +570,7 @@ def test_successor_finishes_what_was_ended() -> None:
         lambda: [joined(0), joined(1), killed(1), stopped(1)],
         lambda: [joined(0), joined(1), hung(0), left(1)],
         lambda: [joined(0), gone(1), CancelRequested(at=9.0)],
+        lambda: [joined(0), joined(1), leaving(1), stopped(0), gone(1)],
     ],
 )
 def test_log_with_its_decisions_gives_the_state_back(story: Callable[[], list[AnyEvent]]) -> None:

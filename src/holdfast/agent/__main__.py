@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
     parser.add_argument("--node-grace-s", required=True, type=float)
+    parser.add_argument("--stop-grace-s", required=True, type=float)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
@@ -45,6 +46,7 @@ def main() -> None:
         address=options.address,
         controller_grace_s=options.controller_grace_s,
         node_grace_s=options.node_grace_s,
+        stop_grace_s=options.stop_grace_s,
         record=options.controller_record,
     )
     open_more_files()

@@ -1,7 +1,7 @@
 """Owns a node's side of a run: it carries out the controller's orders and outlives it.
 
-The agent decides nothing but two things: without a controller for too long it stops its ranks and leaves, and its
-ranks never outlive it.
+The agent decides nothing but this: when its node is taken away (SIGTERM), or there was no controller for too long, it
+has its ranks save what they can and leaves; and its ranks never outlive it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
-from holdfast.events import AgentJoined, FindingRaised, RanksStopped
+from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped
 from holdfast.events.orders import (
     PROTOCOL,
     AnyOrder,
@@ -35,6 +35,7 @@ from holdfast.events.orders import (
     Break,
     Leave,
     Look,
+    Progress,
     StartRanks,
     StopRanks,
     WindDown,
@@ -49,6 +50,9 @@ log = logging.getLogger("holdfast.agent")
 
 LEAVING_GRACE_S = 30.0
 """Grace that ranks get when the agent gives up waiting for a controller."""
+
+PARTING_S = 5.0
+"""Seconds beyond the grace that killed ranks get to be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,7 @@ class Settings:
     address: str
     controller_grace_s: float
     node_grace_s: float
+    stop_grace_s: float
     record: Path | None = None
     """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
 
@@ -96,6 +101,8 @@ class Agent:
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._quiet = asyncio.Event()
+        self._farewell: asyncio.Task[None] | None = None
+        """What is done before leaving; from then on nothing is started."""
         self._leaving = asyncio.Event()
         self._link = Link(
             settings.where,
@@ -112,7 +119,7 @@ class Agent:
         """Work until told to leave, or until there has been no controller for too long."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._leaving.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._told_to_leave)
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
         work = (
@@ -150,19 +157,34 @@ class Agent:
                 self._link.lost.clear()
             except TimeoutError:
                 reason = f"its agent left after {grace_s:g} s without a controller (recovery.controller_grace_s)"
-                log.error("%s; ranks were asked for a checkpoint first", reason)
-                with contextlib.suppress(OSError):
-                    (self._settings.folder / LEFT_NAME).write_text(reason)
-                for team in list(self._teams.values()):
-                    team.ask(CheckpointNow())
-                    team.stop(LEAVING_GRACE_S)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LEAVING_GRACE_S + 5):
-                        while self._teams:
-                            self._quiet.clear()
-                            await self._quiet.wait()
-                self._leaving.set()
+                self._farewell = asyncio.ensure_future(self._part(reason, LEAVING_GRACE_S))
                 return
+
+    def _told_to_leave(self) -> None:
+        """The node is taken away: the run is told, and ranks have their grace; told again, the agent leaves at once."""
+        if self._farewell is not None:
+            self._leaving.set()
+            return
+        grace_s = self._settings.stop_grace_s
+        self._link.say(NodeLeaving(at=self._clock(), node=self._settings.node, grace_s=grace_s))
+        self._farewell = asyncio.ensure_future(self._part("its agent was told to leave by SIGTERM", grace_s))
+
+    async def _part(self, reason: str, grace_s: float) -> None:
+        """Have the ranks save what they can, and leave when they have ended."""
+        log.error("%s; ranks were asked for a checkpoint first", reason)
+        with contextlib.suppress(OSError):
+            (self._settings.folder / LEFT_NAME).write_text(reason)
+        for team in list(self._teams.values()):
+            team.ask(CheckpointNow())
+            team.stop(grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + PARTING_S):
+                while self._teams:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        if self._link.connected.is_set():
+            await self._link.settled(within_s=PARTING_S)
+        self._leaving.set()
 
     async def _watch_clock(self) -> None:
         """Say when the wall clock is set; nothing here goes by it."""
@@ -202,7 +224,7 @@ class Agent:
                 self._drills.take(order)
             case AskCheckpoint():
                 for team in self._teams.values():
-                    team.ask(CheckpointNow())
+                    team.ask_checkpoint()
             case WindDown():
                 for team in self._teams.values():
                     team.ask(StopNow(reason=order.reason))
@@ -216,7 +238,7 @@ class Agent:
                 log.warning("an order this agent does not know: %s", order)
 
     def _start(self, order: StartRanks) -> None:
-        if order.attempt <= self._attempts.get(order.replica, -1):
+        if order.attempt <= self._attempts.get(order.replica, -1) or self._farewell is not None:
             return
         self._attempts[order.replica] = order.attempt
         self._drills.begin_anew()
@@ -229,7 +251,7 @@ class Agent:
             clock=self._clock,
             code=self._code.get,
             retention=self._retention,
-            say=self._link.say,
+            say=self._say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,
         )
@@ -262,6 +284,11 @@ class Agent:
                     port=self._port.number,
                 )
             )
+
+    def _say(self, message: AgentEvent | Progress) -> int:
+        """A node that is about to go never counts as quiet: nothing can be started on it again."""
+        parting = self._farewell is not None and isinstance(message, RanksStopped)
+        return 0 if parting else self._link.say(message)
 
     def _found(self, finding: Finding) -> None:
         self._link.say(FindingRaised(at=self._clock(), finding=finding))

@@ -86,6 +86,10 @@ class Link:
         self._wake.set()
         return self._seq
 
+    async def settled(self, within_s: float) -> None:
+        """Wait until the controller has acknowledged all that was said, or the time is up."""
+        await self.safe(self._seq, within_s)
+
     async def safe(self, seq: int, within_s: float) -> None:
         """Wait until the controller has acknowledged a message, or the time is up."""
         with contextlib.suppress(TimeoutError):

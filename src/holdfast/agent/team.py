@@ -36,7 +36,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.events.orders import Progress, StartRanks
-from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
+from holdfast.events.rank import AgentToRank, Checkpointed, CheckpointNow, Found, Hello, RankToAgent, Step
 from holdfast.findings import Finding, Severity
 from holdfast.host.processes import state_letter
 
@@ -166,6 +166,20 @@ class Team:
         """Ask something of every rank that speaks to us."""
         for channel in self._channels.values():
             channel.ask(request)
+
+    def ask_checkpoint(self) -> None:
+        """Ask every rank for a checkpoint at its next step; says so where no rank can hear it."""
+        self.ask(CheckpointNow())
+        if not any(channel.ranks for channel in self._channels.values()):
+            self._found(
+                Finding(
+                    code="no-session",
+                    severity=Severity.WARNING,
+                    what=f"no rank of node{self._node} has opened a Session, so none takes a checkpoint when asked",
+                    where=f"node{self._node}",
+                    remedy="Ranks that are still starting will have one; others need the few lines of holdfast.train.",
+                )
+            )
 
     def pid_of(self, rank: int) -> int | None:
         """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""

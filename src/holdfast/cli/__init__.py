@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from holdfast.cli import (
     attach,
     cancel,
+    checkpoint,
     diagnose,
     drill,
     events,
@@ -35,7 +36,16 @@ from holdfast.errors import ExitCode
 
 VERBS = {
     "Describe": (init.init, validate.validate, render.render, schema.schema),
-    "Run": (run.run, ps.ps, status.status, logs.logs, events.events, attach.attach, cancel.cancel),
+    "Run": (
+        run.run,
+        ps.ps,
+        status.status,
+        logs.logs,
+        events.events,
+        attach.attach,
+        checkpoint.checkpoint,
+        cancel.cancel,
+    ),
     "Break it on purpose": (drill.drill,),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (fabric.fabric, profile.profile),

@@ -21,6 +21,7 @@ from holdfast.events import (
     DrillRequested,
     FindingRaised,
     NodeGone,
+    NodeLeaving,
     NodeMade,
     NodeRequested,
     NodesStarted,
@@ -172,6 +173,10 @@ def _node_gone(event: NodeGone) -> str:
     return f"node{event.node}.{event.generation} is gone: {event.reason}"
 
 
+def _node_leaving(event: NodeLeaving) -> str:
+    return f"node{event.node} is to be taken away: its ranks have {duration(event.grace_s)} to save and end"
+
+
 def _agent_left(event: AgentLeft) -> str:
     return f"lost touch with node{event.node}.{event.generation}"
 
@@ -267,6 +272,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     RunFinished: _finished,
     DeadlinePassed: _deadline_passed,
     NodeGone: _node_gone,
+    NodeLeaving: _node_leaving,
     NodeMade: _node_made,
     NodeUnavailable: _node_unavailable,
     WorldChanged: _world_changed,

@@ -43,10 +43,11 @@ def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
 
 
 def _grace_s(job: Job, state: State, replica: ReplicaState, at: float) -> float:
-    """A recovery kills at once; an ending has its own grace, and ranks that are to go on elsewhere get the job's."""
+    """A recovery kills at once; an ending has its own grace, and ranks that can still save get the job's."""
     if state.ending:
         return state.ending.grace_s
-    return job.recovery.stop_grace_s if _leaves_as_planned(replica, at) else 0.0
+    announced = any(loss.kind is FailureKind.NODE_PREEMPTED for loss in replica.losses)
+    return job.recovery.stop_grace_s if announced or _leaves_as_planned(replica, at) else 0.0
 
 
 def _leaves_as_planned(replica: ReplicaState, at: float) -> bool:

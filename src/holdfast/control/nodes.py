@@ -15,6 +15,7 @@ from holdfast.events import (
     ControllerStarted,
     FindingRaised,
     NodeGone,
+    NodeLeaving,
     NodeMade,
     NodeRequested,
     NodeUnavailable,
@@ -137,6 +138,19 @@ def node_gone(job: Job, state: State, event: NodeGone) -> Transition:
     if event.generation != node.generation:
         return state, ()
     return lose(job, state, (node,), event.at, event.reason, buried=True)
+
+
+def node_leaving(job: Job, state: State, event: NodeLeaving) -> Transition:
+    """A node will be gone soon: its replica's ranks, all of them healthy, have their grace to save and end."""
+    node = state.nodes[event.node]
+    if node.phase is not NodePhase.JOINED:
+        return state, ()
+    state = _away(job, state, node, event.at + event.grace_s)
+    busy = node.busy and state.replicas[node.replica].phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+    if state.ending or not busy:
+        return state, ()
+    reason = f"its agent got SIGTERM; ranks had {event.grace_s:g} s to save and end (recovery.stop_grace_s)"
+    return fail(job, state, (state.nodes[node.node],), event.at, reason, kind=FailureKind.NODE_PREEMPTED)
 
 
 def lose(

@@ -60,6 +60,7 @@ class FailureKind(StrEnum):
     PORT_TAKEN = "rendezvous-port-taken"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
+    NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
     UNEXPLAINED = "attempt-unexplained"
     """It ended without any word of why: a log that lost a line can tell no more."""
@@ -94,7 +95,7 @@ class Failure:
         return (self.kind, self.rank, self.code, _NUMBER.sub("#", self.error))
 
 
-_OF_NODES = (FailureKind.NODE_LOST, FailureKind.NEVER_JOINED)
+_OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
 _WHERE_TO_LOOK = (
     "Its agent's own log says why, where the place keeps one: nodes/node{node}.*/agent.log in the run's folder."
@@ -236,7 +237,7 @@ def _exit_code(failure: Failure) -> int:
             return ExitCode.HUNG
         case FailureKind.NO_CODE:
             return ExitCode.UNAVAILABLE
-        case FailureKind.NODE_LOST | FailureKind.NEVER_JOINED:
+        case FailureKind.NODE_LOST | FailureKind.NODE_PREEMPTED | FailureKind.NEVER_JOINED:
             return ExitCode.NODES_LOST
         case FailureKind.DISK_FULL | FailureKind.READ_ONLY | FailureKind.UNEXPLAINED:
             return ExitCode.STORAGE
@@ -253,6 +254,7 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.PORT_TAKEN: Fault.CLUSTER,
     FailureKind.HUNG: Fault.USER,
     FailureKind.NODE_LOST: Fault.CLUSTER,
+    FailureKind.NODE_PREEMPTED: Fault.CLUSTER,
     FailureKind.NEVER_JOINED: Fault.CLUSTER,
     FailureKind.UNEXPLAINED: Fault.CLUSTER,
     FailureKind.DISK_FULL: Fault.CLUSTER,
@@ -309,6 +311,8 @@ def describe(failure: Failure) -> str:
             return f"{who} passed no step within its deadline"
         case FailureKind.NODE_LOST:
             return f"{who} was lost"
+        case FailureKind.NODE_PREEMPTED:
+            return f"{who} is taken away"
         case FailureKind.NEVER_JOINED:
             return f"{who} has not joined"
         case FailureKind.DISK_FULL:

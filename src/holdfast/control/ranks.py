@@ -44,7 +44,7 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
         return state.with_replica(replace(replica, well=replica.well | 1 << event.rank)), ()
     if replica.phase is ReplicaPhase.STOPPING:
         return state, ()
-    reason = "its agent, long without a controller, stopped its ranks"
+    reason = "its agent stopped its ranks, as it does when it was long without a controller"
     return fail(job, state, (state.nodes[event.node],), event.at, reason)
 
 

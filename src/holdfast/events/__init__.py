@@ -9,6 +9,7 @@ from holdfast.events.agent import (
     AgentJoined,
     CheckpointCommitted,
     DrillDone,
+    NodeLeaving,
     RankExit,
     RankExited,
     RankHung,
@@ -42,7 +43,15 @@ from holdfast.events.run import (
 )
 
 AgentEvent = (
-    AgentJoined | RanksStarted | RankExited | RanksStopped | RankHung | CheckpointCommitted | DrillDone | FindingRaised
+    AgentJoined
+    | RanksStarted
+    | RankExited
+    | RanksStopped
+    | RankHung
+    | CheckpointCommitted
+    | NodeLeaving
+    | DrillDone
+    | FindingRaised
 )
 OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested
 RunEvent = (
@@ -69,8 +78,8 @@ __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
     "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "CrowdEvent", "DeadlinePassed",
     "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised", "NodeGone",
-    "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome",
-    "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted", "RanksStopped",
-    "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "StepCommitted", "StopDecided",
-    "WorldChanged", "numbers", "spans",
+    "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent",
+    "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted",
+    "RanksStopped", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "StepCommitted",
+    "StopDecided", "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

@@ -96,6 +96,13 @@ class RanksStopped(Event, frozen=True, kw_only=True):
     port: int
 
 
+class NodeLeaving(Event, frozen=True, kw_only=True):
+    """A node's agent got SIGTERM: whoever gave the node takes it away, and its ranks have `grace_s` to save and end."""
+
+    node: int
+    grace_s: float
+
+
 class RankHung(Event, frozen=True, kw_only=True):
     """A rank passed no step within its deadline, or had yet to say hello when another was found to hang."""
 

@@ -322,7 +322,7 @@ class Recovery(Model):
     It is done by a `holdfast.train` Session.
     """
     stop_grace_s: Annotated[Number, Field(ge=0)] = 30.0
-    """Seconds between SIGTERM and SIGKILL when the run is cancelled, or stops to go on with more nodes.
+    """Seconds between SIGTERM and SIGKILL when the run is cancelled, loses a node that says so, or is to grow.
 
     A recovery does not wait: it kills at once.
     """

@@ -41,6 +41,13 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing while it is replaced; the same machine again and again: take it out of use.",
     ),
     (
+        "node-preempted",
+        "A node's agent got SIGTERM: the place takes the node away, and its ranks had recovery.stop_grace_s to save.",
+        "The place's own word: evictions, preemptions, spot notices, maintenance.",
+        "Nothing: all ranks end, the node is replaced, and the run goes on from what they saved. When the place gives "
+        "less time than recovery.stop_grace_s, set that lower.",
+    ),
+    (
         "node-never-joined",
         "A node was made and its agent never spoke to the controller.",
         "nodes/nodeN.*/agent.log in the run's folder; whether it reaches the controller's address and port.",

@@ -163,6 +163,7 @@ class LocalBackend:
             "--address": node.address,
             "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
             "--node-grace-s": f"{self._accepted.job.recovery.node_grace_s:g}",
+            "--stop-grace-s": f"{self._accepted.job.recovery.stop_grace_s:g}",
         }
         if self._url.startswith("wss:"):
             options["--ca"] = str(self._folder.ca)

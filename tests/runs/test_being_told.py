@@ -1,0 +1,128 @@
+"""A run that is told to save, to stop or to give a node back: what it has is saved first, and no step is done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.runs.conftest import Runs, Watched
+
+from holdfast import api
+from holdfast.cli import main
+from holdfast.errors import ExitCode
+from holdfast.events import (
+    AgentJoined,
+    AttemptStarted,
+    CheckpointCommitted,
+    FindingRaised,
+    NodeGone,
+    Outcome,
+    RankExited,
+    RanksStarted,
+    RecoveryDecided,
+    RunFinished,
+    StepCommitted,
+)
+
+LOOP = Path(__file__).parents[1] / "train" / "loop.py"
+"""With a Session, and more steps than anybody waits for."""
+
+
+def start(runs: Runs, *overrides: str) -> Watched:
+    overrides = ("recovery.stop_grace_s=300", "env.OMP_NUM_THREADS=1", *overrides)
+    return runs.start(sys.executable, str(LOOP), "1000000000", str(runs.base / "weights"), overrides=overrides)
+
+
+def terminate_rank(watched: Watched) -> None:
+    started = next(event for event in watched.all(RanksStarted) if event.node == 1)
+    os.kill(started.ranks[0].pid, signal.SIGTERM)
+
+
+def terminate_agent(watched: Watched) -> None:
+    os.kill(next(event.pid for event in watched.all(AgentJoined) if event.node == 1), signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tell", "code", "generations"),
+    [(terminate_rank, "rank-crashed", {0}), (terminate_agent, "node-preempted", {0, 1})],
+)
+def test_sigterm_has_every_rank_save_and_the_next_attempt_goes_on_from_there(
+    runs: Runs, tell: Callable[[Watched], None], code: str, generations: set[int]
+) -> None:
+    watched = start(runs)
+    watched.until(StepCommitted)
+    tell(watched)
+    decided = watched.until(RecoveryDecided)
+    assert decided.finding.code == code
+    first = watched.until(StepCommitted, lambda event: event.attempt == 1)
+    assert {event.generation for event in watched.all(AgentJoined)} == generations
+    last = max(event.step for event in watched.all(StepCommitted) if event.attempt == 0)
+    (saved,) = [event for event in watched.all(CheckpointCommitted) if event.attempt == 0]
+    assert saved.step == last == first.first - 1
+    assert "resumed after" in watched.log(0, attempt=1)
+
+
+@pytest.mark.slow
+def test_checkpoint_is_taken_when_asked_and_cancel_saves_the_last_step(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = start(runs)
+    before = watched.until(StepCommitted).step
+    assert main(["checkpoint", "-o", "json"]) == 0
+    taken = json.loads(capsys.readouterr().out)
+    assert taken["step"] > before
+    assert Path(taken["path"]).is_dir()
+    assert watched.until(CheckpointCommitted).step == taken["step"]
+    assert main(["checkpoint", "--within", "0"]) == ExitCode.UNAVAILABLE
+    assert "checkpoint-not-taken" in capsys.readouterr().err
+    api.cancel(watched.folder)
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, ExitCode.CANCELLED)
+    assert {event.code for event in watched.all(RankExited)} == {ExitCode.STOPPED_EARLY}
+    assert watched.all(CheckpointCommitted)[-1].step == max(watched.steps())
+
+
+def test_checkpoint_of_a_run_without_a_session_is_refused_with_the_reason(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = runs.start(sys.executable, "-c", "import signal; signal.pause()")
+    for _ in range(2):
+        watched.until(RanksStarted)
+    assert main(["checkpoint"]) == ExitCode.IMPOSSIBLE
+    told = capsys.readouterr().err
+    assert "[checkpoint-not-taken]" in told
+    assert "no rank of node" in told
+    assert main(["cancel", "--force"]) == 0
+    watched.end()
+    assert main(["checkpoint"]) == ExitCode.NOT_FOUND
+
+
+def test_program_without_a_session_gets_sigterm_and_its_grace_when_its_node_is_taken(runs: Runs) -> None:
+    stubborn = (
+        "import os, signal\n"
+        "if os.environ['HOLDFAST_ATTEMPT'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+        "    print('up', flush=True)\n"
+        "    while True: signal.pause()\n"
+    )
+    watched = runs.start(sys.executable, "-c", stubborn, overrides=("recovery.stop_grace_s=1",))
+    for _ in range(2):
+        watched.until(RanksStarted)
+    while any("up" not in (watched.log(rank) if watched.folder.rank_log(0, rank).exists() else "") for rank in (0, 1)):
+        next(watched._events)
+    terminate_agent(watched)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert "told" in watched.log(0)
+    assert "told" in watched.log(1)
+    assert "ignored-sigterm" in {event.finding.code for event in watched.all(FindingRaised)}
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.finding.code == "node-preempted"
+    assert watched.all(NodeGone)[0].reason == "its agent was told to leave by SIGTERM"
+    assert len(watched.all(AttemptStarted)) == 2
+    assert isinstance(watched.seen[-1], RunFinished)
