@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from bench.nccllog import Job
+from bench.nccllog import Job, Version
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.transport import Transport
+from holdfast.findings import Finding
 
+JOB = Job(version=Version.of("2.27.7"), nodes=2, gpus=4, channels=2, nics=2)
+OLD = replace(JOB, version=Version.of("2.18.6"))
+"""The same from before there were lazy connections."""
 TOLD = dict[tuple[int, int, str, str, str, int | None, int | None, bool], int]
 
 
@@ -70,7 +75,26 @@ def of_lines(*lines: str, name: str = "log") -> Sequence[Block]:
     return [*blocks(name, "".join(f"{line}\n" for line in lines).encode())]
 
 
-def joined(parts: Iterable[Iterable[Block]]) -> Iterator[Block]:
-    """One pile of several."""
-    for part in parts:
-        yield from part
+def edited(job: Job, edit: Callable[[int, bytes], bytes]) -> Iterator[Block]:
+    """A file for each rank, each line of it as `edit` makes it of the rank and the line."""
+    for rank in range(job.ranks):
+        yield from blocks(f"rank-{rank}.log", b"".join(edit(rank, line) for line in job.log(rank)))
+
+
+def on_last_node(job: Job, old: bytes, new: bytes) -> Iterator[Block]:
+    """The job's logs, where the last node says something else."""
+    return edited(job, lambda rank, line: line.replace(old, new) if rank // job.gpus == job.nodes - 1 else line)
+
+
+def mixed(job: Job, other: Job) -> Iterator[Block]:
+    """The job's logs, but those of its last node are the other job's."""
+    for rank in range(job.ranks):
+        own = other if rank // job.gpus == job.nodes - 1 else job
+        yield from blocks(f"rank-{rank}.log", b"".join(own.log(rank)))
+
+
+def only(transport: Transport, code: str) -> Finding:
+    (finding,) = [finding for finding in transport.findings if finding.code == code]
+    assert finding.remedy
+    assert finding.evidence
+    return finding

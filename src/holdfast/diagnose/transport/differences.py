@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.diagnose.transport.joining import ranges
 from holdfast.diagnose.transport.networks import network
-from holdfast.diagnose.transport.result import Communicator, Evidence, Process
+from holdfast.diagnose.transport.result import Communicator, Evidence, Process, Side
 from holdfast.diagnose.transport.survey import Disagreement, Survey
 from holdfast.findings import Fault, Finding, Severity
 
@@ -35,6 +35,8 @@ class Seen:
     processes: Sequence[Process]
     """Those that are ranks of a communicator."""
     communicators: Sequence[Communicator]
+    nodes: Sequence[str]
+    """The node of each process, by its index."""
     survey: Survey
 
 
@@ -49,7 +51,7 @@ def _network_mixed(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             code="network-mixed",
             what=f"ranks chose different networks: {_shares(by_name)}",
-            where=_nodes(_fewest(by_name)),
+            where=_nodes(by_name.get("Socket") or _fewest(by_name)),
             evidence=_quotes(by_name, "network"),
             remedy="NCCL takes the first network that works, so the better one could not be had on some nodes: compare "
             "their lines above `Using network`.",
@@ -77,12 +79,17 @@ def _told(one: Disagreement) -> str:
 
 
 def _gdr_missing(seen: Seen) -> Iterator[Finding]:
+    linked = {process.node for process in seen.processes if process.path == "NVL"}
     without: dict[str, str] = {}
     using = 0
     for node, used in seen.survey.nodes.items():
-        plain = [route for route in used.routes if _may_gdr(route) and not route.endswith("/GDRDMA")]
-        using += any(_may_gdr(route) for route in used.routes)
-        if plain:
+        able = [route for route in used.routes if _may_gdr(route)]
+        plain = [route for route in able if not route.endswith("/GDRDMA")]
+        using += bool(able)
+        # Where GPUs have no NVLink, NCCL receives into GPU memory and sends from the host's on purpose
+        # (NCCL_NET_GDR_READ).
+        sends = {side for route in plain for side in used.sides[route]} == {Side.SEND}
+        if plain and not (sends and len(plain) < len(able) and node not in linked):
             without[node] = plain[0]
     if without:
         chosen = [process for process in seen.processes if process.node in without]
@@ -225,16 +232,35 @@ def _env_skew(seen: Seen) -> Iterator[Finding]:
         for name, value in process.env.items():
             if name not in _OWN:
                 values[name][value].append(process)
+    whole = _whole_nodes(seen)
     for name, by_value in sorted(values.items()):
+        having = {process.node for members in by_value.values() for process in members}
+        without = sorted(whole - having) if having & whole else []
         if len(by_value) > 1:
-            yield Finding(
-                code="env-skew",
-                what=f"{name} differs between ranks: {_shares(by_value)}",
-                severity=Severity.WARNING,
-                where=_nodes(_fewest(by_value)),
-                evidence=_quotes(by_value, name),
-                remedy=f"Set {name} to one value for all ranks, or for none.",
-            )
+            what, where = f"{name} differs between ranks: {_shares(by_value)}", _nodes(_fewest(by_value))
+        elif without:
+            value = next(iter(by_value))
+            what, where = f"{name}={value} on {len(having):,} nodes, but not set on {len(without):,}", _some(without)
+        else:
+            continue
+        yield Finding(
+            code="env-skew",
+            what=what,
+            severity=Severity.WARNING,
+            where=where,
+            evidence=_quotes(by_value, name),
+            remedy=f"Set {name} to one value for all ranks, or for none.",
+        )
+
+
+def _whole_nodes(seen: Seen) -> set[str]:
+    """The nodes whose variables are all known: NCCL told of some, and every set-up there came to its end."""
+    ended: dict[str, bool] = {}
+    for communicator in seen.communicators:
+        for member in communicator.members:
+            node = seen.nodes[member.process]
+            ended[node] = ended.get(node, True) and member.complete
+    return {process.node for process in seen.processes if process.env and ended.get(process.node)}
 
 
 def _wrong_interface(seen: Seen) -> Iterator[Finding]:
@@ -311,7 +337,9 @@ def _shares(groups: Mapping[str, Sequence[Process]]) -> str:
 
 
 def _fewest(groups: Mapping[str, Sequence[Process]]) -> Sequence[Process]:
-    return min(groups.values(), key=len)
+    """The smallest group; nobody where no group is smaller than all others."""
+    first, second = sorted(groups.values(), key=len)[:2] if len(groups) > 1 else (*groups.values(), ())
+    return first if len(groups) == 1 or len(first) < len(second) else ()
 
 
 def _nodes(processes: Iterable[Process]) -> str:

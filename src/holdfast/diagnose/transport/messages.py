@@ -30,11 +30,11 @@ def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
     return keep
 
 
-def _seen(name: str, begin: bytes) -> Handler:
-    """A handler that keeps the first line that begins so."""
+def _seen(name: str, words: bytes) -> Handler:
+    """A handler that keeps the first line that has these words."""
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-        if name not in process.evidence and message.startswith(begin):
+        if name not in process.evidence and words in message:
             process.evidence[name] = quote()
 
     return keep
@@ -189,9 +189,9 @@ _HANDLERS: Mapping[bytes, Handler] = {
     b"Bootstrap": _fact("bootstrap", grammar.BOOTSTRAP),
     b"Bootstrap:": _fact("bootstrap", grammar.BOOTSTRAP),
     b"Pattern": _fact("path", grammar.PATTERN),
-    b"Failed": _seen("no libibverbs", b"Failed to open libibverbs"),
-    b"NET/Plugin": _seen("no plugin", b"NET/Plugin : No plugin found"),
-    b"NET/Plugin:": _seen("no plugin", b"NET/Plugin: Could not find"),
+    b"Failed": _seen("no libibverbs", b"libibverbs"),
+    b"NET/Plugin": _seen("no plugin", b"No plugin found"),
+    b"NET/Plugin:": _seen("no plugin", b"Could not find"),
 }
 
 

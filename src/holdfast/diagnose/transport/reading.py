@@ -85,16 +85,18 @@ class Reading:
         source, node = block.source.name, block.source.node
         threads = self._threads.setdefault(node, {})
         channels = grammar.CHANNELS
-        line, counted, number = block.first_line, 0, 0
+        handlers = self._handlers
+        line, counted, offset, number = block.first_line, 0, 0, 0
 
         def quote() -> Evidence:
             """The line that the mark before this message stands in."""
-            nonlocal line, counted
-            for index in range(counted, number):
-                line += pieces[index].count(b"\n")
+            nonlocal line, counted, offset
+            begin = offset
+            offset += sum(map(len, islice(pieces, counted, number))) + (number - counted) * len(MARK)
+            line += block.data.count(b"\n", begin, offset)
             counted = number
-            begin = pieces[number - 1].rpartition(b"\n")[2][-_QUOTED_BYTES:]
-            text = begin + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
+            begun = pieces[number - 1].rpartition(b"\n")[2][-_QUOTED_BYTES:]
+            text = begun + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
             return Evidence(source, line, words(text).strip())
 
         thread, last, head = None, None, pieces[0]
@@ -106,8 +108,10 @@ class Reading:
             bit = channels.get(label)
             if bit is None or thread is None:
                 message, _, head = piece.partition(b"\n")
-                if thread is not None:
-                    self._take(message[:_LONGEST_BYTES], thread, quote)
+                word = message.partition(b" ")[0]
+                found = handlers[word] if word in handlers else self._handler(word)
+                if found is not None and thread is not None:
+                    found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
                 continue
             key, newline, head = rest.partition(b"\n")
             known = thread.connections.get(key)
@@ -118,17 +122,11 @@ class Reading:
             else:
                 self._connect(bit, key, thread, quote)
 
-    def _take(self, message: bytes, thread: ThreadRecord, quote: Quote) -> None:
-        """A message that is no connection over a channel already known."""
-        word = message.partition(b" ")[0]
-        try:
-            found = self._handlers[word]
-        except KeyError:
-            found = handler(word)
-            if len(self._handlers) < _MOST_WORDS:
-                self._handlers[word] = found
-        if found is not None:
-            found(message, thread, self._processes[thread.process], quote)
+    def _handler(self, word: bytes) -> Handler | None:
+        found = handler(word)
+        if len(self._handlers) < _MOST_WORDS:
+            self._handlers[word] = found
+        return found
 
     def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> None:
         """A connection that this thread has not told of yet."""

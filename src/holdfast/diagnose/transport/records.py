@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from holdfast.diagnose.transport.result import Evidence, Link, Way
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
+class Connection(msgspec.Struct, gc=False):
     """A connection as one thread tells of it, channel after channel."""
 
     sender: int

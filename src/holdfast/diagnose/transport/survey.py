@@ -38,6 +38,10 @@ class NodeSurvey:
 
     routes: Counter[str] = field(default_factory=Counter[str])
     """Channels by route."""
+    sides: dict[str, set[Side]] = field(default_factory=lambda: defaultdict[str, set[Side]](set))
+    """Whether a route sends or receives."""
+    across: int = 0
+    """Channel ends of networks, or to other nodes."""
     nics: dict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
     """Indices of the network devices used, by network."""
 
@@ -63,11 +67,13 @@ def survey(processes: Sequence[Process], communicators: Sequence[Communicator]) 
             way, count = link.way, link.channels.bit_count()
             own = nodes[places[link.own]]
             own.routes[way.route] += count
+            own.sides[way.route].add(way.side)
             if way.kind is Kind.NET and way.nic is not None and way.proxy is None:
                 own.nics[way.name].add(way.nic)
             sender, receiver = places.get(link.sender), places.get(link.receiver)
             if way.kind is Kind.NET or (way.kind is Kind.P2P and None not in (sender, receiver) and sender != receiver):
                 across[way.route] += count
+                own.across += count
         disagreements += _disagreements(communicator, places)
     return Survey(nodes=nodes, across=across, disagreements=disagreements)
 
@@ -108,8 +114,9 @@ def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> lis
     return found
 
 
-def _means(way: Way) -> tuple[Kind, str, bool]:
-    return way.kind, way.name if way.kind is Kind.NET else "", way.gdr
+def _means(way: Way) -> tuple[Kind, str]:
+    """What both ends must have in common; whether each reaches GPU memory directly is its own node's matter."""
+    return way.kind, way.name if way.kind is Kind.NET else ""
 
 
 def node_cells(communicator: Communicator, processes: Sequence[Process]) -> Cells:

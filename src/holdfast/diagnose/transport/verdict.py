@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.diagnose.transport.differences import DEGRADING, Seen, differences
 from holdfast.diagnose.transport.joining import Pile, ranges
 from holdfast.diagnose.transport.networks import Network, expected_network, named, network
-from holdfast.diagnose.transport.result import Evidence, Outcome, Process, Transport, Verdict
+from holdfast.diagnose.transport.result import Evidence, Kind, Outcome, Process, Transport, Verdict
 from holdfast.diagnose.transport.survey import survey
 from holdfast.fabric.catalog import Fabric
 from holdfast.findings import Fault, Finding, Severity
@@ -43,8 +43,9 @@ def judged(
     """The whole result: what was read, what differs, and the verdict."""
     surveyed = survey(pile.processes, pile.communicators)
     ranks = {member.process for communicator in pile.communicators for member in communicator.members}
-    members = tuple(process for number, process in enumerate(pile.processes) if number in ranks)
-    seen = Seen(processes=members, communicators=pile.communicators, survey=surveyed)
+    members = tuple(process for number, process in enumerate(pile.processes) if number in ranks or not ranks)
+    nodes = [process.node for process in pile.processes]
+    seen = Seen(processes=members, communicators=pile.communicators, nodes=nodes, survey=surveyed)
     findings = differences(seen)
     verdict = _verdict(seen, findings, info_lines, expected)
     return Transport(
@@ -78,7 +79,7 @@ def _as_finding(verdict: Verdict) -> tuple[Finding, ...]:
 def _verdict(seen: Seen, findings: Sequence[Finding], info_lines: int, expected: Fabric | None) -> Verdict:
     used = {network(_name(route)).name if route.startswith("NET/") else "NVLink" for route in seen.survey.across}
     if not used:
-        return _nothing_used(seen, info_lines, expected)
+        return _nothing_used(seen, findings, info_lines, expected)
     wanted, layer, why = _wanted(seen, used, expected)
     tell = _Tell(seen, why)
     if _TCP in used and (wanted is None or wanted.name != _TCP):
@@ -94,15 +95,38 @@ def _verdict(seen: Seen, findings: Sequence[Finding], info_lines: int, expected:
     worse = [finding for finding in findings if finding.code in DEGRADING]
     if worse:
         return tell.degraded(f"{_many(used)} joined the nodes, but {worse[0].what}", worse[0].remedy)
-    missing = [one for one in seen.communicators[:1] if one.missing or not one.size]
-    if missing:
-        absent = f"rank {ranges(missing[0].missing)}" if missing[0].size else "every rank, from the beginning on"
-        return tell.unknown(
-            f"what was seen ran over {_many(used)}, but only {len(missing[0].members)} ranks were seen",
-            f"the set-up log of {absent}",
-        )
+    if unseen := _unseen(seen):
+        what, missing = unseen
+        return tell.unknown(f"what was seen ran over {_many(used)}, but {what}", missing)
     gdr = ", GPUDirect RDMA everywhere" if seen.survey.across and all(map(_direct, seen.survey.across)) else ""
     return tell.verified(f"{_many(used)} joined the nodes{gdr}")
+
+
+def _unseen(seen: Seen) -> tuple[str, str] | None:
+    """What keeps the whole fabric from being verified, and which fact would decide; None where all of it was seen."""
+    for one in seen.communicators:
+        if one.missing or not one.size:
+            absent = f"rank {ranges(one.missing)} of {one.name}" if one.size else "every rank, from the beginning on"
+            return f"only {len(one.members):,} ranks were seen", f"the set-up log of {absent}"
+        begun = [member.rank for member in one.members if not member.complete]
+        if begun:
+            return (
+                f"{len(begun):,} ranks of {one.name} did not end their set-up",
+                f"the rest of the log of rank {ranges(begun)}, or why it ended there",
+            )
+    silent = sorted(node for node in _spanned(seen) if not seen.survey.nodes[node].across)
+    if silent:
+        return (
+            f"no connection of {len(silent):,} nodes was seen",
+            f"the connection lines of {', '.join(silent[:_QUOTED])}: its logs up to the first collective",
+        )
+    return None
+
+
+def _spanned(seen: Seen) -> set[str]:
+    """The nodes that have a communicator with others."""
+    members = ({seen.nodes[member.process] for member in one.members} for one in seen.communicators)
+    return {node for nodes in members if len(nodes) > 1 for node in nodes}
 
 
 def _wanted(seen: Seen, used: set[str], expected: Fabric | None) -> tuple[Network | None, str, str]:
@@ -123,8 +147,7 @@ def _wanted(seen: Seen, used: set[str], expected: Fabric | None) -> tuple[Networ
     return None, "", ""
 
 
-def _nothing_used(seen: Seen, info_lines: int, expected: Fabric | None) -> Verdict:
-    nodes = {process.node for process in seen.processes}
+def _nothing_used(seen: Seen, findings: Sequence[Finding], info_lines: int, expected: Fabric | None) -> Verdict:
     counted = max((communicator.nodes or 0 for communicator in seen.communicators), default=0)
     chosen = {network(process.network).name for process in seen.processes if process.network}
     tell = _Tell(seen, f"the job's fabric is {expected.name}" if expected else "")
@@ -132,15 +155,19 @@ def _nothing_used(seen: Seen, info_lines: int, expected: Fabric | None) -> Verdi
         return tell.unknown(
             "NCCL wrote nothing about its set-up here", "NCCL's set-up lines: run with NCCL_DEBUG=INFO on every rank"
         )
-    if chosen == {_TCP} and (len(nodes) > 1 or counted > 1):
+    spanned = _spanned(seen)
+    if chosen == {_TCP} and (spanned or counted > 1):
         wanted, _, why = _wanted(seen, {_TCP}, expected)
         tell = _Tell(seen, why)
         if wanted is not None and wanted.name == _TCP:
             return tell.verified("TCP was chosen on every rank")
         return tell.fallback(wanted)
-    if seen.communicators and len(nodes) == 1 and counted <= 1 and not any(one.missing for one in seen.communicators):
+    if seen.communicators and not spanned and counted <= 1 and not any(one.missing for one in seen.communicators):
+        worse = [finding for finding in findings if finding.code in DEGRADING]
+        if worse:
+            return tell.degraded(worse[0].what, worse[0].remedy)
         return tell.unknown(
-            f"all ranks are on {next(iter(nodes))}, so that no network was needed", "the set-up of a run over two nodes"
+            "every communicator is within one node, so that no network was needed", "the set-up of a run over two nodes"
         )
     if chosen:
         return tell.unknown(
@@ -189,7 +216,7 @@ class _Tell:
             next(process.evidence[name] for process in on_tcp if name in process.evidence and _tells(process, name))
             for name, _ in causes[:2]
         ]
-        what = f"plain TCP sockets carry the traffic {where}"
+        what = f"plain TCP sockets carry the traffic {where}{_of_communicators(self._seen)}"
         if wanted is None:
             what += "; NCCL takes them when it finds nothing better"
             remedy = f"{remedy} If these nodes have no other fabric, say so with NCCL_NET=Socket.".strip()
@@ -204,6 +231,14 @@ class _Tell:
     def _routes(self) -> tuple[Evidence, ...]:
         names = [route for route, _ in self._seen.survey.across.most_common()]
         return _lines(self._seen.processes, (*names, "network"))[:_QUOTED]
+
+
+def _of_communicators(seen: Seen) -> str:
+    """Which communicators use sockets, where others do not."""
+    slow = [one.name for one in seen.communicators if any(link.way.route == "NET/Socket" for link in one.links)]
+    if not slow or len(slow) == sum(any(link.way.kind is Kind.NET for link in one.links) for one in seen.communicators):
+        return ""
+    return f", of {'; '.join(slow[:_QUOTED])}{f'; and {len(slow) - _QUOTED:,} more' if len(slow) > _QUOTED else ''}"
 
 
 def _on_tcp(process: Process) -> bool:

@@ -31,8 +31,11 @@ def lines(transport: Transport, width: int = 120) -> list[str]:
         said += ["", *_communicator(communicator, transport, max(width, _NARROWEST))]
     others = transport.communicators[_MOST_COMMUNICATORS:]
     if others:
-        sizes = Counter(communicator.size for communicator in others)
-        said += ["", "and " + ", ".join(f"{count:,} of {size} ranks" for size, count in sizes.most_common(4))]
+        alike = Counter((communicator.size, _ways(communicator, transport)) for communicator in others)
+        said += [
+            "",
+            *(f"and {count:,} of {size} ranks: {ways}" for (size, ways), count in alike.most_common(_MOST_ROWS)),
+        ]
     for finding in transport.findings:
         if finding.code not in {Outcome.TCP_FALLBACK.value, Outcome.DEGRADED.value}:
             said += ["", f"{finding.code}: {finding.what}" + (f" ({finding.where})" if finding.where else "")]
@@ -83,6 +86,11 @@ def _communicator(communicator: Communicator, transport: Transport, width: int) 
         yield from _matrix("from\\to", sorted({name for pair in cells for name in pair}, key=_natural), cells, width)
 
 
+def _ways(communicator: Communicator, transport: Transport) -> str:
+    cells = node_cells(communicator, transport.processes)
+    return ", ".join(sorted({label for labels in cells.values() for label in labels})) or "no connection seen"
+
+
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """node2 before node10."""
     parts: list[tuple[int, str]] = []
@@ -95,21 +103,17 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return (*parts, (int(word) if word.isdecimal() else -1, word))
 
 
-def _matrix(corner: str, names: Sequence[str], cells: Cells, width: int) -> Iterator[str]:
-    shown = {pair: "/".join(label for label, _ in sorted(labels.items())) for pair, labels in cells.items()}
+def _matrix(corner: str, names: Sequence[str], between: Cells, width: int) -> Iterator[str]:
+    shown = {pair: "/".join(label for label, _ in sorted(labels.items())) for pair, labels in between.items()}
     first = max(len(name) for name in (corner, *names))
     columns = [max(len(name), *(len(shown.get((row, name), ".")) for row in names)) for name in names]
     if len(names) > _MOST_ROWS or 2 + first + sum(2 + column for column in columns) > width:
-        yield from _summary(names, cells)
+        yield from _summary(names, between)
         return
-    yield (
-        "  "
-        + corner.ljust(first)
-        + "".join("  " + name.ljust(column) for name, column in zip(names, columns, strict=True))
-    )
-    for row in names:
-        values = (shown.get((row, name), ".").ljust(column) for name, column in zip(names, columns, strict=True))
-        yield ("  " + row.ljust(first) + "".join("  " + value for value in values)).rstrip()
+    rows = [(corner, names), *((row, [shown.get((row, name), ".") for name in names]) for row in names)]
+    for row, values in rows:
+        cells = "".join(f"  {value:<{column}}" for value, column in zip(values, columns, strict=True))
+        yield f"  {row:<{first}}{cells}".rstrip()
 
 
 def _summary(names: Sequence[str], cells: Cells) -> Iterator[str]:
