@@ -7,7 +7,6 @@ import re2
 from tests.diagnose.logs import block
 
 from holdfast.diagnose.block import Block, Source
-from holdfast.diagnose.needles import needles
 from holdfast.diagnose.prefix import clock_of, writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.scan import EACH, Scanner
@@ -22,16 +21,6 @@ def test_each_quoted_line_is_found_among_others(rule) -> None:
         codes = {fact.rule.code for fact in found}
         assert rule.code in codes or (rule.fallback and codes)
         assert {fact.line for fact in found} == {2}
-
-
-def test_strings_of_a_pattern_are_in_every_line_that_matches() -> None:
-    assert needles(r"(?:Got|got) async (?:error )?event: \w+") == {"Got async event: ", "got async event: "} | {
-        "Got async error event: ",
-        "got async error event: ",
-    }
-    assert needles(r"\d+ (?:alpha|beta)+ \d") == {"alpha", "beta"}
-    with pytest.raises(ValueError, match="no string"):
-        needles(r"\d+|x")
 
 
 def test_many_alike_are_kept_a_few_times_and_all_counted() -> None:

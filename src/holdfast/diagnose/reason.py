@@ -118,7 +118,7 @@ def _named(facts: Sequence[Fact]) -> list[Fact]:
 
 def _world(facts: Iterable[Fact]) -> int | None:
     """How many ranks there are, where a line says so."""
-    said = [int(fact.values["world"]) for fact in facts if fact.values.get("world", "").isdecimal()]
+    said = [int(world) for fact in facts if (world := fact.values.get("world", "")).isdecimal() and len(world) < 8]
     return max(said, default=None)
 
 

@@ -1,7 +1,8 @@
-"""Owns finding the lines that a rule recognises in blocks of logs, at the speed of one pass of RE2 over each block.
+"""Owns finding the lines that a rule recognises in blocks of logs, by one pass for all rules over each block.
 
-Strings that the rules need (needles.py) find lines; only a line that holds one is looked at again, by the rules.
-RE2 is linear in what it reads, so no rule can be made to hang by what somebody logs. Refuses to own what facts mean.
+Hyperscan searches for all patterns at once, and its time is linear in what it reads, so no rule can be made to hang by
+what somebody logs; RE2, which is linear too, takes the values out of the few lines found.
+Refuses to own what facts mean.
 """
 
 from __future__ import annotations
@@ -12,43 +13,70 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+import hyperscan
 import re2
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.needles import folds, needles
 from holdfast.diagnose.prefix import clock_of, writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.row import Rule
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
+VALUE_BYTES = 200
+"""Longest value that is taken out of a line."""
 EACH = 20
 """Facts kept of one rule, source and rank; more of the same are only counted."""
 MOST = 50_000
 """Facts kept in all."""
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\n]{0,256}\x07|[()][A-Z0-9])")
-_DFA_BYTES = 64 << 20
 
 
 class Recognition:
     """The rules made ready to be searched for; made once, since that takes longer than most logs."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1
-        options.max_mem = _DFA_BYTES
-        options.log_errors = False
         self.rules = [rule for rule in rules if rule.pattern]
         self.names_rank = ["(?P<rank>" in rule.pattern for rule in self.rules]
-        self.patterns = [re2.compile(rule.pattern.encode(), options) for rule in self.rules]
-        options.never_capture = True
-        self.needle = re2.compile(_union(self.rules).encode(), options)
-        self.which = re2.Set.SearchSet(options)
-        for rule in self.rules:
-            self.which.Add(rule.pattern.encode())
-        self.which.Compile()
+        self._database = hyperscan.Database()
+        self._database.compile(
+            expressions=[rule.pattern.encode() for rule in self.rules],
+            ids=list(range(len(self.rules))),
+            elements=len(self.rules),
+            flags=[hyperscan.HS_FLAG_MULTILINE] * len(self.rules),
+        )
+
+    def lines(self, data: bytes) -> Iterator[tuple[int, int, list[int]]]:
+        """Beginning and end of each line in which a rule may have something, and which rules, by their index."""
+        ends = [0] * len(self.rules)
+        found: dict[int, list[int]] = {}
+
+        def note(index: int, _begin: int, end: int, _flags: int, _context: object) -> None:
+            if end > ends[index]:  # the first of a rule in this line
+                ends[index] = data.find(b"\n", end - 1) + 1 or len(data)
+                found.setdefault(ends[index], []).append(index)
+
+        self._database.scan(data, match_event_handler=note)
+        for end in sorted(found):
+            yield data.rfind(b"\n", 0, end - 1) + 1, end, sorted(found[end])
+
+    def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
+        """Where a rule has something in a line, and its values."""
+        found = _compiled(self.rules[index].pattern).search(line)
+        if found is None:
+            return None
+        return found.start(), {
+            name.decode(): _text(said) for name, said in found.groupdict().items() if said is not None
+        }
+
+
+@cache
+def _compiled(pattern: str):
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    return re2.compile(pattern.encode(), options)
 
 
 @cache
@@ -72,45 +100,44 @@ class Scanner:
         data = block.data
         if b"\x1b" in data:
             data = _ESCAPES.sub(b"", data)
-        number, counted, at = block.first_line, 0, 0
-        while (found := self._known.needle.search(data, at)) is not None:
-            where = found.start()
-            start = data.rfind(b"\n", at, where) + 1 or at
-            at = data.find(b"\n", where) + 1 or len(data)
-            line = data[start:at].rstrip(b"\r\n")
-            if which := self._known.which.Match(line):
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        number, counted = block.first_line, 0
+        for start, end, which in self._known.lines(data):
+            facts = self._facts_of(block.source, data[start:end].rstrip(b"\n"), which)
+            if facts:
                 number += data.count(b"\n", counted, start)
                 counted = start
-                yield from self._line(block.source, number, line, which)
+                yield from (replace(fact, line=number) for fact in facts)
 
-    def _line(self, source: Source, number: int, line: bytes, which: Sequence[int]) -> Iterator[Fact]:
+    def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
         if len(which) > 1:
             which = [index for index in which if not self._known.rules[index].fallback] or which
-        for index in which:
-            if fact := self._fact(source, number, line, index):
-                yield fact
+        found = (self._fact(source, line, index) for index in which)
+        return [fact for fact in found if fact is not None]
 
-    def _fact(self, source: Source, number: int, line: bytes, index: int) -> Fact | None:
+    def _fact(self, source: Source, line: bytes, index: int) -> Fact | None:
         rule, names_rank = self._known.rules[index], self._known.names_rank[index]
-        self.counts[rule.code] += 1
         alike = rule.code, source.name
         if self._facts >= MOST or (self._kept[alike] >= EACH and not names_rank):
+            self.counts[rule.code] += 1
             return None
-        found = self._known.patterns[index].search(line)
-        if found is None:
+        found = self._known.search(index, line)
+        if found is None:  # the match went over the line's end
             return None
-        values = {name.decode(): _text(said) for name, said in found.groupdict().items() if said is not None}
+        self.counts[rule.code] += 1
+        start, values = found
         if names_rank:
             alike = rule.code, f"{source.name}\0{values.get('rank')}"
             if self._kept[alike] >= EACH:
                 return None
         self._kept[alike] += 1
         self._facts += 1
-        text = _around(line, found.start())
+        text = _around(line, start)
         who = writer_of(text, source)
         if values.get("rank"):
-            who = replace(who, rank=int(values["rank"]))
-        return Fact(rule=rule, source=source.name, line=number, text=text, who=who, at=clock_of(text), values=values)
+            who = replace(who, rank=int(values["rank"][:9]))
+        return Fact(rule=rule, source=source.name, line=0, text=text, who=who, at=clock_of(text), values=values)
 
 
 def _around(line: bytes, start: int) -> str:
@@ -123,11 +150,3 @@ def _around(line: bytes, start: int) -> str:
 
 def _text(said: bytes) -> str:
     return said.decode("utf-8", "replace")
-
-
-def _union(rules: Iterable[Rule]) -> str:
-    """One pattern for all strings of which a rule needs one; none is longer than a part of it that is there too."""
-    strings = {(needle, folds(rule.pattern)) for rule in rules for needle in needles(rule.pattern)}
-    texts = {text for text, _ in strings}
-    least = (each for each in strings if not any(text != each[0] and text in each[0] for text in texts))
-    return "|".join(f"(?i:{re2.escape(text)})" if fold else re2.escape(text) for text, fold in sorted(least))
