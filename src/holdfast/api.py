@@ -43,7 +43,7 @@ from holdfast.events import (
     RunFinished,
 )
 from holdfast.events.log import EventReader, last_event, read_events
-from holdfast.fabric.catalog import NAMES, resolve
+from holdfast.fabric.catalog import CATALOG, NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
@@ -402,12 +402,13 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
 def diagnose_run(run: RunFolder) -> Answer:
     """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it."""
     failed = last_failure(events(run), str(run.events))
+    fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:
-        return diagnose_pile(Pile(tuple(rank_logs(run).values())))
+        return diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
     logs = tuple(
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
-    return diagnose_pile(Pile(logs), known=failed.facts, first_rank=failed.rank)
+    return diagnose_pile(Pile(logs), known=failed.facts, first_rank=failed.rank, fabric=fabric)
 
 
 def _own(run: RunFolder) -> RunFolder:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from holdfast.diagnose.answer import Answer, Evidence
+    from holdfast.diagnose.transport import Transport
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
@@ -38,6 +39,7 @@ def diagnose(
     decide is called unknown, with the fact that would decide and how to get it; that too ends with exit code 0.
     """
     from holdfast import api
+    from holdfast.diagnose.answer import document
     from holdfast.diagnose.redact import redacted
 
     names = where or []
@@ -48,7 +50,7 @@ def diagnose(
     if redact:
         answer = redacted(answer)
     if output is Output.JSON:
-        say_json(answer)
+        say_json(document(answer))
     else:
         show(told(answer))
 
@@ -92,8 +94,26 @@ def _rows(answer: Answer) -> Iterator[Text]:
         yield _row("" if number else ("to be sure" if known else "would decide"), clean(each.fact, _LINE_CHARS))
         yield _row("", f"  {clean(each.get, _LINE_CHARS)}")
     yield from _lines("also seen", answer.also)
+    if answer.transport is not None:
+        yield from _fabric(answer, answer.transport)
     for number, note in enumerate(answer.notes):
         yield _row("" if number else "note", clean(note, _LINE_CHARS))
+
+
+def _fabric(answer: Answer, transport: Transport) -> Iterator[Text]:
+    """The fabric in a few lines where something else went wrong; all of it where nothing else did."""
+    from rich.text import Text
+
+    from holdfast.diagnose.transport import lines
+    from holdfast.report.words import clean
+
+    blame = answer.code.startswith("fabric-") or not answer.evidence
+    said = lines(transport) if blame else lines(transport)[:1]
+    yield Text("")
+    for line in said:
+        yield Text(clean(line, _LINE_CHARS))
+    if not blame:
+        yield _row("", "`-o json` has the whole matrix of transports")
 
 
 def _lines(label: str, evidence: tuple[Evidence, ...]) -> Iterator[Text]:

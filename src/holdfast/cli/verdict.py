@@ -6,6 +6,7 @@ from holdfast import api
 from holdfast.cli.diagnose import told
 from holdfast.cli.failures import report
 from holdfast.cli.output import Output, say, say_json, show
+from holdfast.diagnose.answer import document
 from holdfast.events import Outcome
 from holdfast.folder import RunFolder
 
@@ -20,7 +21,7 @@ def print_verdict(run: RunFolder, output: Output) -> None:
         report(error, ("-o", output))
         return
     if output is Output.JSON:
-        say_json({"type": "diagnosis", "run": run.run, "answer": answer})
+        say_json({"type": "diagnosis", "run": run.run, "answer": document(answer)})
         return
     say("")
     show(told(answer))

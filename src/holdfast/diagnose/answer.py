@@ -5,10 +5,15 @@ Refuses to own how it is reached (reason.py) and how it is shown (cli).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules.row import Sureness
+from holdfast.diagnose.transport import Transport
+from holdfast.diagnose.transport import document as transport_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,5 +83,14 @@ class Answer:
     """Which facts would decide, or make sure; never empty when the class is `unknown`."""
     also: tuple[Evidence, ...] = ()
     """Other causes seen, for a second look."""
+    transport: Transport | None = None
+    """What the fabric did, where NCCL's set-up lines were among what was read."""
     notes: tuple[str, ...] = ()
     """What was not read, and what else a reader should know of how this was reached."""
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer as plain lists and words for a machine."""
+    plain: dict[str, Any] = msgspec.to_builtins(replace(answer, transport=None))
+    plain["transport"] = transport_document(answer.transport) if answer.transport else None
+    return plain

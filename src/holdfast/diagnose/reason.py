@@ -17,6 +17,7 @@ from holdfast.diagnose.classes import Class
 from holdfast.diagnose.deadlock import Deadlock, deadlock
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.rules.deciding import DECIDING
+from holdfast.diagnose.rules.fabric import FABRIC_CODES
 from holdfast.diagnose.rules.joint import JOINTS
 from holdfast.diagnose.rules.row import Role, Rule, Sureness
 
@@ -34,6 +35,7 @@ _DEPTHS: tuple[tuple[Class, ...], ...] = (
 )
 _DEPTH = {each: depth for depth, classes in enumerate(_DEPTHS) for each in classes}
 """What lies deeper explains what lies above it: a lost GPU a hang, never a hang a lost GPU."""
+_OF_FABRIC = frozenset({Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING, Class.GDR_MISSING})
 _HANGS = frozenset(_DEPTHS[-1])
 _VALUE = re.compile(r"\{(\w+)\}")
 _SURENESS = tuple(Sureness)
@@ -65,19 +67,23 @@ def answer(
     counts: Mapping[str, int],
     ranks_with_logs: frozenset[int] = frozenset(),
     first_rank: int | None = None,
+    sound_fabric: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Answer:
     """Weigh all facts of a pile.
 
-    `counts` is how many lines each rule recognised; `first_rank` is who failed first, where somebody watched.
+    `counts` is how many lines each rule recognised; `first_rank` is who failed first, where somebody watched;
+    `sound_fabric` is whether the set-up logs, read together, show that the fabric is as it should be.
     """
     facts = _named(facts)
     hang = deadlock(facts, ranks_with_logs, _world(facts))
-    causes = _causes(facts, hang)
+    causes = _causes(facts, hang, sound_fabric)
     if first_rank is not None:
         causes = [_about(cause, first_rank) for cause in causes]
     chosen = _first(causes, first_rank)
     if chosen is None or chosen.sure is Sureness.UNSURE:
+        if sound_fabric:
+            facts = [fact for fact in facts if not _is_of_fabric(fact.rule)]
         return _unknown(facts, causes, chosen, counts, notes)
     rivals = [each for each in causes if each is not chosen and not _explains(chosen, each)]
     sure = chosen.sure
@@ -125,15 +131,19 @@ def _world(facts: Iterable[Fact]) -> int | None:
 # Causes
 
 
-def _causes(facts: Sequence[Fact], hang: Deadlock | None) -> list[Cause]:
+def _causes(facts: Sequence[Fact], hang: Deadlock | None, sound_fabric: bool) -> list[Cause]:
     by_code: dict[str, list[Fact]] = {}
     for fact in facts:
         by_code.setdefault(fact.rule.code, []).append(fact)
+    # The set-up logs of all ranks, read together, outweigh what single lines of theirs suggest.
+    weighed = sound_fabric or any(code in by_code for code in FABRIC_CODES)
     fast = "net-fast" in by_code and "net-socket" not in by_code
     causes = [
         _cause(group[0].rule, group)
         for group in by_code.values()
-        if group[0].rule.role is Role.PRIMARY and not (fast and group[0].rule.degrades and _is_fallback(group[0].rule))
+        if group[0].rule.role is Role.PRIMARY
+        and not (weighed and _is_of_fabric(group[0].rule))
+        and not (fast and _is_fallback(group[0].rule))
     ]
     for joint in JOINTS:
         if all(code in by_code for code in joint.needs):
@@ -148,6 +158,7 @@ def _causes(facts: Sequence[Fact], hang: Deadlock | None) -> list[Cause]:
                     decides=found[0].rule.decides,
                     facts=found,
                     culprit=_culprit(found[0]),
+                    degrades=found[0].rule.degrades,
                 )
             )
     if hang is not None and (found := _from_deadlock(hang)) is not None:
@@ -156,7 +167,13 @@ def _causes(facts: Sequence[Fact], hang: Deadlock | None) -> list[Cause]:
 
 
 def _is_fallback(rule: Rule) -> bool:
-    return rule.classes[0] in {Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING}
+    return rule.degrades and rule.classes[0] in {Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING}
+
+
+def _is_of_fabric(rule: Rule) -> bool:
+    """Whether a single line speaks of a fabric that is not used as it could be."""
+    degrades = rule.degrades or rule.role is Role.CONTEXT
+    return degrades and rule.code not in FABRIC_CODES and any(klass in _OF_FABRIC for klass in rule.classes[:1])
 
 
 def _cause(rule: Rule, facts: Sequence[Fact]) -> Cause:

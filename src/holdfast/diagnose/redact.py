@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
 
 from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence
+from holdfast.diagnose.transport import Transport
 
 # In this order: a secret may hold what looks like a host, an address may hold what looks like a path.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -56,8 +60,10 @@ class Redactor:
 def redacted(answer: Answer) -> Answer:
     """The answer with every name in it replaced."""
     culprit = answer.culprit
-    hosts = frozenset(name for name in (culprit.host, culprit.node) if name) if culprit else frozenset[str]()
-    redactor = Redactor(hosts)
+    hosts = {name for name in (culprit.host, culprit.node) if name} if culprit else set[str]()
+    if answer.transport is not None:
+        hosts |= {name for process in answer.transport.processes for name in (process.host, process.node)}
+    redactor = Redactor(frozenset(hosts))
 
     def shown(evidence: Evidence) -> Evidence:
         return replace(evidence, where=redactor.text(evidence.where), text=redactor.text(evidence.text))
@@ -67,6 +73,7 @@ def redacted(answer: Answer) -> Answer:
 
     return replace(
         answer,
+        transport=_nameless_transport(answer.transport, redactor) if answer.transport else None,
         what=redactor.text(answer.what),
         culprit=_nameless(culprit, redactor) if culprit else None,
         evidence=tuple(map(shown, answer.evidence)),
@@ -74,6 +81,21 @@ def redacted(answer: Answer) -> Answer:
         also=tuple(map(shown, answer.also)),
         notes=tuple(map(redactor.text, answer.notes)),
     )
+
+
+def _nameless_transport(transport: Transport, redactor: Redactor) -> Transport:
+    """The same with every text in it replaced; names of fields are no texts."""
+
+    def walked(value: Any) -> Any:
+        if isinstance(value, str):
+            return redactor.text(value)
+        if isinstance(value, dict):
+            return {name: walked(each) for name, each in cast("dict[Any, Any]", value).items()}
+        if isinstance(value, list | tuple):
+            return [walked(each) for each in cast("list[Any]", value)]
+        return value
+
+    return msgspec.convert(walked(msgspec.to_builtins(transport)), Transport)
 
 
 def _nameless(culprit: Culprit, redactor: Redactor) -> Culprit:

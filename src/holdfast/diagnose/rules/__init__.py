@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.rules import gpu, memory, network, program, rdma, records, run, torchrun
+from holdfast.diagnose.rules import fabric, gpu, memory, network, program, rdma, records, run, torchrun
 
-_TABLES = (memory, gpu, rdma, network, torchrun, program, run, records)
+_TABLES = (memory, gpu, rdma, network, torchrun, program, run, fabric, records)
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

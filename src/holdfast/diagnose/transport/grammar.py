@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from holdfast.diagnose.transport.result import Kind, Side, Way
 
@@ -26,15 +27,22 @@ VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)
 # What may follow a whole message: colour codes, and the end of a JSON string that held the line.
 _END = rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
 
-# Channel 00/0 : …, where the number behind the slash is the connection's (0 collective, 1 point to point); up to 2.13,
-# and for SHM, there is none; in the order of a ring it is how many channels there are.
-CHANNELS: Mapping[bytes, int] = {
-    b"%s %02d%s" % (kind, channel, end): 1 << channel
-    for kind in (b"Channel", b"CollNet")
-    for channel in range(64)
-    for end in (b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10)))
-}
-"""The bit of each channel's label; NCCL has at most 64 channels."""
+
+@cache
+def channels() -> Mapping[bytes, int]:
+    """The bit of each channel's label, such as `Channel 00/0`; NCCL has at most 64 channels.
+
+    The number behind the slash is the connection's (0 collective, 1 point to point); up to 2.13, and for SHM, there is
+    none; in the order of a ring it is how many channels there are.
+    """
+    ends = (b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10)))
+    return {
+        b"%s %02d%s" % (kind, channel, end): 1 << channel
+        for kind in (b"Channel", b"CollNet")
+        for channel in range(64)
+        for end in ends
+    }
+
 
 # [busId] in hex up to 2.18.1, [nvmlDev] in decimal since; CollNet's lines name one rank alone
 PAIR = re.compile(rb"(\d{1,7})(?:\[[0-9a-f]{1,16}\] -> (\d{1,7})\[[0-9a-f]{1,16}\])? ")

@@ -6,7 +6,7 @@ one, splits are joined by their parent, count and colour, and others by their si
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ class Pile:
 
 def join(records: Sequence[ProcessRecord]) -> Pile:
     """Join what all processes said. The records are used up."""
+    _name_nodes(records)
     groups = _groups(records)
     nodes: dict[int, Mapping[int, str]] = {}
     for group in groups:
@@ -52,6 +53,16 @@ def join(records: Sequence[ProcessRecord]) -> Pile:
         torn=placing.astray,
         unplaced=unplaced,
     )
+
+
+def _name_nodes(records: Sequence[ProcessRecord]) -> None:
+    """A process is on the node of its source; on its host where that source is not of one node, but gathers many."""
+    hosts: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        hosts[record.node].add(record.host)
+    for record in records:
+        if not record.node or len(hosts[record.node]) > 1:
+            record.node = record.host
 
 
 def _groups(records: Sequence[ProcessRecord]) -> list[_Group]:

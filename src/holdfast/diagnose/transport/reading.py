@@ -53,7 +53,8 @@ class Reading:
         self._ways: dict[bytes, Way | None] = {}
         self._handlers: dict[bytes, Handler | None] = {}
         self._versions: dict[str, Evidence] = {}
-        self._info_lines = 0
+        self.info_lines = 0
+        """How many lines NCCL wrote at level INFO, so far."""
         self._torn = 0
         self._left_out = 0
 
@@ -63,7 +64,7 @@ class Reading:
             self._note_versions(block)
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
-            self._info_lines += len(pieces) - 1
+            self.info_lines += len(pieces) - 1
             self._read(block, pieces)
 
     def result(self, expected: Fabric | None = None) -> Transport:
@@ -75,7 +76,7 @@ class Reading:
         return judged(
             join(self._processes),
             versions=self._versions,
-            info_lines=self._info_lines,
+            info_lines=self.info_lines,
             torn=self._torn,
             left_out=self._left_out,
             expected=expected,
@@ -84,7 +85,7 @@ class Reading:
     def _read(self, block: Block, pieces: list[bytes]) -> None:
         source, node = block.source.name, block.source.node
         threads = self._threads.setdefault(node, {})
-        channels = grammar.CHANNELS
+        channels = grammar.channels()
         handlers = self._handlers
         line, counted, offset, number = block.first_line, 0, 0, 0
 
@@ -167,7 +168,7 @@ class Reading:
                 self._left_out += 1
                 return None
             host, pid = words(match[1]), int(match[2])
-            identity = (node or host, host, pid)
+            identity = (node or "", host, pid)
             number = self._numbers.setdefault(identity, len(self._processes))
             if number == len(self._processes):
                 self._processes.append(ProcessRecord(node=identity[0], host=host, pid=pid))

@@ -77,6 +77,7 @@ class ProcessRecord:
     """What one process has said so far."""
 
     node: str
+    """That of the source it wrote into; empty where that says none."""
     host: str
     pid: int
     facts: dict[str, str] = field(default_factory=dict[str, str])

@@ -157,6 +157,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: Outcome
     what: str
+    cause: str = ""
+    """The code of the finding that spoilt it; `one-node` where no network was needed."""
     expected: str = ""
     """What was expected, and why."""
     missing: str = ""

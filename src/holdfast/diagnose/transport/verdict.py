@@ -17,6 +17,8 @@ from holdfast.findings import Fault, Finding, Severity
 
 _QUOTED = 4
 _TCP = "TCP"
+ONE_NODE = "one-node"
+"""The cause of a verdict where no network was needed."""
 # What makes NCCL take sockets, with what to do; the first that is found is named.
 _CAUSES: tuple[tuple[str, str], ...] = (
     ("NCCL_IB_DISABLE", "Unset NCCL_IB_DISABLE."),
@@ -85,16 +87,19 @@ def _verdict(seen: Seen, findings: Sequence[Finding], info_lines: int, expected:
     if _TCP in used and (wanted is None or wanted.name != _TCP):
         return tell.fallback(wanted)
     if wanted is not None and wanted.name != _TCP and wanted.name not in used and used != {"NVLink"}:
-        return tell.degraded(f"{_many(used)} joined the nodes instead of {wanted.name}", wanted.remedy)
+        what = f"{_many(used)} joined the nodes instead of {wanted.name}"
+        return tell.degraded("other-network", what, wanted.remedy)
     wrong = {hca for process in seen.processes for hca in process.hcas if layer and not hca.endswith(f"/{layer}")}
     if wrong and "IB" in used:
         return tell.degraded(
+            "other-link-layer",
             f"{len(wrong)} of the devices used do not speak {layer}: {', '.join(sorted(wrong)[:_QUOTED])}",
             "Name those that do in NCCL_IB_HCA.",
         )
     worse = [finding for finding in findings if finding.code in DEGRADING]
     if worse:
-        return tell.degraded(f"{_many(used)} joined the nodes, but {worse[0].what}", worse[0].remedy)
+        what = f"{_many(used)} joined the nodes, but {worse[0].what}"
+        return tell.degraded(worse[0].code, what, worse[0].remedy)
     if unseen := _unseen(seen):
         what, missing = unseen
         return tell.unknown(f"what was seen ran over {_many(used)}, but {what}", missing)
@@ -165,9 +170,11 @@ def _nothing_used(seen: Seen, findings: Sequence[Finding], info_lines: int, expe
     if seen.communicators and not spanned and counted <= 1 and not any(one.missing for one in seen.communicators):
         worse = [finding for finding in findings if finding.code in DEGRADING]
         if worse:
-            return tell.degraded(worse[0].what, worse[0].remedy)
+            return tell.degraded(worse[0].code, worse[0].what, worse[0].remedy)
         return tell.unknown(
-            "every communicator is within one node, so that no network was needed", "the set-up of a run over two nodes"
+            "every communicator is within one node, so that no network was needed",
+            "the set-up of a run over two nodes",
+            ONE_NODE,
         )
     if chosen:
         return tell.unknown(
@@ -191,14 +198,24 @@ class _Tell:
     def verified(self, what: str) -> Verdict:
         return Verdict(outcome=Outcome.VERIFIED, what=what, expected=self._expected, evidence=self._routes())
 
-    def degraded(self, what: str, remedy: str) -> Verdict:
+    def degraded(self, cause: str, what: str, remedy: str) -> Verdict:
         return Verdict(
-            outcome=Outcome.DEGRADED, what=what, expected=self._expected, evidence=self._routes(), remedy=remedy
+            outcome=Outcome.DEGRADED,
+            what=what,
+            cause=cause,
+            expected=self._expected,
+            evidence=self._routes(),
+            remedy=remedy,
         )
 
-    def unknown(self, what: str, missing: str) -> Verdict:
+    def unknown(self, what: str, missing: str, cause: str = "") -> Verdict:
         return Verdict(
-            outcome=Outcome.UNKNOWN, what=what, expected=self._expected, missing=missing, evidence=self._routes()
+            outcome=Outcome.UNKNOWN,
+            what=what,
+            cause=cause,
+            expected=self._expected,
+            missing=missing,
+            evidence=self._routes(),
         )
 
     def fallback(self, wanted: Network | None) -> Verdict:
@@ -223,6 +240,7 @@ class _Tell:
         return Verdict(
             outcome=Outcome.TCP_FALLBACK,
             what=what,
+            cause=Outcome.TCP_FALLBACK.value,
             expected=self._expected,
             evidence=(*proofs, *_lines(on_tcp, ("NET/Socket", "network", "interfaces")))[:_QUOTED],
             remedy=remedy,

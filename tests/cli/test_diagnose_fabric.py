@@ -1,0 +1,84 @@
+"""What `diagnose` says of the fabric, as a person and a machine get it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from bench.nccllog import Job, Version
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+FAST = Job(version=Version.of("2.27.7"), nodes=2, gpus=2, channels=2, nics=2)
+SLOW = replace(FAST, network="Socket", gdr=False)
+
+
+def written(folder: Path, job: Job, *, last: Job | None = None, after: str = "") -> str:
+    """A folder of the ranks' logs; those of the last node are another job's, and `after` ends rank 0's."""
+    for rank in range(job.ranks):
+        own = last if last is not None and rank // job.gpus == job.nodes - 1 else job
+        (folder / f"rank-{rank}.log").write_bytes(b"".join(own.log(rank)) + (after.encode() if rank == 0 else b""))
+    return str(folder)
+
+
+@pytest.mark.parametrize("last", [None, SLOW], ids=["all nodes", "one node"])
+def test_slow_run_on_sockets_is_answered_by_its_class(cli: Cli, tmp_path: Path, last: Job | None) -> None:
+    where = written(tmp_path, SLOW if last is None else FAST, last=last)
+    data = cli("diagnose", where, "-o", "json").data
+    assert (data["klass"], data["code"], data["sure"]) == ("tcp-fallback", "fabric-on-tcp", "likely")
+    assert any("via NET/Socket/" in line["text"] for line in data["evidence"])
+    assert "RDMA device" in data["remedy"][0]
+    said = cli("diagnose", where).out
+    assert "\nfabric: tcp-fallback: plain TCP sockets carry the traffic" in said
+    assert "from\\to" in said
+
+
+def test_fabric_that_is_right_is_said_and_no_failure_is_made_up(cli: Cli, tmp_path: Path) -> None:
+    where = written(tmp_path, FAST)
+    said = cli("diagnose", where).out
+    assert said.startswith("no line that was read tells of a failure")
+    assert "fabric: fabric-verified: IB joined the nodes, GPUDirect RDMA everywhere" in said
+    data = cli("diagnose", where, "-o", "json").data
+    assert data["klass"] == "unknown"
+    assert data["transport"]["verdict"]["outcome"] == "fabric-verified"
+    (world,) = data["transport"]["communicators"]
+    assert {tuple(pair["via"]) for pair in world["nodes"]} == {("NVLink",), ("IB+GDR",)}
+
+
+def test_failure_comes_before_a_slow_fabric(cli: Cli, tmp_path: Path) -> None:
+    where = written(tmp_path, SLOW, after="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    said = cli("diagnose", where).out
+    assert "oom-gpu" in said.splitlines()[1]
+    assert "\nfabric: tcp-fallback:" in said
+    assert "from\\to" not in said
+
+
+def test_node_without_gpudirect_is_an_answer(cli: Cli, tmp_path: Path) -> None:
+    where = written(tmp_path, FAST, last=replace(FAST, gdr=False))
+    data = cli("diagnose", where, "-o", "json").data
+    assert (data["klass"], data["code"]) == ("gdr-missing", "fabric-without-gdr")
+
+
+def test_single_node_that_chose_sockets_is_no_fallback(cli: Cli, tmp_path: Path) -> None:
+    data = cli("diagnose", written(tmp_path, replace(SLOW, nodes=1)), "-o", "json").data
+    assert data["klass"] == "unknown"
+    assert data["evidence"] == []
+    assert data["transport"]["verdict"]["cause"] == "one-node"
+
+
+def test_logs_without_nccl_say_nothing_of_a_fabric(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number: 1\nstep 1\n")
+    assert "fabric" not in cli("diagnose", str(tmp_path)).out
+    assert cli("diagnose", str(tmp_path), "-o", "json").data["transport"] is None
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_redacted_fabric_names_no_host_and_no_address(cli: Cli, tmp_path: Path, output: str) -> None:
+    said = cli("diagnose", "--redact", written(tmp_path, FAST, last=SLOW), "-o", output).out
+    assert "tcp-fallback" in said
+    assert "worker-000" not in said
+    assert "10.0.0." not in said
+    assert str(tmp_path) not in said
