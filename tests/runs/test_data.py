@@ -33,7 +33,7 @@ def items(watched: Watched) -> list[list[int]]:
         for line in file.read_text().splitlines():
             step, *of_step = map(int, line.split())
             taken[step][attempt] += of_step
-    assert list(sorted(taken)) == list(range(1, len(taken) + 1))
+    assert sorted(taken) == list(range(1, len(taken) + 1))
     return [taken[step][max(taken[step])] for step in sorted(taken)]
 
 

@@ -1,12 +1,27 @@
 from __future__ import annotations
 
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import zstandard
 
 from holdfast.errors import HoldfastError
 from holdfast.train import Text
+from holdfast.train.data import documents, shelf
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "holdfast" / "text"
 
 
 def windows(tokens: torch.Tensor) -> list[bytes]:
@@ -16,10 +31,10 @@ def windows(tokens: torch.Tensor) -> list[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Twenty windows of four bytes, each different, in two files."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "first.txt").write_bytes(b"".join(b"%03d." % n for n in range(10))[:-2])
-    (tmp_path / "second.txt").write_bytes(b"".join(b"%03d." % n for n in range(10, 20)))
-    return tmp_path
+    (tmp_path / "text" / "a").mkdir(parents=True)
+    (tmp_path / "text" / "a" / "first.txt").write_bytes(b"".join(b"%03d." % n for n in range(10))[:-2])
+    (tmp_path / "text" / "second.txt").write_bytes(b"".join(b"%03d." % n for n in range(10, 20)))
+    return tmp_path / "text"
 
 
 def test_documentation_is_english_bytes_of_the_shape_asked_for():
@@ -46,3 +61,134 @@ def test_text_shorter_than_a_sample_is_refused(folder: Path):
     with pytest.raises(HoldfastError) as refused:
         Text([folder / "second.txt"], length=41)
     assert refused.value.findings[0].code == "text-too-short"
+
+
+def everything(text: Text) -> bytes:
+    return b"".join(windows(torch.stack([text[item] for item in range(len(text))])))
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], object]] = {
+    "x.txt": lambda path, rows: path.write_text("\n\n".join(row["text"] for row in rows)),
+    "x.txt.gz": lambda path, rows: path.write_bytes(gzip.compress("\n\n".join(row["text"] for row in rows).encode())),
+    "x.jsonl": lambda path, rows: path.write_bytes(lines(rows)),
+    "x.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(lines(rows))),
+    "x.jsonl.zst": lambda path, rows: path.write_bytes(b"".join(zstandard.compress(lines([row])) for row in rows)),
+    "x.parquet": parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_documents_are_the_same_in_files_of_all_kinds(tmp_path: Path, name: str):
+    rows = [{"number": number, "text": f"document {number} ø"} for number in range(5)]
+    WRITERS[name](tmp_path / name, rows)
+    assert everything(Text([tmp_path / name], length=1)).decode() == "\n\n".join(row["text"] for row in rows)
+
+
+def test_large_file_is_read_in_pieces_and_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("holdfast.train.data.documents.PIECE_BYTES", 7)
+    told = "".join(f"line {number}\n" for number in range(20))
+    (tmp_path / "x").write_text(told)
+    assert everything(Text([tmp_path / "x"], length=1)).decode() == told
+
+
+def words(tokenizer_folder: Path) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({"<end>": 0, "?": 1, "one": 2, "two": 3, "three": 300_000}, unk_token="?"))
+    made.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", unk_token="?")
+    tokenizer.save_pretrained(tokenizer_folder)
+    return tokenizer
+
+
+def test_tokens_of_a_tokenizer_or_of_one_by_its_name_are_its_own_with_an_end_between_documents(tmp_path: Path):
+    tokenizer = words(tmp_path / "tokenizer")
+    (tmp_path / "x.jsonl").write_bytes(lines([{"text": "one two"}, {"text": "three four"}]))
+    for given in (tokenizer, str(tmp_path / "tokenizer")):
+        text = Text([tmp_path / "x.jsonl"], length=5, tokenizer=given)
+        assert text[0].tolist() == [2, 3, 0, 300_000, 1]
+
+
+def test_tokens_are_kept_and_made_again_when_a_file_or_the_tokenizer_changed_or_the_cache_was_cut(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Path] = []
+    read = documents._text
+    monkeypatch.setattr(documents, "_text", lambda path, column: asked.append(path) or read(path, column))
+    file = tmp_path / "x.txt"
+    file.write_text("one two three")
+    first = Text([file], length=2)
+    assert (Text([file], length=3).fingerprint != first.fingerprint, len(asked)) == (True, 1)
+    Text([file], length=2, tokenizer=words(tmp_path / "tokenizer"))
+    assert len(asked) == 2
+    for kept in cache.glob("*.tokens"):
+        kept.write_bytes(kept.read_bytes()[:-1])
+    assert (Text([file], length=2).fingerprint, len(asked)) == (first.fingerprint, 3)
+    file.write_text("one two three four")
+    assert (Text([file], length=2).fingerprint != first.fingerprint, len(asked)) == (True, 4)
+
+
+def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
+    began = threading.Barrier(3)
+    made: list[int] = []
+
+    def parts() -> Iterator[Any]:
+        made.append(1)
+        yield np.arange(100, dtype=np.uint8)
+
+    def rank(_: int) -> tuple[int, str]:
+        began.wait(60)
+        tokens, digest = shelf.fetch(tmp_path, "key", np.uint8, parts())
+        return len(tokens), digest
+
+    with ThreadPoolExecutor(3) as ranks:
+        fetched = list(ranks.map(rank, range(3)))
+    assert len(set(fetched)) == len(made) == 1
+    assert fetched[0][0] == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "where"),
+    [
+        ("x.jsonl", b'{"text": "a"}\n{"text": ', "x.jsonl"),
+        ("x.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "x.jsonl:2"),
+        ("x.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], "x.jsonl.gz"),
+        ("x.jsonl.zst", b"no zstd at all", "x.jsonl.zst"),
+        ("x.jsonl.zst", zstandard.compress(b'{"text": "a"}\n' * 99)[:-2], "x.jsonl.zst"),
+        ("x.parquet", b"no parquet", "x.parquet"),
+        ("x.txt", None, "x.txt"),
+    ],
+)
+def test_file_that_cannot_be_read_is_named_and_nothing_of_it_is_kept(
+    tmp_path: Path, cache: Path, name: str, written: bytes | None, where: str
+):
+    if written is not None:
+        (tmp_path / name).write_bytes(written)
+    with pytest.raises(HoldfastError) as refused:
+        Text([tmp_path / name], length=1)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.where) == ("data-unreadable", str(tmp_path / where))
+    assert finding.evidence
+    assert finding.remedy
+    assert list(cache.glob("*.tokens")) == []
+
+
+def test_cache_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "x.txt").write_text("text")
+    with pytest.raises(HoldfastError) as refused:
+        Text([tmp_path / "x.txt"], length=1, cache=tmp_path / "x.txt" / "in")
+    assert refused.value.findings[0].code == "data-cache-unwritable"

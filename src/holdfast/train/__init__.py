@@ -1,4 +1,4 @@
-"""What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, and `Text`.
+"""What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, `Packed` and `Text`.
 
 Importing this package loads neither torch nor the session; they come with the first use of a name.
 """
@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.train.data.data import Data
+    from holdfast.train.data.packed import Packed
     from holdfast.train.environment import Environment
     from holdfast.train.session import Session
     from holdfast.train.text import Text
 
-__all__ = ["Data", "Environment", "Session", "Text"]
+__all__ = ["Data", "Environment", "Packed", "Session", "Text"]
 
-_HOMES = {"Data": "data.data", "Environment": "environment", "Session": "session", "Text": "text"}
+_HOMES = {
+    "Data": "data.data",
+    "Environment": "environment",
+    "Packed": "data.packed",
+    "Session": "session",
+    "Text": "text",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,27 +1,30 @@
-"""Owns the built-in text: real English as byte tokens, the same on every machine, with nothing to download.
+"""Owns the built-in text: files of the user's, or real English that is on every machine with nothing to download.
 
-Refuses to own tokenizers and streams, which come with the data layer.
+Refuses to own text that is too much for a disk, or comes as a stream (data/packed.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from holdfast.errors import ExitCode, failure
+from holdfast.train.data import documents, shelf
+from holdfast.train.data.order import Order
+from holdfast.train.data.tokens import Tokenizer, Tokens, tokenizer_of
 
 VOCABULARY = 256
-"""Every byte is a token."""
+"""Of text without a tokenizer: every byte is a token."""
 
 
 class Text:
-    """Windows of text, each seen once an epoch in an order that `seed` shuffles anew for every epoch.
+    """Windows of text: a dataset for `Data`, whose item is `length` tokens, int64.
 
-    What a sample's number stands for depends on nothing but the constructor's arguments, so a run that goes on, on as
-    many ranks or others, continues exactly.
+    What an item is depends on nothing but the files and the constructor's arguments.
     """
 
     def __init__(
@@ -29,41 +32,63 @@ class Text:
         paths: Sequence[Path | str] = (),
         *,
         length: int,
+        tokenizer: Any = None,
+        column: str = "text",
+        cache: Path | str | None = None,
         seed: int = 0,
     ) -> None:
-        """Read files and folders, or Python's own documentation (0.5 MB of text); a sample is `length` tokens."""
-        raw = b"\n\n".join(_contents(paths) if paths else _documentation())
-        self._windows = len(raw) // length
-        self._seed = seed
-        if self._windows == 0:
+        """Read files and folders, or Python's own documentation (0.5 MB of text).
+
+        A file is text, `.jsonl` or `.parquet` (the text is in `column`), each also with `.gz` or `.zst`. Tokens are
+        bytes, or those of a tokenizer of transformers', given itself or by its name. They are kept in the folder
+        `cache` (default: the user's own) as long as the files keep their size and time. Documents follow one another;
+        what is left at the end and is shorter than a window is dropped. `seed` is for the order of `tokens` alone.
+        """
+        made = tokenizer_of(tokenizer)
+        if paths:
+            found = documents.files(paths)
+            said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
+            key = "\n".join([made.name, column, *said])
+            folder = Path(cache) if cache is not None else shelf.place()
+            tokens, self.fingerprint = shelf.fetch(folder, key, made.dtype, _tokens(found, column, made))
+        else:
+            tokens = made.tokens("\n\n".join(_documentation()))
+            self.fingerprint = f"documentation, {made.name}"
+        self.fingerprint += f", windows of {length}"
+        count = len(tokens) // length
+        if count == 0:
             raise failure(
                 "text-too-short",
-                f"the text has {len(raw)} bytes, fewer than one sample",
+                f"the text has {len(tokens)} tokens, fewer than one sample",
                 exit_code=ExitCode.USAGE,
                 evidence=(f"a sample has {length} tokens",),
                 remedy="give more text, or a smaller length",
             )
-        self._tokens = torch.frombuffer(bytearray(raw), dtype=torch.uint8)[: self._windows * length].view(-1, length)
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._windows = tokens[: count * length].reshape(count, length)
+        self._order = Order(count, seed=seed)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        return torch.from_numpy(self._windows[item].astype(np.int64))
 
     def tokens(self, samples: range) -> torch.Tensor:
-        """The tokens of these samples, counted from 0: int64 of [len(samples), length]."""
-        places = [divmod(sample, self._windows) for sample in samples]
-        windows = [self._order(epoch)[place] for epoch, place in places]
-        return self._tokens[torch.stack(windows)].long()
-
-    def _shuffled(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        return torch.randperm(self._windows, generator=generator)
+        """The tokens of these samples, counted from 0, each window once an epoch: int64 of [len(samples), length]."""
+        items = self._order.items(np.arange(samples.start, samples.stop))
+        return torch.from_numpy(self._windows[items].astype(np.int64))
 
 
-def _documentation() -> Iterator[bytes]:
+def _tokens(files: Sequence[Path], column: str, tokenizer: Tokenizer) -> Iterator[Tokens]:
+    parted = True
+    for text, last in documents.pieces(files, column):
+        if not parted:
+            yield tokenizer.separator()
+        yield tokenizer.tokens(text)
+        parted = not last
+
+
+def _documentation() -> Iterator[str]:
     from pydoc_data.topics import topics
 
-    return (text.encode() for _, text in sorted(topics.items()))
-
-
-def _contents(paths: Sequence[Path | str]) -> Iterator[bytes]:
-    for path in map(Path, paths):
-        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else (path,)
-        yield from (file.read_bytes() for file in files)
+    return (text for _, text in sorted(topics.items()))

@@ -194,6 +194,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The data that comes before, or another `first`.",
     ),
     (
+        "data-cache-unwritable",
+        "The tokens made of a text cannot be kept on disk.",
+        "The folder's rights and room.",
+        "`Text(..., cache=...)` with another folder.",
+    ),
+    (
         "data-changed",
         "The data, its seed or its order is another one than the checkpoint's.",
         "The evidence says what was and what is.",
@@ -228,6 +234,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A stream's own state does not lead back to where it stood, as with a shuffle buffer.",
         "The stream's documentation.",
         "Nothing: it was read again from the epoch's beginning.",
+    ),
+    (
+        "data-unreadable",
+        "A file of the data is missing, cut short, or not what its name says; or a row has no text.",
+        "The file and line in the finding.",
+        "Fetch the file anew, or name the column.",
     ),
     (
         "data-worker-lost",
