@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import SupportsFloat
+from typing import NoReturn, SupportsFloat
 
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
@@ -24,6 +24,7 @@ from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
 from holdfast.findings import Finding, Severity
 from holdfast.measure.catalog import DERIVED
+from holdfast.train.cadence import Auto
 from holdfast.train.channel import Channel, say
 from holdfast.train.environment import Environment
 from holdfast.train.finite import WITHHELD, Finite
@@ -52,7 +53,9 @@ class Liaison:
         self.meter = meter or Meter()
         self._finite = Finite(self.ranks.rank)
         self._lines = Lines() if told.rank_socket is None and self.ranks.rank == 0 else None
-        self._every_steps, self.every_s = told.checkpoint_every_steps, told.checkpoint_every_s
+        self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
+        self._every_steps = told.checkpoint_every_steps
+        self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
@@ -66,13 +69,36 @@ class Liaison:
         self._saved_at = time.monotonic()
         self._boundary = self._clock()
 
-    def step(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> Wish:
-        """Report a finished step, and return what all ranks are to do now; STOP after the last of `total` steps too.
+    def report(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
+        """Say that a step is finished; a metric that is None is left out, and a tensor on a GPU is waited for."""
+        given = numbers({"total_steps": total, **metrics})
+        started, self._boundary = self._boundary, self._clock()
+        stalled_s, self._waited_s = self._waited_s, 0.0
+        measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
+        finite = {name: value for name, value in (measured | given).items() if math.isfinite(value)}
+        # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
+        told = dict(islice(((name, value) for name, value in finite.items() if name not in DERIVED), METRICS))
+        self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
+        if self._lines is not None:
+            self._lines.take(step, finite | {"checkpoint_stall_s": stalled_s})
+        for finding in self._finite.look(step, given):
+            self._channel.found(finding)
+            if finding.severity is Severity.ERROR:
+                raise HoldfastError((finding,), ExitCode.IMPOSSIBLE)
 
-        A metric that is None is left out. A tensor on a GPU is waited for.
-        """
-        self._report(step, numbers({"total_steps": total, **metrics}))
-        return self._agreement.exchange(self._wish(), scheduled=self._scheduled(step, total))
+    def wish(self, step: int, *, total: int | None) -> Wish:
+        """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP."""
+        return self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
+
+    @property
+    def node_s(self) -> float:
+        """Seconds of training so far, of all nodes together; 0 where nobody asks for them."""
+        return self._auto.node_s if self._auto else 0.0
+
+    def resume(self, node_s: float) -> None:
+        """The run has trained so long before this attempt."""
+        if self._auto is not None:
+            self._auto.resume(node_s)
 
     def found(self, finding: Finding) -> None:
         """Say what was noticed, once for all ranks, of which every one calls this."""
@@ -86,11 +112,17 @@ class Liaison:
     def waited(self, seconds: float) -> None:
         """The loop stood still for a checkpoint; it is reported with the step in hand."""
         self._waited_s += seconds
+        if self._auto is not None:
+            self._auto.waited(seconds)
 
     def committed(self, step: int, path: Path, *, took_s: float) -> None:
         """A checkpoint is complete, so long after it was begun."""
         if self.ranks.rank == 0:
             self._channel.send(Checkpointed(step=step, path=str(path), took_s=took_s))
+        if self._auto is not None and (chosen := self._auto.saved(took_s=took_s)):
+            self.found(chosen)
+        if self._auto is not None:
+            self._every_s = self._auto.every_s
 
     def sound(self) -> bool:
         """Whether what all ranks have is worth a checkpoint: their losses are numbers; every rank asks."""
@@ -108,28 +140,16 @@ class Liaison:
         if path is not None:
             self.committed(step, path, took_s=took_s)
 
-    def finish(self, step: int, *, total: int | None) -> None:
-        """The loop ends after this step: SIGTERM means again what it did; SystemExit(75) if steps are left to do."""
+    def end(self) -> None:
+        """No step follows: SIGTERM means again what it did."""
         _on_sigterm(self._previous_sigterm)
-        if step != total:
-            if self.ranks.rank == 0:
-                say(f"stopped after step {step}, as asked")
-            raise SystemExit(ExitCode.STOPPED_EARLY)
 
-    def _report(self, step: int, given: dict[str, float]) -> None:
-        started, self._boundary = self._boundary, self._clock()
-        stalled_s, self._waited_s = self._waited_s, 0.0
-        measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
-        metrics = {name: value for name, value in (measured | given).items() if math.isfinite(value)}
-        # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
-        told = dict(islice(((name, value) for name, value in metrics.items() if name not in DERIVED), METRICS))
-        self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
-        if self._lines is not None:
-            self._lines.take(step, metrics | {"checkpoint_stall_s": stalled_s})
-        for finding in self._finite.look(step, given):
-            self._channel.found(finding)
-            if finding.severity is Severity.ERROR:
-                raise HoldfastError((finding,), ExitCode.IMPOSSIBLE)
+    def leave(self, step: int) -> NoReturn:
+        """End the process after this step, since somebody asked for it: SystemExit(75), for steps are left to do."""
+        self.end()
+        if self.ranks.rank == 0:
+            say(f"stopped after step {step}, as asked")
+        raise SystemExit(ExitCode.STOPPED_EARLY)
 
     def _scheduled(self, step: int, total: int | None) -> Wish:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
@@ -139,12 +159,12 @@ class Liaison:
             return Wish.CHECKPOINT
         return Wish.NOTHING
 
-    def _wish(self) -> Wish:
+    def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
         wish = Wish.STOP if self._terminated else Wish.NOTHING
         for request in self._channel.requests():
             wish = max(wish, Wish.CHECKPOINT if isinstance(request, CheckpointNow) else Wish.STOP)
-        overdue = self.every_s is not None and time.monotonic() - self._saved_at >= self.every_s
+        overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         return max(wish, Wish.CHECKPOINT) if overdue and self.ranks.rank == 0 else wish
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:

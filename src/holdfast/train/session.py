@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from holdfast.errors import ExitCode, failure
 from holdfast.measure.flops import PerToken
 from holdfast.train.batches import Batch, MicroBatch, Plan
-from holdfast.train.cadence import Auto
 from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved, raise_problem
 from holdfast.train.data.data import Data
@@ -74,7 +73,6 @@ class Session:
         self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
         self._supply = Supply(self._liaison.found)
-        self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
             training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, data=self._supply)
@@ -93,8 +91,6 @@ class Session:
         """Samples that all ranks take in the step in hand; 0 until it has asked for micro-batches."""
         self._total: int | None = None
         self._liaison.begin()
-        if self._auto is not None:
-            self._liaison.every_s = self._auto.every_s
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
@@ -115,13 +111,13 @@ class Session:
         parts = self._parts(first, plan)
         yield from self.waiting(self._supply.fill(part, data, plan, first) for part in parts)
 
-    def micro_batches(self, batch: int) -> Iterator[MicroBatch]:
-        """This rank's samples of the step in hand, `batch` at a time: where all ranks are there, that is all of them.
+    def micro_batches(self, batch: int, *, at_once: int | None = None) -> Iterator[MicroBatch]:
+        """This rank's samples of the step in hand, `batch` of them where all ranks are there; `at_once` at a time.
 
         With fewer ranks each has more micro-batches (`recovery.global_batch: keep`), or the step has fewer samples
         (`scale`). Each sample is in exactly one committed step. DDP exchanges gradients with the last of them only.
         """
-        yield from self._parts(*self._begin(batch, batch))
+        yield from self._parts(*self._begin(batch, at_once or batch))
 
     def _begin(self, batch: int, at_once: int) -> tuple[int, Plan]:
         """The first sample of the step in hand, and how its samples are dealt."""
@@ -159,14 +155,17 @@ class Session:
             self._samples += samples
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **metrics}
         if self._checkpoints is not None:
-            self._waited(self._checkpoints.take_waited_s())
-        action = self._liaison.step(self.step, total=self._total, metrics=given)
+            self._liaison.waited(self._checkpoints.take_waited_s())
+        self._liaison.report(self.step, total=self._total, metrics=given)
+        action = self._liaison.wish(self.step, total=self._total)
         if self._checkpoints is not None:
             began = time.monotonic()
             self._save(self._checkpoints, action)
-            self._waited(time.monotonic() - began)
-        if action is Wish.STOP:
-            self._liaison.finish(self.step, total=self._total)
+            self._liaison.waited(time.monotonic() - began)
+        if action is Wish.STOP and self.step == self._total:
+            self._liaison.end()
+        elif action is Wish.STOP:
+            self._liaison.leave(self.step)
 
     def _save(self, checkpoints: Checkpoints, action: Wish) -> None:
         """Tell of the save under way once it has ended, and begin the next when it is due.
@@ -181,23 +180,15 @@ class Session:
         if not self._liaison.sound():
             return
         self._liaison.saving()
-        checkpoints.begin(self.step, self._samples, node_s=self._auto.node_s if self._auto else 0.0)
+        checkpoints.begin(self.step, self._samples, node_s=self._liaison.node_s)
         if action is Wish.STOP:
             self._tell(checkpoints.finish(), must=True)
-
-    def _waited(self, seconds: float) -> None:
-        self._liaison.waited(seconds)
-        if self._auto is not None:
-            self._auto.waited(seconds)
 
     def _tell(self, saved: Saved | None, *, must: bool) -> None:
         if saved is None:
             return
         if saved.problem is None:
             self._liaison.committed(saved.step, saved.path, took_s=saved.took_s)
-            if self._auto is not None and (chosen := self._auto.saved(took_s=saved.took_s)):
-                self._liaison.every_s = self._auto.every_s
-                self._liaison.found(chosen)
             return
         self._liaison.found(saved.problem)
         if must or saved.problem.code == SUPERSEDED:
@@ -205,8 +196,7 @@ class Session:
 
     def _resume(self, checkpoints: Checkpoints) -> None:
         self.step, findings, self._samples, node_s = checkpoints.restore()
-        if self._auto is not None:
-            self._auto.resume(node_s)
+        self._liaison.resume(node_s)
         for finding in findings:
             self._liaison.found(finding)
         if self.step and self._liaison.ranks.rank == 0:

@@ -182,6 +182,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "That version, or a newer one.",
     ),
     (
+        "checkpoint-not-sealed",
+        "What a framework saved could not be read back and sealed, so it is not trusted.",
+        _DISK + " Whether every node reaches the folder.",
+        "Room; a folder that all nodes share. Older ones stay.",
+    ),
+    (
+        "checkpoint-passed-over",
+        "A framework's checkpoint has no seal, or is not what its seal says.",
+        "The evidence; whether something died while it was written.",
+        "Nothing: an older one is used.",
+    ),
+    (
         "data-began",
         "Other data begins here, as the script asked with `first`.",
         "`Data(..., first=...)` in the script.",
@@ -290,6 +302,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Call commit once in every step.",
     ),
     ("text-too-short", "The text is shorter than one sample.", "Its size.", "More text, or shorter samples."),
+    (
+        "trainer-resumes-inexactly",
+        "Arguments of the Trainer keep a resumed training from being exact.",
+        "The evidence names each.",
+        "Leave them out, unless they are meant.",
+    ),
+    (
+        "trainer-without-its-ranks",
+        "The Trainer trains alone on each rank.",
+        "WORLD_SIZE, and what the Trainer counts.",
+        "On CPUs use_cpu=True and ddp_backend='gloo'.",
+    ),
     (
         "world-size-changed",
         "The checkpoint was taken by another number of ranks.",

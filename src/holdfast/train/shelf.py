@@ -1,0 +1,146 @@
+"""Owns which of a framework's own checkpoints are believed: those that were sealed when all ranks had written them.
+
+A framework writes a folder `checkpoint-42` file by file, and one that was cut short looks like any other. The seal
+(seal.py) goes into it last, and names all that must be there. Refuses to own what is in the folder, which is the
+framework's affair, and when it is written (the callbacks).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.train import seal
+from holdfast.train.ranks import Ranks
+from holdfast.train.seal import FileSum, Seal
+
+_NAMED = re.compile(r"checkpoint-(\d+)")
+
+
+class Found(NamedTuple):
+    """What came of looking for a checkpoint."""
+
+    path: Path | None
+    """None where there is no good one."""
+    node_s: float
+    """Seconds of training that its seal tells, of all nodes together."""
+    noticed: list[Finding]
+    """What is to be said of it, and of those that were passed over."""
+
+
+class Shelf:
+    """The checkpoints `checkpoint-STEP` in a folder that all ranks reach."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.folder / f"checkpoint-{step}"
+
+    def newest(self, *, world_size: int) -> Found:
+        """The newest one that is what its seal says, for so many ranks."""
+        noticed: list[Finding] = []
+        for path in self._all():
+            sealed = seal.read(path)
+            damage = sealed if isinstance(sealed, str) else _damage(path, sealed)
+            if isinstance(sealed, Seal) and damage is None:
+                if sealed.world_size != world_size:
+                    noticed.append(_world_changed(path, sealed, world_size))
+                return Found(path, sealed.node_s, noticed)
+            noticed.append(_passed_over(path, str(damage)))
+        return Found(None, 0.0, noticed)
+
+    def seal(self, step: int, ranks: Ranks, *, node_s: float) -> Path:
+        """Call this one complete, after every rank has written its part; a failure is raised on all of them alike."""
+        path = self.path(step)
+        ranks.to_first(None)  # rank 0 looks when all have written
+        files = ranks.from_first(_contents(path) if ranks.rank == 0 else [])
+        summed = ranks.to_first(_sums(path, files[ranks.rank :: ranks.world_size]))
+        sealed = Seal(step=step, world_size=ranks.world_size, node_s=node_s, files={})
+        problem = ranks.from_first(_commit(path, sealed, summed) if ranks.rank == 0 else None)
+        if problem is not None:
+            raise HoldfastError((problem,), ExitCode.STORAGE)
+        return path
+
+    def drop_oldest(self, *, keep: int) -> None:
+        """Remove all but the newest `keep`; one that was removed in part no longer is what its seal says."""
+        for path in self._all()[keep:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _all(self) -> list[Path]:
+        """Newest first."""
+        named = [path for path in self.folder.glob("checkpoint-*") if _NAMED.fullmatch(path.name)]
+        return sorted(named, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+
+
+def _damage(path: Path, sealed: Seal) -> str | None:
+    """How a checkpoint differs from what its seal says; None where it does not."""
+    if sealed.format > seal.FORMAT:
+        return f"{seal.NAME}: format {sealed.format}; this holdfast reads up to {seal.FORMAT}"
+    damages = (seal.damage(path / name, expected) for name, expected in sealed.files.items())
+    return next((damage for damage in damages if damage), None)
+
+
+def _commit(path: Path, sealed: Seal, summed: Iterable[dict[str, FileSum] | OSError]) -> Finding | None:
+    """Write the seal; returns what went wrong."""
+    files: dict[str, FileSum] = {}
+    try:
+        for part in summed:
+            if isinstance(part, OSError):
+                raise part
+            files |= part
+        seal.write(path, msgspec.structs.replace(sealed, files=files))
+    except OSError as error:
+        return Finding(
+            code="checkpoint-not-sealed",
+            what=f"{path.name} could not be sealed, so it will not be resumed from",
+            where=str(path),
+            evidence=(str(error),),
+            remedy="look for space and permissions there, and whether every node reaches that folder",
+            fault=Fault.CLUSTER,
+        )
+    return None
+
+
+def _contents(path: Path) -> list[str]:
+    """Every file below, but for the seal."""
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.name != seal.NAME)
+
+
+def _sums(path: Path, files: Sequence[str]) -> dict[str, FileSum] | OSError:
+    """See these files to disk, and sum them."""
+    try:
+        return {file: seal.sums([path / file])[Path(file).name] for file in files}
+    except OSError as error:
+        return error
+
+
+def _passed_over(path: Path, why: str) -> Finding:
+    return Finding(
+        code="checkpoint-passed-over",
+        severity=Severity.WARNING,
+        what=f"{path.name} is not resumed from",
+        where=str(path),
+        evidence=(why,),
+        remedy="Nothing, if it was cut short. If it was taken without holdfast, name it when you start: "
+        "then it is resumed from as the framework does it.",
+    )
+
+
+def _world_changed(path: Path, sealed: Seal, world_size: int) -> Finding:
+    return Finding(
+        code="world-size-changed",
+        severity=Severity.WARNING,
+        what=f"{path.name} was taken by {sealed.world_size} ranks; {world_size} go on with it",
+        where=str(path),
+        remedy="weights and optimiser go on; random numbers, and which samples come next, are not those of an unbroken "
+        "run",
+    )

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.train.ranks import Ranks
+from holdfast.train.shelf import Shelf
+
+ALONE = Ranks()
+
+
+def fill(shelf: Shelf, step: int) -> Path:
+    """What a framework might leave there."""
+    path = shelf.path(step)
+    (path / "shards").mkdir(parents=True)
+    (path / "weights").write_bytes(bytes([step]) * 10)
+    (path / "shards" / "0").write_bytes(b"shard")
+    return path
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """With two that are sealed."""
+    shelf = Shelf(tmp_path)
+    for step in (9, 10):
+        fill(shelf, step)
+        shelf.seal(step, ALONE, node_s=1.0 * step)
+    return shelf
+
+
+def test_newest_is_the_one_of_the_latest_step(shelf: Shelf):
+    assert shelf.newest(world_size=1) == (shelf.path(10), 10.0, [])
+
+
+def test_empty_folder_has_none(tmp_path: Path):
+    assert Shelf(tmp_path / "none").newest(world_size=1) == (None, 0.0, [])
+
+
+def unsealed(path: Path) -> None:
+    (path / "seal.json").unlink()
+
+
+def torn(path: Path) -> None:
+    (path / "seal.json").write_bytes(b'{"format"')
+
+
+def later(path: Path) -> None:
+    seal = path / "seal.json"
+    seal.write_text(seal.read_text().replace('"format":1', '"format":99'))
+
+
+def flipped(path: Path) -> None:
+    (path / "shards" / "0").write_bytes(b"sherd")
+
+
+def missing(path: Path) -> None:
+    (path / "weights").unlink()
+
+
+@pytest.mark.parametrize("hurt", [unsealed, torn, later, flipped, missing])
+def test_one_that_is_not_what_its_seal_says_is_passed_over_by_name(shelf: Shelf, hurt):
+    hurt(shelf.path(10))
+    path, _, noticed = shelf.newest(world_size=1)
+    assert path == shelf.path(9)
+    assert [(finding.code, finding.where) for finding in noticed] == [("checkpoint-passed-over", str(shelf.path(10)))]
+
+
+def test_another_number_of_ranks_is_said(shelf: Shelf):
+    path, _, noticed = shelf.newest(world_size=4)
+    assert path == shelf.path(10)
+    assert [finding.code for finding in noticed] == ["world-size-changed"]
+
+
+def test_one_that_cannot_be_read_back_is_not_sealed(tmp_path: Path):
+    shelf = Shelf(tmp_path)
+    path = fill(shelf, 1)
+    (path / "seal.json").mkdir()
+    with pytest.raises(HoldfastError) as refused:
+        shelf.seal(1, ALONE, node_s=0.0)
+    assert refused.value.findings[0].code == "checkpoint-not-sealed"
+    assert shelf.newest(world_size=1).path is None
