@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.diagnose.transport.joining import ranges
+from holdfast.diagnose.transport.joining import ranges, spans
 from holdfast.diagnose.transport.networks import network
 from holdfast.diagnose.transport.result import Communicator, Evidence, Process, Side
 from holdfast.diagnose.transport.survey import Disagreement, Survey
@@ -279,12 +279,12 @@ def _wrong_interface(seen: Seen) -> Iterator[Finding]:
 
 def _ranks_missing(seen: Seen) -> Iterator[Finding]:
     for communicator in seen.communicators:
-        if communicator.missing:
+        if gaps := communicator.missing:
             yield Finding(
                 code="ranks-missing",
-                what=f"{communicator.name}: {len(communicator.missing):,} of {communicator.size:,} ranks are not here",
+                what=f"{communicator.name}: {sum(map(len, gaps)):,} of {communicator.size:,} ranks are not here",
                 severity=Severity.WARNING,
-                where=f"rank {ranges(communicator.missing)}",
+                where=f"rank {spans(gaps)}",
                 evidence=tuple(str(member.evidence) for member in communicator.members[:1]),
                 remedy="Add their logs. If they are here, these ranks never began: see why they did not start.",
             )

@@ -175,13 +175,18 @@ def ranges(numbers: Sequence[int]) -> str:
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if len(numbers) > 3 and step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
         return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
-    parts: list[str] = []
+    runs: list[range] = []
     begin = 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
-            first, last = numbers[begin], numbers[index - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
+            runs.append(range(numbers[begin], numbers[index - 1] + 1))
             begin = index
+    return spans(runs)
+
+
+def spans(runs: Sequence[range]) -> str:
+    """Runs of numbers in the same way."""
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(parts if len(parts) <= 8 else [*parts[:7], "…", parts[-1]])
 
 

@@ -24,8 +24,8 @@ def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
         if name not in process.facts and (match := pattern.match(message)):
-            process.facts[name] = sys.intern(words(match[1]))
             process.evidence[name] = quote()
+            process.facts[name] = sys.intern(words(match[1]))
 
     return keep
 
@@ -77,8 +77,8 @@ def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Qu
         process.evidence.setdefault("no device", quote())
     elif match := grammar.IB_USING.match(message):
         if not process.hcas:
-            process.hcas = tuple(sys.intern(words(b"%s:%s/%s" % item)) for item in grammar.HCA.findall(match[1]))
             process.evidence["hcas"] = quote()
+            process.hcas = tuple(sys.intern(words(b"%s:%s/%s" % item)) for item in grammar.HCA.findall(match[1]))
     elif match := grammar.GDR_HCA.match(message):
         process.evidence.setdefault(f"gdr {words(match[2]).lower()}", quote())
 
@@ -107,8 +107,8 @@ def _env(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Q
     if match := grammar.ENV.match(message):
         name = sys.intern(words(match[1]))
         if name not in process.env:
-            process.env[name] = sys.intern(words(match[2]))
             process.evidence[name] = quote()
+            process.env[name] = sys.intern(words(match[2]))
 
 
 def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote: Quote) -> None:

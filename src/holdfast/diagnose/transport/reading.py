@@ -23,8 +23,10 @@ from holdfast.fabric.catalog import Fabric
 
 _MOST_THREADS = 1 << 20
 """Beyond so many threads lines are left out: no job has them, but a hostile file may."""
-_MOST_KEYS = 1 << 17
-"""Of one session; each rank of an all-to-all over 16,384 has 65,536."""
+_MOST_CONNECTIONS = 1 << 24
+"""Of all threads, each counted once over its channels; 16,384 ranks with eight communicators have three million."""
+_MOST_QUOTES = 1 << 22
+"""Communicators, variables and facts of all processes; 16,384 ranks have half a million."""
 _MOST_WORDS = 1 << 16
 """Of those that repeat, how many are remembered."""
 _LONGEST_BYTES = 1024
@@ -43,6 +45,10 @@ def read(blocks: Iterable[Block], expected: Fabric | None = None) -> Transport:
     return reading.result(expected)
 
 
+class _TooMuch(Exception):
+    """More was said than is kept."""
+
+
 class Reading:
     """The pass, for who has other use for the blocks too: `feed` each, then ask for the `result`."""
 
@@ -56,6 +62,8 @@ class Reading:
         self.info_lines = 0
         """How many lines NCCL wrote at level INFO, so far."""
         self._torn = 0
+        self._connections = 0
+        self._quotes = 0
         self._left_out = 0
 
     def feed(self, block: Block) -> None:
@@ -96,6 +104,9 @@ class Reading:
             offset += sum(map(len, islice(pieces, counted, number))) + (number - counted) * len(MARK)
             line += block.data.count(b"\n", begin, offset)
             counted = number
+            if self._quotes >= _MOST_QUOTES:
+                raise _TooMuch
+            self._quotes += 1
             begun = pieces[number - 1].rpartition(b"\n")[2][-_QUOTED_BYTES:]
             text = begun + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
             return Evidence(source, line, words(text).strip())
@@ -112,7 +123,10 @@ class Reading:
                 word = message.partition(b" ")[0]
                 found = handlers[word] if word in handlers else self._handler(word)
                 if found is not None and thread is not None:
-                    found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
+                    try:
+                        found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
+                    except _TooMuch:
+                        self._left_out += 1
                 continue
             key, newline, head = rest.partition(b"\n")
             known = thread.connections.get(key)
@@ -131,18 +145,22 @@ class Reading:
 
     def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> None:
         """A connection that this thread has not told of yet."""
+        if len(key) > _LONGEST_BYTES:
+            self._torn += 1
+            return
         pair = grammar.PAIR.match(key)
         way = self._way(key[pair.end() :]) if pair else None
         if pair is None or way is None:
             self._torn += not grammar.is_ring(key)
-        elif len(thread.connections) >= _MOST_KEYS:
+        elif self._connections >= _MOST_CONNECTIONS:
             self._left_out += 1
         else:
+            self._connections += 1
             sender, receiver = pair.groups()
             receiver = grammar.SWITCH if receiver is None else int(receiver)
             thread.connections[key] = Connection(int(sender), receiver, way, bit)
             evidence = self._processes[thread.process].evidence
-            if way.route not in evidence:
+            if way.route not in evidence and self._quotes < _MOST_QUOTES:
                 evidence[way.route] = quote()
 
     def _way(self, said: bytes) -> Way | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -137,10 +138,10 @@ class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     """Connection lines that could have been another communicator's too."""
 
     @property
-    def missing(self) -> tuple[int, ...]:
-        """The ranks that it has and nobody has seen."""
-        seen = {member.rank for member in self.members}
-        return tuple(rank for rank in range(self.size) if rank not in seen)
+    def missing(self) -> tuple[range, ...]:
+        """The ranks that it has and nobody has seen, as the gaps between those seen."""
+        bounds = [-1, *(member.rank for member in self.members), self.size]
+        return tuple(range(low + 1, high) for low, high in pairwise(bounds) if high - low > 1) if self.size else ()
 
 
 class Outcome(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.diagnose.transport.differences import DEGRADING, Seen, differences
-from holdfast.diagnose.transport.joining import Pile, ranges
+from holdfast.diagnose.transport.joining import Pile, ranges, spans
 from holdfast.diagnose.transport.networks import Network, expected_network, named, network
 from holdfast.diagnose.transport.result import Evidence, Kind, Outcome, Process, Transport, Verdict
 from holdfast.diagnose.transport.survey import survey
@@ -17,6 +17,7 @@ from holdfast.findings import Fault, Finding, Severity
 
 _QUOTED = 4
 _TCP = "TCP"
+_SOCKETS = ("NET/Socket", "NET/Socket/GDRDMA")
 ONE_NODE = "one-node"
 """The cause of a verdict where no network was needed."""
 # What makes NCCL take sockets, with what to do; the first that is found is named.
@@ -50,6 +51,9 @@ def judged(
     seen = Seen(processes=members, communicators=pile.communicators, nodes=nodes, survey=surveyed)
     findings = differences(seen)
     verdict = _verdict(seen, findings, info_lines, expected)
+    if verdict.outcome is not Outcome.UNKNOWN and not verdict.evidence:
+        missing = "the logs of a part of the job: so many lines were read that those that prove it were left out"
+        verdict = Verdict(outcome=Outcome.UNKNOWN, what=verdict.what, expected=verdict.expected, missing=missing)
     return Transport(
         processes=pile.processes,
         communicators=pile.communicators,
@@ -111,7 +115,7 @@ def _unseen(seen: Seen) -> tuple[str, str] | None:
     """What keeps the whole fabric from being verified, and which fact would decide; None where all of it was seen."""
     for one in seen.communicators:
         if one.missing or not one.size:
-            absent = f"rank {ranges(one.missing)} of {one.name}" if one.size else "every rank, from the beginning on"
+            absent = f"rank {spans(one.missing)} of {one.name}" if one.size else "every rank, from the beginning on"
             return f"only {len(one.members):,} ranks were seen", f"the set-up log of {absent}"
         begun = [member.rank for member in one.members if not member.complete]
         if begun:
@@ -242,7 +246,7 @@ class _Tell:
             what=what,
             cause=Outcome.TCP_FALLBACK.value,
             expected=self._expected,
-            evidence=(*proofs, *_lines(on_tcp, ("NET/Socket", "network", "interfaces")))[:_QUOTED],
+            evidence=(*proofs, *_lines(on_tcp, (*_SOCKETS, "network", "interfaces")))[:_QUOTED],
             remedy=remedy,
         )
 
@@ -253,14 +257,14 @@ class _Tell:
 
 def _of_communicators(seen: Seen) -> str:
     """Which communicators use sockets, where others do not."""
-    slow = [one.name for one in seen.communicators if any(link.way.route == "NET/Socket" for link in one.links)]
+    slow = [one.name for one in seen.communicators if any(link.way.route in _SOCKETS for link in one.links)]
     if not slow or len(slow) == sum(any(link.way.kind is Kind.NET for link in one.links) for one in seen.communicators):
         return ""
     return f", of {'; '.join(slow[:_QUOTED])}{f'; and {len(slow) - _QUOTED:,} more' if len(slow) > _QUOTED else ''}"
 
 
 def _on_tcp(process: Process) -> bool:
-    return "NET/Socket" in process.evidence or process.network == "Socket"
+    return process.network == "Socket" or any(route in process.evidence for route in _SOCKETS)
 
 
 def _tells(process: Process, name: str) -> bool:

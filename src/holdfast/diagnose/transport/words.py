@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from holdfast.diagnose.transport.joining import ranges
+from holdfast.diagnose.transport.joining import ranges, spans
 from holdfast.diagnose.transport.result import Communicator, Kind, Outcome, Transport
 from holdfast.diagnose.transport.survey import Cells, node_cells, rank_cells
 
@@ -68,7 +68,7 @@ def _communicator(communicator: Communicator, transport: Transport, width: int) 
     split = f", id {communicator.id}" if communicator.id else ""
     yield f"{communicator.name}: {count} on {len(nodes):,} node{'s' if len(nodes) != 1 else ''}{split}"
     if communicator.missing:
-        yield f"  missing: rank {ranges(communicator.missing)}"
+        yield f"  missing: rank {spans(communicator.missing)}"
     if communicator.inferred:
         yield f"  {communicator.inferred:,} connections could be another communicator's of the same processes"
     switched = sorted({link.sender for link in communicator.links if link.way.kind is Kind.COLLNET})
