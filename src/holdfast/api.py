@@ -42,7 +42,7 @@ from holdfast.events import (
     RecoveryDecided,
     RunFinished,
 )
-from holdfast.events.log import EventReader, last_event, read_events
+from holdfast.events.log import EventReader, last_event, line_of, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
@@ -399,16 +399,20 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
     return answer
 
 
-def diagnose_run(run: RunFolder) -> Answer:
-    """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it."""
-    failed = last_failure(events(run), str(run.events))
+def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Answer:
+    """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it.
+
+    `known` are the events to go by; all of the log when they are not given.
+    """
+    failed = last_failure(events(run) if known is None else known, str(run.events))
     fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:
         return diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
     logs = tuple(
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
-    return diagnose_pile(Pile(logs), known=failed.facts, first_rank=failed.rank, fabric=fabric)
+    fact = replace(failed.fact, line=line_of(run.events, failed.event))
+    return diagnose_pile(Pile(logs), known=(fact,), first_rank=failed.rank, fabric=fabric)
 
 
 def _own(run: RunFolder) -> RunFolder:

@@ -24,8 +24,11 @@ def test_failed_run_ends_in_its_diagnosis_and_every_verb_leads_to_it(cli: Cli, s
     assert "ValueError" in words
     assert "program-error" in words
     assert "rank 1" in words
+    assert "what to do" in words
+    assert "what to do:" not in ran.out, "the summary leaves that to the diagnosis"
     assert words.splitlines()[-1].startswith(f"`holdfast diagnose {run}`")
     assert ran.code == 1
+    assert "what to do:" in cli("status").out
     assert cli("attach").out.endswith(words.partition("\n")[2])
     assert f"holdfast diagnose {run}" in cli("status").out
     assert cli("diagnose", run, "-o", "json").data["culprit"]["rank"] == 1

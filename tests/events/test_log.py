@@ -21,6 +21,7 @@ from holdfast.events.log import (
     UnsupportedFormat,
     is_whole,
     last_event,
+    line_of,
     read_events,
 )
 from holdfast.events.run import Outcome
@@ -215,3 +216,9 @@ def test_writer_that_finds_anothers_lines_writes_nothing_more(tmp_path: Path) ->
         stale.close()
     third.append([LEFT])
     assert read_events(tmp_path / "log") == [CREATED, GONE, LEFT]
+
+
+def test_line_of_an_event_is_found(tmp_path: Path) -> None:
+    written(tmp_path / "log", CREATED, GONE, LEFT)
+    assert [line_of(tmp_path / "log", event) for event in read_events(tmp_path / "log")] == [1, 2, 3]
+    assert line_of(tmp_path / "log", FINISHED) == 0

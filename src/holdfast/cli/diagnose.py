@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say_json, show
+from holdfast.cli.output import Output, console, say_json, show
 from holdfast.cli.request import OutputOption
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
+_LEAST_CHARS = 60
+"""What is shown of a line of a log, however narrow the screen."""
 
 
 def diagnose(
@@ -119,8 +121,11 @@ def _fabric(answer: Answer, transport: Transport) -> Iterator[Text]:
 def _lines(label: str, evidence: tuple[Evidence, ...]) -> Iterator[Text]:
     from holdfast.report.words import clean
 
+    width = console().width - _LABEL_WIDTH - len("   : ")
     for number, each in enumerate(evidence):
-        yield _row("" if number else label, f"{clean(each.where)}: {clean(each.text, _LINE_CHARS)}")
+        where = clean(each.where)
+        room = min(_LINE_CHARS, max(_LEAST_CHARS, width - len(where)))
+        yield _row("" if number else label, f"{where}: {clean(each.text, room)}")
 
 
 def _row(label: str, text: str) -> Text:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 from rich.text import Text
 
 from holdfast import api
@@ -13,12 +16,14 @@ from holdfast.report.summary import tell
 _STYLES = {Outcome.SUCCEEDED: "bold green", Outcome.FAILED: "bold red", Outcome.CANCELLED: "bold yellow"}
 
 
-def print_summary(run: RunFolder, output: Output) -> None:
-    """Say how a run went."""
+def print_summary(run: RunFolder, output: Output, *, advice: bool = True) -> None:
+    """Say how a run went; without `advice` where a diagnosis follows, which has its own."""
     summary = api.summary(run)
     if output is Output.JSON:
         say_json(summary)
         return
+    if summary.finding and not advice:
+        summary = replace(summary, finding=msgspec.structs.replace(summary.finding, remedy=""))
     text = Text(tell(summary))
     headline = text.plain.partition("\n")[0]
     text.stylize(_STYLES.get(summary.outcome, "bold") if summary.outcome else "bold", 0, len(headline))

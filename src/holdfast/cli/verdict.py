@@ -6,20 +6,22 @@ from holdfast import api
 from holdfast.cli.diagnose import told
 from holdfast.cli.failures import report
 from holdfast.cli.output import Output, say, say_json, show
-from holdfast.diagnose.answer import document
+from holdfast.diagnose.answer import Answer, document
 from holdfast.events import Outcome
 from holdfast.folder import RunFolder
 
 
-def print_verdict(run: RunFolder, output: Output) -> None:
-    """Say why a run failed; nothing of one that did not."""
-    if api.summary(run).outcome is not Outcome.FAILED:
-        return
+def verdict(run: RunFolder, output: Output) -> Answer | None:
+    """Why a run failed; None for one that did not."""
     try:
-        answer = api.diagnose_run(run)
+        return api.diagnose_run(run) if api.summary(run).outcome is Outcome.FAILED else None
     except Exception as error:  # the exit code is the job's, whatever becomes of the telling
         report(error, ("-o", output))
-        return
+        return None
+
+
+def print_verdict(run: RunFolder, answer: Answer, output: Output) -> None:
+    """Say it."""
     if output is Output.JSON:
         say_json({"type": "diagnosis", "run": run.run, "answer": document(answer)})
         return

@@ -16,7 +16,7 @@ from holdfast import api
 from holdfast.cli.lines import Narrator
 from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.summary import print_summary
-from holdfast.cli.verdict import print_verdict
+from holdfast.cli.verdict import print_verdict, verdict
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, RunFinished
 from holdfast.folder import RunFolder
@@ -42,10 +42,12 @@ def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> i
         code = _show(run, screen, presses, answer)
     if code is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
-    else:
-        if output is Output.TEXT:
-            print_summary(run, output)
-        print_verdict(run, output)
+        return None
+    why = verdict(run, output)
+    if output is Output.TEXT:
+        print_summary(run, output, advice=why is None or not why.remedy)
+    if why is not None:
+        print_verdict(run, why, output)
     return code
 
 

@@ -10,16 +10,30 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from holdfast.diagnose.classes import Class
 from holdfast.diagnose.fact import Fact, Who
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.row import Sureness
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
 from holdfast.diagnose.rules.run import FOR_FINDING
-from holdfast.events import AnyEvent, DrillDone, RecoveryDecided
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    DrillAction,
+    DrillDone,
+    DrillTarget,
+    FindingRaised,
+    RecoveryDecided,
+    StopDecided,
+)
+from holdfast.findings import Finding
 
 DRILL_S = 30.0
-"""A failure within so many seconds after a drill is taken for the drill's."""
+"""A failure within so many seconds after a drill of what failed is taken for the drill's."""
 
-_NODE = re.compile(r"node\d+")
+_NODE = re.compile(r"\bnode\d+")
+_PARTS_OF_NODES = (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT)
+_DISKS = (DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS)
+_HARMLESS = (DrillAction.SKEW, DrillAction.RETURN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,29 +43,58 @@ class Failed:
     replica: int
     attempt: int
     rank: int | None
-    facts: tuple[Fact, ...]
+    event: AnyEvent
+    """Where the log says so."""
+    fact: Fact
 
 
 def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     """The last failure that the log tells of; None for a run in which nothing failed."""
     decided = next((event for event in reversed(events) if isinstance(event, RecoveryDecided)), None)
-    if decided is None:
+    if decided is not None:
+        at, rank, finding = decided.failed_at, decided.first_rank, decided.finding
+        fact = _fact(finding, source, at, rank, _drill(events, finding, at))
+        return Failed(replica=decided.replica, attempt=decided.attempt, rank=rank, event=decided, fact=fact)
+    noticed = next((event for event in reversed(events) if _finding(event) is not None), None)
+    finding = _finding(noticed) if noticed else None
+    if noticed is None or finding is None or _rule(finding).role is not Role.PRIMARY:
         return None
-    finding = decided.finding
-    node = _NODE.search(finding.where)
-    who = Who(rank=decided.first_rank, node=node[0] if node else None)
-    rule = RULES.get(FOR_FINDING.get(finding.code, f"run-{finding.code}"), RULES["run-failure"])
-    what = finding.what
-    if (drill := _drill(events, decided.failed_at)) is not None:
+    attempt = next((event.attempt for event in reversed(events) if isinstance(event, AttemptStarted)), 0)
+    fact = _fact(finding, source, noticed.at, None, _drill(events, finding, noticed.at))
+    return Failed(replica=0, attempt=attempt, rank=None, event=noticed, fact=fact)
+
+
+def _finding(event: AnyEvent) -> Finding | None:
+    """What ended a run, or what it waits for, where no attempt failed."""
+    return event.finding if isinstance(event, StopDecided | FindingRaised) else None
+
+
+def _fact(finding: Finding, source: str, at: float, rank: int | None, drill: DrillDone | None) -> Fact:
+    rule, what = _rule(finding), finding.what
+    if drill is not None:
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=("nothing: that is what was asked for",))
         what = f"{what}; a drill did it on purpose: {drill.action} {drill.target}"
     text = "; ".join((what, *finding.evidence[:3]))
-    values = {"what": what, "rank": str(decided.first_rank)}
-    facts = [Fact(rule=rule, source=source, line=0, text=text, who=who, at=decided.failed_at, values=values)]
-    return Failed(replica=decided.replica, attempt=decided.attempt, rank=decided.first_rank, facts=tuple(facts))
+    values = {"what": what, "rank": str(rank)}
+    return Fact(
+        rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=_node(finding)), at=at, values=values
+    )
 
 
-def _drill(events: Sequence[AnyEvent], failed_at: float) -> DrillDone | None:
-    """The drill that a failure is taken for: the last one done shortly before."""
+def _node(finding: Finding) -> str | None:
+    found = _NODE.search(finding.what) or _NODE.search(finding.where)
+    return found[0] if found else None
+
+
+def _rule(finding: Finding) -> Rule:
+    return RULES.get(FOR_FINDING.get(finding.code, f"run-{finding.code}"), RULES["run-failure"])
+
+
+def _drill(events: Sequence[AnyEvent], finding: Finding, failed_at: float) -> DrillDone | None:
+    """The drill that a failure is taken for: the last one done shortly before, to what failed."""
     drill = next((event for event in reversed(events) if isinstance(event, DrillDone)), None)
-    return drill if drill is not None and -1.0 <= failed_at - drill.at <= DRILL_S else None
+    if drill is None or drill.action in _HARMLESS or not -1.0 <= failed_at - drill.at <= DRILL_S:
+        return None
+    of_node = drill.target in _PARTS_OF_NODES and _node(finding) == f"node{drill.node}"
+    of_disk = drill.target in _DISKS and Class.STORAGE in _rule(finding).classes
+    return drill if of_node or of_disk else None

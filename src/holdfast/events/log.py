@@ -242,6 +242,13 @@ def last_event(path: Path) -> AnyEvent | None:
         return None
 
 
+def line_of(path: Path, event: AnyEvent) -> int:
+    """The number of the line that holds an event, from 1; 0 where none does."""
+    sought = sealed(event)
+    with path.open("rb") as file:
+        return next((number for number, line in enumerate(file, 1) if line == sought), 0)
+
+
 def read_events(path: Path) -> list[AnyEvent]:
     """Every complete event of a log, in order."""
     return list(EventReader(path).read())

@@ -1,0 +1,328 @@
+"""Drills diagnosed: each that exists is done for real to a run, and who was first is asked of holdfast and torchrun.
+
+.venv/bin/python -m bench.drilldiagnosis [--only "kill rank"] [--peer]
+
+The diagnosis is blind: what the log says of the drill itself is taken out before it is asked. A drill from which
+nothing fails is right when nothing is blamed. With `--peer` the same is done to two nodes of torchrun, whose own error
+summary is read; it is given PEER_S seconds, which holdfast needs at most too. Filling a disk needs root, and cutting a
+node off network namespaces; what cannot be done here is left out and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.pairs import headline, say, table
+from holdfast import api
+from holdfast.diagnose.answer import Answer
+from holdfast.diagnose.classes import Class
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    AnyEvent,
+    DrillAction,
+    DrillDone,
+    DrillRequested,
+    DrillTarget,
+    FindingRaised,
+    NodeUnavailable,
+    RecoveryDecided,
+    StepCommitted,
+)
+from holdfast.folder import RunFolder
+from holdfast.launch.local import netns
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPPER = ROOT / "tests" / "programs" / "stepper.py"
+SUMMING = Path(__file__).parent / "programs" / "summing.py"
+STEPS, STEP_S, AT_STEP = 100_000, 0.02, 12
+CALM_STEPS = 100
+"""Steps after a drill from which nothing fails."""
+PATIENCE_S = 150.0
+PEER_S = 45.0
+RUN_DISK_BYTES, CHECKPOINT_DISK_BYTES = 1 << 20, 1 << 16
+
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One drill, and what a diagnosis must say of it."""
+
+    klass: Class | None = None
+    """None where nothing fails."""
+    culprit: str = ""
+    """As an answer tells it; empty where it is no rank's and no node's."""
+    overrides: tuple[str, ...] = ()
+    amount: float | None = None
+    needs: str = ""
+    """`netns`, or the name of the variable or field whose disk is a small one."""
+    peer: Callable[[Peer], None] | None = None
+    """The same, done to torchrun; None where it has no such part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Two nodes of torchrun with a rank each."""
+
+    agents: tuple[subprocess.Popen[bytes], ...]
+    folder: Path
+
+    def rank(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text())
+
+    def output(self, node: int) -> str:
+        return (self.folder / f"node{node}.log").read_text(errors="replace")
+
+
+def _kill_rank(peer: Peer) -> None:
+    os.kill(peer.rank(1), signal.SIGKILL)
+
+
+def _kill_agent(peer: Peer) -> None:
+    peer.agents[1].kill()
+
+
+def _kill_node(peer: Peer) -> None:
+    os.kill(peer.rank(1), signal.SIGKILL)
+    peer.agents[1].kill()
+
+
+def _stop_rank(peer: Peer) -> None:
+    os.kill(peer.rank(1), signal.SIGSTOP)
+
+
+def _stop_node(peer: Peer) -> None:
+    os.kill(peer.rank(1), signal.SIGSTOP)
+    peer.agents[1].send_signal(signal.SIGSTOP)
+
+
+_GRACE = ("recovery.node_grace_s=9",)
+_KILL, _STOP, _SKEW, _FILL = DrillAction.KILL, DrillAction.STOP, DrillAction.SKEW, DrillAction.FILL
+_RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+
+CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
+    (_KILL, _RANK): Case(klass=Class.KILLED, culprit="rank 1 on node1", peer=_kill_rank),
+    (_KILL, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_node),
+    (_KILL, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_agent),
+    (_KILL, _CONTROLLER): Case(),
+    (DrillAction.LOSE, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_node),
+    (DrillAction.RETURN, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1"),
+    (_STOP, _RANK): Case(
+        klass=Class.HANG_UNKNOWN,
+        culprit="rank 1 on node1",
+        overrides=("recovery.step_deadline_s=1",),
+        peer=_stop_rank,
+    ),
+    (_STOP, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE, peer=_stop_node),
+    (_STOP, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE),
+    (_STOP, _CONTROLLER): Case(),
+    (DrillAction.PARTITION, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE, needs="netns"),
+    (_SKEW, _AGENT): Case(amount=3600.0),
+    (_SKEW, _CONTROLLER): Case(amount=-3600.0),
+    (_FILL, DrillTarget.RUN_FOLDER): Case(klass=Class.STORAGE, needs="HOLDFAST_HOME"),
+    (_FILL, DrillTarget.CHECKPOINTS): Case(klass=Class.STORAGE, needs="checkpoint.path"),
+}
+
+
+class Unavailable(Exception):
+    """This machine cannot carry the drill out."""
+
+
+def judged(case: Case, answer: Answer) -> bool:
+    """Whether class and culprit are those of the drill; where nothing fails, whether nothing is blamed."""
+    if case.klass is None:
+        return answer.klass is Class.UNKNOWN and not answer.code and answer.culprit is None
+    return answer.klass is case.klass and (not case.culprit or str(answer.culprit) == case.culprit)
+
+
+def diagnosed(action: DrillAction, target: DrillTarget, base: Path) -> Answer:
+    """Start a run, do the drill to it, and ask what happened, blind to who asked for it."""
+    case = CASES[action, target]
+    with _run(case, base) as run:
+        if action is DrillAction.RETURN:
+            api.drill(run, target=target, index=1, action=DrillAction.LOSE, at_step=AT_STEP)
+            _until(run, lambda event: isinstance(event, NodeUnavailable))
+            api.drill(run, target=target, index=1, action=action)
+        else:
+            index = 1 if target.numbered else 0
+            api.drill(run, target=target, index=index, action=action, at_step=AT_STEP, amount=case.amount)
+        _until(run, _noticed(case, target, action))
+        return api.diagnose_run(run, [event for event in api.events(run) if not _tells(event)])
+
+
+def _tells(event: AnyEvent) -> bool:
+    return isinstance(event, DrillRequested | DrillDone)
+
+
+def _noticed(case: Case, target: DrillTarget, action: DrillAction) -> Callable[[AnyEvent], bool]:
+    """When a run has come far enough after its drill for the question."""
+    if case.klass is None:
+        return lambda event: isinstance(event, StepCommitted) and event.step > AT_STEP + CALM_STEPS
+    if target is DrillTarget.RUN_FOLDER:
+        return lambda event: isinstance(event, FindingRaised) and event.finding.code == "disk-full"
+    if action is DrillAction.RETURN:
+        return lambda event: isinstance(event, StepCommitted) and event.attempt > 0
+    return lambda event: isinstance(event, RecoveryDecided)
+
+
+def _until(run: RunFolder, holds: Callable[[AnyEvent], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    for event in api.follow(run):
+        if event is not None and holds(event):
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing came of the drill in {PATIENCE_S:g} s")
+    raise TimeoutError("the run ended before anything came of the drill")
+
+
+@contextlib.contextmanager
+def _run(case: Case, base: Path) -> Iterator[RunFolder]:
+    """A run of two nodes with a rank each, and nothing of it at the end."""
+    overrides = ["nodes=2", "name=drilled", "nodes.wait_s=1", *case.overrides]
+    with contextlib.ExitStack() as stack:
+        home = base / "home"
+        if case.needs == "netns" and (reason := netns.unavailable()):
+            raise Unavailable(reason)
+        if case.needs == "HOLDFAST_HOME":
+            home = stack.enter_context(_disk(base / "disk", RUN_DISK_BYTES))
+            overrides += [f"checkpoint.path={base / 'checkpoints'}", "env.STEPPER_METRICS=100"]
+        if case.needs == "checkpoint.path":
+            disk = stack.enter_context(_disk(base / "disk", CHECKPOINT_DISK_BYTES))
+            overrides += [f"checkpoint.path={disk}"]
+        profiles = base / ".holdfast" / "profiles"
+        profiles.mkdir(parents=True)
+        isolation = "netns" if case.needs == "netns" else "process"
+        (profiles / "drilled.yaml").write_text(f"backend: local\nisolation: {isolation}\n")
+        stack.enter_context(_environment("HOLDFAST_HOME", str(home)))
+        command = (sys.executable, str(STEPPER), str(STEPS), str(STEP_S))
+        run = api.start(api.load_job(None, command=command, overrides=overrides), "drilled", base=base)
+        try:
+            yield run
+        finally:
+            with contextlib.suppress(HoldfastError):
+                api.cancel(run, force=True)
+            for _ in api.follow(run):
+                pass
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A small file system, gone at the end."""
+    folder.mkdir()
+    options = f"size={size_bytes},mode=0700"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False)
+    if done.returncode:
+        raise Unavailable("a small disk needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+# The peer
+
+
+def asked_torchrun(case: Case, base: Path) -> str:
+    """What torchrun says of the same, and whether that is right."""
+    assert case.peer is not None
+    with _torchrun(base) as peer:
+        case.peer(peer)
+        deadline = time.monotonic() + PEER_S
+        while time.monotonic() < deadline:
+            if summary := _ROOT_CAUSE.search(peer.output(0)) or _ROOT_CAUSE.search(peer.output(1)):
+                right = "right" if summary["rank"] == "1" and int(summary["code"]) < 0 else "wrong"
+                return f"{right}: rank {summary['rank']}, exit code {summary['code']}"
+            time.sleep(0.1)
+        return f"nothing in {PEER_S:g} s"
+
+
+@contextlib.contextmanager
+def _torchrun(base: Path) -> Iterator[Peer]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    agents: list[subprocess.Popen[bytes]] = []
+    for node in range(2):
+        words = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "--master-addr=127.0.0.1"]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, f"--master-port={port}", str(SUMMING)]
+        with (base / f"node{node}.log").open("wb") as log:
+            agents.append(
+                subprocess.Popen([*command, str(base)], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            )
+    peer = Peer(agents=tuple(agents), folder=base)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not all((base / f"up-{rank}").exists() for rank in range(2)):
+            if time.monotonic() > deadline:
+                raise TimeoutError("torchrun's ranks did not come up")
+            time.sleep(0.05)
+        yield peer
+    finally:
+        for rank in range(2):
+            with contextlib.suppress(OSError):
+                os.kill(peer.rank(rank), signal.SIGKILL)
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def main() -> int:
+    """Drill, ask, and say by the exit code whether every answer was right."""
+    parser = argparse.ArgumentParser(prog="bench.drilldiagnosis", description=__doc__)
+    parser.add_argument("--only", help="one drill, such as 'kill rank'")
+    parser.add_argument("--peer", action="store_true", help="ask torchrun's error summary too")
+    options = parser.parse_args()
+    headline("drills diagnosed, blind to the drill: class and culprit")
+    rows: list[tuple[str, ...]] = []
+    wrong = asked = 0
+    for (action, target), case in CASES.items():
+        name = f"{action} {target}"
+        if options.only not in (None, name):
+            continue
+        with tempfile.TemporaryDirectory(prefix="drilled-") as base:
+            try:
+                answer = diagnosed(action, target, Path(base))
+            except Unavailable as error:
+                rows.append((name, "-", f"not done here: {error}", "-"))
+                continue
+        peer = "no such part"
+        if case.peer is not None:
+            with tempfile.TemporaryDirectory(prefix="drilled-") as base:
+                peer = asked_torchrun(case, Path(base)) if options.peer else "not asked"
+        right = judged(case, answer)
+        asked, wrong = asked + 1, wrong + (not right)
+        told = f"{answer.klass}, {answer.culprit or 'nobody'}" if answer.code else "nothing failed"
+        say(f"{name}: {'right' if right else 'WRONG'}: {told} ({answer.what})")
+        rows.append((name, "right" if right else "WRONG", told, peer))
+    say("")
+    say(table(("drill", "holdfast", "says", "torchrun's error summary"), rows))
+    say(f"\n{asked - wrong} of {asked} right")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Every drill, done for real, is diagnosed for what it is by somebody who does not know of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench.drilldiagnosis import CASES, Case, Unavailable, diagnosed, judged
+
+from holdfast.diagnose.answer import Answer, Culprit
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.events import DrillAction, DrillTarget
+from holdfast.job.drills import DRILLS
+
+QUICK = {(DrillAction.KILL, DrillTarget.RANK), (DrillAction.STOP, DrillTarget.RANK)}
+
+
+def test_every_drill_has_its_case() -> None:
+    assert CASES.keys() == DRILLS.keys()
+
+
+def _parameters() -> list[object]:
+    found: list[object] = []
+    for drill, case in CASES.items():
+        marks = [] if drill in QUICK else [pytest.mark.slow]
+        marks += [pytest.mark.root] if case.needs not in ("", "netns") else []
+        found.append(pytest.param(*drill, marks=marks, id="-".join(drill)))
+    return found
+
+
+@pytest.mark.parametrize(("action", "target"), _parameters())
+def test_drill_is_diagnosed_for_what_it_is(tmp_path: Path, action: DrillAction, target: DrillTarget) -> None:
+    try:
+        answer = diagnosed(action, target, tmp_path)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert judged(CASES[action, target], answer), answer
+
+
+@pytest.mark.parametrize(
+    ("klass", "rank", "right"),
+    [(Class.KILLED, 1, True), (Class.KILLED, 0, False), (Class.OOM_HOST, 1, False), (Class.UNKNOWN, 1, False)],
+)
+def test_answer_is_right_only_with_class_and_culprit(klass: Class, rank: int, *, right: bool) -> None:
+    case = Case(klass=Class.KILLED, culprit="rank 1 on node1")
+    culprit = Culprit(rank=rank, node="node1")
+    answer = Answer(what="", klass=klass, code="run-rank-killed", sure=Sureness.LIKELY, culprit=culprit)
+    assert judged(case, answer) is right
+    assert not judged(Case(), answer)

@@ -1,0 +1,86 @@
+"""What a run's own log says of how it failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.history import DRILL_S, Failed, last_failure
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    DrillDone,
+    FindingRaised,
+    Outcome,
+    RecoveryDecided,
+    StopDecided,
+)
+from holdfast.findings import Finding, Severity
+
+STARTED = AttemptStarted(at=1.0, replica=0, attempt=3, world_size=2, master_addr="a", master_port=1)
+FULL = Finding(code="disk-full", what="no space is left on the disk", severity=Severity.WARNING)
+
+
+def decided(code: str, what: str, rank: int | None = None, at: float = 100.0) -> RecoveryDecided:
+    finding = Finding(code=code, what=what)
+    return RecoveryDecided(
+        at=at, replica=0, attempt=2, action="restart", failed_at=at, finding=finding, first_rank=rank
+    )
+
+
+def drill(action: str, target: str, node: int, at: float = 99.0) -> DrillDone:
+    return DrillDone(at=at, node=node, requested_at=at, target=target, action=action)
+
+
+def failure(*events: AnyEvent) -> Failed:
+    failed = last_failure(events, "events.jsonl")
+    assert failed is not None
+    return failed
+
+
+KILLED = decided("rank-killed", "rank 1 on node1 was ended by SIGKILL", 1)
+
+
+def test_last_decision_is_the_failure_with_its_rank_and_node() -> None:
+    lost = decided("node-lost", "node0 was lost", at=50.0)
+    failed = failure(STARTED, lost, KILLED)
+    assert (failed.attempt, failed.rank, failed.event) == (2, 1, KILLED)
+    assert (failed.fact.rule.classes[0], failed.fact.who.node) == (Class.KILLED, "node1")
+
+
+@pytest.mark.parametrize(
+    ("done", "taken"),
+    [
+        (drill("kill", "rank", 1), True),
+        (drill("stop", "agent", 1), True),
+        (drill("kill", "rank", 0), False),
+        (drill("skew", "agent", 1), False),
+        (drill("kill", "controller", -1), False),
+        (drill("fill", "checkpoints", -1), False),
+        (drill("kill", "rank", 1, at=100.0 - 2 * DRILL_S), False),
+    ],
+)
+def test_drill_is_the_cause_only_of_what_it_was_done_to(done: DrillDone, *, taken: bool) -> None:
+    fact = failure(STARTED, done, KILLED).fact
+    assert ("a drill did it on purpose" in fact.text) is taken
+    assert (fact.rule.sure is Sureness.CERTAIN) is taken
+
+
+def test_filled_disk_is_the_drills() -> None:
+    full = FindingRaised(at=100.0, finding=FULL)
+    assert "fill run-folder" in failure(drill("fill", "run-folder", -1), full).fact.text
+
+
+def test_run_that_ended_without_a_failed_attempt_says_what_ended_it() -> None:
+    stop = StopDecided(at=5.0, outcome=Outcome.FAILED, reason="full", exit_code=74, finding=FULL)
+    failed = failure(STARTED, stop)
+    assert (failed.attempt, failed.rank, failed.event) == (3, None, stop)
+    assert failed.fact.rule.classes[0] is Class.STORAGE
+
+
+def test_nothing_failed_where_what_was_noticed_is_over() -> None:
+    room = Finding(code="disk-has-room", what="there is room again", severity=Severity.INFO)
+    raised = [FindingRaised(at=1.0, finding=finding) for finding in (FULL, room)]
+    assert last_failure([STARTED, *raised], "events.jsonl") is None
+    assert last_failure([STARTED], "events.jsonl") is None
