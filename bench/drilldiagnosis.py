@@ -4,8 +4,8 @@
 
 The diagnosis is blind: what the log says of the drill itself is taken out before it is asked. A drill from which
 nothing fails is right when nothing is blamed. With `--peer` the same is done to two nodes of torchrun, whose own error
-summary is read; it is given PEER_S seconds, which holdfast needs at most too. Filling a disk needs root, and cutting a
-node off network namespaces; what cannot be done here is left out and said.
+summary is read for PEER_S seconds. Filling a disk needs root, cutting a node off network namespaces, taking its memory
+a memory group; what cannot be done here is left out and said.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.folder import RunFolder
+from holdfast.host.cgroups import Ground, ground
 from holdfast.launch.local import netns
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +68,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     amount: float | None = None
     needs: str = ""
-    """`netns`, or the name of the variable or field whose disk is a small one."""
+    """`netns`, `resources.memory`, or the name of the variable or field whose disk is a small one."""
     peer: Callable[[Peer], None] | None = None
     """The same, done to torchrun; None where it has no such part."""
 
@@ -133,6 +134,12 @@ CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
     (_SKEW, _CONTROLLER): Case(amount=-3600.0),
     (_FILL, DrillTarget.RUN_FOLDER): Case(klass=Class.STORAGE, needs="HOLDFAST_HOME"),
     (_FILL, DrillTarget.CHECKPOINTS): Case(klass=Class.STORAGE, needs="checkpoint.path"),
+    (DrillAction.EXHAUST, DrillTarget.MEMORY): Case(
+        klass=Class.OOM_HOST,
+        culprit="rank 1 on node1",
+        overrides=("resources.memory=300MiB",),
+        needs="resources.memory",
+    ),
 }
 
 
@@ -194,6 +201,8 @@ def _run(case: Case, base: Path) -> Iterator[RunFolder]:
     with contextlib.ExitStack() as stack:
         home = base / "home"
         if case.needs == "netns" and (reason := netns.unavailable()):
+            raise Unavailable(reason)
+        if case.needs == "resources.memory" and not isinstance(reason := ground(), Ground):
             raise Unavailable(reason)
         if case.needs == "HOLDFAST_HOME":
             home = stack.enter_context(_disk(base / "disk", RUN_DISK_BYTES))

@@ -31,7 +31,7 @@ DRILL_S = 30.0
 """A failure within so many seconds after a drill of what failed is taken for the drill's."""
 
 _NODE = re.compile(r"\bnode\d+")
-_PARTS_OF_NODES = (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT)
+_PARTS_OF_NODES = (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
 _DISKS = (DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS)
 _HARMLESS = (DrillAction.SKEW, DrillAction.RETURN)
 
