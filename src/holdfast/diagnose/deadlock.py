@@ -10,6 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.rules.row import Role
+
+_WAITED = {"watchdog-timeout", "gloo-timeout"}
+"""Rules whose lines are those of a rank that waited in vain."""
+MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +41,30 @@ class Deadlock:
     differing: tuple[Fact, ...]
     """Lines of ranks that waited in different collectives at one number of the sequence."""
     silent: tuple[int, ...]
-    """Ranks below the highest number seen that wrote nothing of waiting, where most others did."""
+    """Ranks that wrote nothing of waiting nor of an error, where most others did."""
     facts: tuple[Fact, ...]
 
 
 def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int | None) -> Deadlock | None:
     """Join the watchdogs' facts over ranks; None when no watchdog spoke."""
-    said = [fact for fact in facts if fact.rule.code in {"watchdog-timeout", "collective-status"}]
+    facts = list(facts)
+    said = [fact for fact in facts if fact.rule.code in _WAITED or fact.rule.code == "collective-status"]
     if not said:
         return None
-    timeouts = [fact for fact in said if fact.rule.code == "watchdog-timeout"]
+    timeouts = [fact for fact in said if fact.rule.code in _WAITED]
+    failed = {fact.who.rank for fact in facts if fact.rule.role is Role.PRIMARY and fact not in said}
     stands = _stands(said)
     furthest = max((stand.enqueued for stand in stands if stand.waits), default=None)
     behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
     waiting = {fact.who.rank for fact in timeouts} | {stand.rank for stand in stands if stand.waits}
     waiting = {rank for rank in waiting if rank is not None} - {stand.rank for stand in behind}
-    known = frozenset(range(world)) if world else ranks_with_logs
-    silent = known - waiting - {stand.rank for stand in behind}
+    known = ranks_with_logs or frozenset(range(min(world or 0, MOST_RANKS) if len(waiting) > 1 else 0))
+    silent = known - waiting - failed - {stand.rank for stand in behind}
     return Deadlock(
         waiting=tuple(sorted(waiting)),
         behind=behind,
         differing=_differing(timeouts),
-        silent=tuple(sorted(silent)) if len(waiting) > 1 and len(silent) <= len(waiting) else (),
+        silent=tuple(sorted(silent)) if len(silent) <= len(waiting) else (),
         facts=tuple(said),
     )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence, Missing
 from holdfast.diagnose.classes import Class
+from holdfast.diagnose.counting import absence, contradiction
 from holdfast.diagnose.deadlock import Deadlock, deadlock
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.fabric import FABRIC_CODES
 from holdfast.diagnose.rules.joint import JOINTS
@@ -37,6 +39,8 @@ _DEPTH = {each: depth for depth, classes in enumerate(_DEPTHS) for each in class
 """What lies deeper explains what lies above it: a lost GPU a hang, never a hang a lost GPU."""
 _OF_FABRIC = frozenset({Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING, Class.GDR_MISSING})
 _HANGS = frozenset(_DEPTHS[-1])
+_MEETING = {Class.RENDEZVOUS, Class.RANK_COUNT, *_HANGS}
+"""Classes under which it also shows that ranks were told different numbers."""
 _VALUE = re.compile(r"\{(\w+)\}")
 _SURENESS = tuple(Sureness)
 
@@ -163,7 +167,7 @@ def _causes(facts: Sequence[Fact], hang: Deadlock | None, sound_fabric: bool) ->
             )
     if hang is not None and (found := _from_deadlock(hang)) is not None:
         causes.append(found)
-    return causes
+    return [*causes, *_from_counting(facts, causes)]
 
 
 def _is_fallback(rule: Rule) -> bool:
@@ -225,6 +229,33 @@ def _from_deadlock(hang: Deadlock) -> Cause | None:
         facts=shown,
         culprit=culprit,
     )
+
+
+def _from_counting(facts: Sequence[Fact], others: Sequence[Cause]) -> Iterator[Cause]:
+    """What ranks say of their number and never say alone; numbers may change from one attempt to the next."""
+    alone = all(other.sure is Sureness.UNSURE or set(other.classes) & _MEETING for other in others)
+    if (found := contradiction(facts)) is not None:
+        yield Cause(
+            code="ranks-contradict",
+            classes=(Class.RANK_COUNT, Class.RENDEZVOUS),
+            sure=Sureness.LIKELY if alone else Sureness.UNSURE,
+            says=found.says,
+            remedy=RULES["rank-count"].remedy,
+            decides=("who-joined",),
+            facts=found.facts,
+            culprit=None,
+        )
+    if (absent := absence(facts)) is not None:
+        yield Cause(
+            code="ranks-absent",
+            classes=(Class.RENDEZVOUS, Class.RANK_COUNT, Class.NOT_STARTED, Class.HANG_UNKNOWN),
+            sure=Sureness.UNSURE,
+            says=f"{len(absent.facts)} of {absent.world} ranks began to meet; {_ranks(absent.ranks)} never came",
+            remedy=("see whether the missing ranks were started, and what they did instead",),
+            decides=("who-joined", "stacks"),
+            facts=absent.facts[:3],
+            culprit=Culprit(rank=absent.ranks[0]),
+        )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -9,6 +9,9 @@ DRAIN = (
     "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"
 )
 
+_XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?"
+"""What stands before the number; the digits of the GPU's address are none."""
+
 RULES: tuple[Rule, ...] = (
     Rule(
         code="xid-hardware",
@@ -18,7 +21,8 @@ RULES: tuple[Rule, ...] = (
             "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
             "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
         ),
-        pattern=r"Xid\b.{0,60}?\b(?P<xid>8|46|48|54|56|57|58|62|63|64|69|74|78|79|92|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
+        pattern=_XID
+        + r"(?P<xid>8|46|48|54|56|57|58|62|63|64|69|74|78|79|92|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
         r"|149|150|151|154|155|156|157|158|160|161|167|168|169|171|172)\b",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
@@ -33,7 +37,7 @@ RULES: tuple[Rule, ...] = (
             "NVRM: Xid (PCI:0000:07:00): 31, pid=7192, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2e_00000000.",
             "NVRM: Xid (PCI:0000:07:00): 13, Graphics Exception: ESR 0x514730=0x201000e",
         ),
-        pattern=r"Xid\b.{0,60}?\b(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
+        pattern=_XID + r"(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
         classes=(Class.GPU_XID, Class.PROGRAM_ERROR),
         sure=Sureness.LIKELY,
         says="the GPU stopped a program for what it did (Xid {xid}): mostly the program's fault, sometimes the GPU's",
@@ -47,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="xid-consequence",
         lines=("NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",),
-        pattern=r"Xid\b.{0,60}?\b(?P<xid>43|45)\b",
+        pattern=_XID + r"(?P<xid>43|45)\b",
         role=Role.SECONDARY,
         classes=(Class.GPU_XID,),
         says="the driver cleaned up after a program that had ended (Xid {xid})",
@@ -57,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="sxid",
         lines=("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
-        pattern=r"SXid \(PCI:(?P<pci>[^)]+)\): (?P<sxid>\d+), (?:Non-)?[Ff]atal",
+        pattern=r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?(?P<sxid>\d{5})\b",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="an NVSwitch reported a failing link (SXid {sxid})",
@@ -70,9 +74,11 @@ RULES: tuple[Rule, ...] = (
             "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
             "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
+            "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
+            "GPU 5 is in an error state: GPU requires reset",
         ),
         pattern=r"GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|ERR!.*ERR!",
+        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action (?:changed|is)|(?:dcgm|DCGM)\w*.{0,80}(?:[Ff]ail|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|krcWatchdog|(?:nvidia|NVRM).{0,60}GPU.{0,40}(?:unhealthy|not healthy)|[Uu]nhealthy (?:GPU|gpu)|PCIe Bus Error: severity=Uncorrected",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="a GPU is no longer on the bus",
@@ -87,7 +93,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         ),
-        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED)|hardware stack error"
+        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
         r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down|inactive)",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
@@ -195,23 +201,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="driver-version",
+        lines=("Failed to initialize NVML: Driver/library version mismatch",),
+        pattern=r"Driver/library version mismatch|API mismatch: the client has the version",
+        classes=(Class.DRIVER,),
+        sure=Sureness.LIKELY,
+        says="the GPU driver's library and its kernel module are of different versions",
+        remedy=("after a driver update: reboot, or unload and load the nvidia modules; restart the container",),
+        decides=("versions",),
+        source="CUDA, NVML",
+    ),
+    Rule(
+        code="driver-too-old",
         lines=(
             "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
             "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
-            "Failed to initialize NVML: Driver/library version mismatch",
             "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
         ),
-        pattern=r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|Driver/library version mismatch"
-        r"|unsupported display driver / cuda driver|forward compatibility was attempted on non supported HW"
-        r"|provided PTX was compiled with an unsupported toolchain|API mismatch: the client has the version",
-        classes=(Class.DRIVER, Class.VERSION_MISMATCH),
+        pattern=r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|unsupported display driver / cuda driver"
+        r"|forward compatibility was attempted on non supported HW|provided PTX was compiled with an unsupported toolchain",
+        classes=(Class.VERSION_MISMATCH, Class.DRIVER),
         sure=Sureness.LIKELY,
-        says="the GPU driver does not fit the CUDA in the image, or its own library",
-        remedy=(
-            "update the driver or take an image with an older CUDA; after a driver update, reboot or reload the modules",
-        ),
+        says="the node's GPU driver is too old for the CUDA in the image",
+        remedy=("update the driver, or take an image with an older CUDA",),
         decides=("versions",),
-        source="CUDA, NVML",
+        source="CUDA",
     ),
     Rule(
         code="no-gpu",
@@ -258,9 +271,10 @@ RULES: tuple[Rule, ...] = (
         code="p2p-disabled",
         lines=(
             "n1:8:9 [0] graph/paths.cc:402 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case given their connectivity",
+            "n1:8:9 [0] graph/paths.cc:309 NCCL WARN P2P is disabled between connected GPUs 3 and 2. You can repair this with setting NCCL_IGNORE_DISABLED_P2P=1",
             "n1:8:9 [0] transport/p2p.cc:100 NCCL INFO Could not enable P2P between dev 0(=1000) and dev 1(=2000)",
         ),
-        pattern=r"P2P is disabled between (?:NVLINK )?connected GPUs|Could not enable P2P between dev",
+        pattern=r"P2P is disabled between (?:NVLINK )?connected GPUs|Could not enable P2P between dev|peer access is not supported between these two devices|CANNOT Access Peer Device",
         classes=(Class.ACS_IOMMU, Class.GPU_XID),
         sure=Sureness.LIKELY,
         says="GPUs that are connected cannot reach each other's memory",
@@ -278,8 +292,11 @@ RULES: tuple[Rule, ...] = (
             "DMAR: [DMA Read] Request device [17:00.0] fault addr 387fc000 [fault reason 06] PTE Read access is not set",
             "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0 domain=0x0042 address=0x3fff flags=0x0020]",
             "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
+            'n1:8:9 [0] rccl/src/init.cc:121 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
+            "iommu: Default domain type: Translated",
+            "DMAR: IOMMU enabled",
         ),
-        pattern=r"DMAR: .*fault|IO_PAGE_FAULT|IOMMU is enabled|IOMMU mode: (?:translat|enabled)|ACS (?:is )?enabled|ACSCtl: SrcValid\+"
+        pattern=r"DMAR: .*fault|IO_PAGE_FAULT|IOMMU is enabled|IOMMU mode: (?:translat|enabled)|ACS (?:is )?enabled|ACSCtl:\s+SrcValid\+|Missing .iommu=pt. from kernel|iommu: Default domain type: Translated|DMAR: IOMMU enabled|AMD-Vi: .{0,40}(?:enabled|Enabled)|[Aa]ccess [Cc]ontrol [Ss]ervices|\b(?:intel|amd)_iommu=on\b|(?:VT-d|IOMMU|iommu).{0,60}(?:peer|P2P|p2p|GPUDirect|DMA.{0,10}fail)"
         r"|PCI-P2P.{0,40}(?:ACS|redirect)",
         classes=(Class.ACS_IOMMU,),
         sure=Sureness.LIKELY,
@@ -289,5 +306,14 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("acs",),
         source="the kernel, lspci, NCCL",
+    ),
+    Rule(
+        code="wrong-results",
+        lines=("# Out of bounds values : 24 FAILED", "n1: Test FAILED: 128 wrong values in all_reduce"),
+        pattern=r"Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
+        classes=(Class.ACS_IOMMU, Class.GPU_XID, Class.DRIVER),
+        says="nccl-tests got wrong values: something between the devices redirects or damages what they write",
+        decides=("acs", "xid"),
+        source="nccl-tests common.cu",
     ),
 )

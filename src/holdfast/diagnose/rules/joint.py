@@ -48,6 +48,20 @@ JOINTS: tuple[Joint, ...] = (
             "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller buffers",
         ),
     ),
+    *(
+        Joint(
+            code="work-of-one",
+            needs=(waited, "work-of-one"),
+            klass=Class.STRAGGLER,
+            sure=Sureness.LIKELY,
+            says="ranks waited for one that did long work alone: preparing data, or saving",
+            remedy=(
+                "do it before the process group is made, or on all ranks at once, each its part",
+                "a longer timeout for that group only: init_process_group(timeout=...), new_group(timeout=...)",
+            ),
+        )
+        for waited in ("watchdog-timeout", "gloo-timeout", "watchdog-stuck")
+    ),
     Joint(
         code="one-node-on-tcp",
         needs=("net-socket", "net-fast"),

@@ -71,6 +71,18 @@ RULES: tuple[Rule, ...] = (
         source="NCCL src/misc/shmutils.cc",
     ),
     Rule(
+        code="shm-attach",
+        lines=(
+            "n1:52:77 [0] misc/shmutils.cc:144 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-a1B2c3 (size 4194304), error: No such file or directory (2)",
+        ),
+        pattern=r"while attaching to shared memory segment|Could not unlink shared memory segment|shm_open.{0,60}(?:failed|No such file)",
+        classes=(Class.SHM_TOO_SMALL, Class.OTHER),
+        says="a rank could not attach to shared memory that another one of its host had made: full, or not the same /dev/shm",
+        remedy=("let ranks of one host share /dev/shm and the IPC namespace, or NCCL_SHM_DISABLE=1",),
+        decides=("shm",),
+        source="NCCL src/misc/shmutils.cc",
+    ),
+    Rule(
         code="shm-dataloader",
         lines=(
             "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
@@ -163,10 +175,13 @@ RULES: tuple[Rule, ...] = (
             "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=985",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
             "    Reason:       OOMKilled",
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi.",
+            "Warning  OOMKilling  node/n1  Out of memory: Kill process 4242 (python) score 1985 or sacrifice child",
+            "Container train exceeded its memory limit and was killed",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
         r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
-        r"|memory\.events.*oom_kill [1-9]|System OOM encountered",
+        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|oom_score_adj.{0,40}[Kk]illed",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,
         says="the kernel killed a process because host memory ran out",

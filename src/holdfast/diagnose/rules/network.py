@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
             "ValueError: Unable to find interface ib0",
         ),
         pattern=r"no socket interface found|NET/Socket ?: [Nn]o (?:usable listening )?interface found|no device found (?:matching|after excluding)|Unable to find (?:address for|interface)"
-        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|bad interface name|Invalid network interface",
+        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|bad interface name|Unable to resolve hostname to a \(local\) address|No usable (?:IPv4 |IPv6 |network )?interface|ifa != nullptr|interface \S+ (?:does not exist|is down|was not found|not found)|Invalid network interface",
         classes=(Class.WRONG_INTERFACE,),
         sure=Sureness.CERTAIN,
         says="the interface that the settings name does not exist on this node",
@@ -41,10 +41,12 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL WARN socketStartConnect: Connect to fe80::f816:3eff:fe1f:1%eth0<4455> failed : Cannot assign requested address",
             "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
             "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
+            "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
+            "[n1][[38971,1],2][btl_tcp_endpoint.c:796:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: Connection refused (111)",
         ),
-        pattern=r"(?:onnect(?:ing)? to |remote=|peer )\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
-        r"|(?:Bootstrap|NET/(?:Socket|OFI)) ?: Using ?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
-        r"|NET/Socket : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        pattern=r"(?:onnect(?:ing|\(\))? to |remote=|peer )\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
+        r"|(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
+        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:|NET/Socket : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
         sure=Sureness.LIKELY,
         says="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
@@ -243,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         r"|recvValue(?:WithTimeout)? failed|sendBytes failed|failed to recv, got 0 bytes|Broken pipe|store->get\(.{0,80}got error|[Ff]ailed to check the \"should dump\" flag"
         r"|peer closed the connection|ncclRemoteError|Server unexpectedly shut down|TCPStore server has shut down",
         role=Role.SECONDARY,
-        classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.NODE_LOST),
+        classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.NODE_LOST, Class.NETWORK_LOSS),
         says="the process at the other end of a connection was gone",
         decides=("all-ranks", "peer-log"),
         versions="all",

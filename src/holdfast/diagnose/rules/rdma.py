@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
             "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
         ),
         pattern=r"NET/IB ?: No device found|NET/IB ?: Unable to open device|ibv_open_device failed|No IB devices found|/dev/infiniband\S*.{0,40}"
-        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list",
+        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE|HCA|RNIC)s? (?:devices?|ports?|NICs?|HCAs?)|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|failed|: 0)|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|Found 0 (?:IB|RDMA|HCA)",
         classes=(Class.RDMA_DEVICE_MISSING,),
         sure=Sureness.LIKELY,
         says="no RDMA device is visible to the process, so NCCL goes over TCP",
@@ -389,12 +389,28 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 12. Error: 4. unresponsive receiver",
         ),
-        pattern=r"NET/OFI Request \S+ completed with error|NET/OFI.*[Uu]nresponsive (?:receiver|remote)",
+        pattern=r"NET/OFI Request(?: \S+)? completed with error",
         role=Role.SECONDARY,
         classes=(Class.NODE_LOST, Class.FIREWALL, Class.NETWORK_LOSS),
         says="the peer at the other end of EFA vanished or does not answer",
         decides=("peer-log", "reachable"),
         source="aws-ofi-nccl",
+    ),
+    Rule(
+        code="fabric-unreachable",
+        lines=(
+            "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 4113. Error: Unresponsive receiver (reachable by EFA device but handshake failed)",
+            "libfabric:81:1700000000::efa:cq:efa_rdm_cq_handle_error(): Unreachable remote (never received a response), vendor error 13",
+        ),
+        pattern=r"[Uu]nresponsive (?:receiver|remote)|[Uu]nreachable remote|EFA.{0,80}(?:unreachable|handshake failed)|[Ss]ecurity group.{0,80}(?:rule|allow|block|deny|self)|NET/(?:FasTrak|GPUDirectTCPX|gIB).{0,100}(?:[Uu]nreachable|refused|timed out)|\bdxs\b.{0,80}(?:unavailable|refused|timed out|DEADLINE_EXCEEDED)",
+        classes=(Class.FIREWALL, Class.NODE_LOST, Class.NETWORK_LOSS),
+        sure=Sureness.LIKELY,
+        says="the cloud's fabric does not let the nodes reach each other",
+        remedy=(
+            "EFA: the security group must allow all traffic from and to itself; TCPX: the sidecar (rxdm) must run on both nodes",
+        ),
+        decides=("peer-log", "reachable"),
+        source="aws-ofi-nccl, libfabric, GPUDirect-TCPX",
     ),
     Rule(
         code="topology-file",

@@ -1,0 +1,73 @@
+"""Owns what ranks say of how many they are and who they are, joined over hosts, processes and communicators.
+
+Each line alone is in order; two that contradict each other are not. Refuses to own who waited for whom (deadlock.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.fact import Fact
+
+MOST_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """Lines that cannot all be right."""
+
+    says: str
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """Ranks that most others of a communicator met without."""
+
+    ranks: tuple[int, ...]
+    world: int
+    facts: tuple[Fact, ...]
+
+
+def contradiction(facts: Sequence[Fact]) -> Contradiction | None:
+    """Two different numbers of ranks or nodes, or one rank that two processes have; None where all agree."""
+    said: dict[str, dict[str, Fact]] = {}
+    held: dict[tuple[str, int], dict[tuple[str | None, int | None], Fact]] = {}
+    for fact in facts:
+        if fact.rule.code == "world-said":
+            name, number = fact.values.get("name", "MEMBER"), fact.values.get("said") or fact.values.get("members", "")
+            said.setdefault(name, {}).setdefault(number, fact)
+        elif (comm := _comm(fact)) and fact.who.rank is not None and fact.who.host is not None:
+            held.setdefault((comm, fact.who.rank), {}).setdefault((fact.who.host, fact.who.pid), fact)
+    for name, numbers in said.items():
+        if len(numbers) > 1:
+            return Contradiction(
+                says=f"ranks were told different {name}: {', '.join(numbers)}", facts=tuple(numbers.values())
+            )
+    for (_, rank), holders in held.items():
+        if len(holders) > 1:
+            who = " and ".join(f"{host} (pid {pid})" for host, pid in holders)
+            return Contradiction(says=f"two processes are rank {rank}: {who}", facts=tuple(holders.values()))
+    return None
+
+
+def absence(facts: Iterable[Fact]) -> Absence | None:
+    """Who is missing in a communicator that most of its ranks began to make and none finished; None for no such."""
+    begun: dict[str, dict[int, Fact]] = {}
+    done: set[str] = set()
+    for fact in facts:
+        if (comm := _comm(fact)) and fact.who.rank is not None:
+            begun.setdefault(comm, {})[fact.who.rank] = fact
+            if fact.values["state"] == "COMPLETE":
+                done.add(comm)
+    for comm, came in begun.items():
+        world = int(next(iter(came.values())).values["world"][:9])
+        if comm not in done and world <= MOST_RANKS and world / 2 <= len(came) < world:
+            missing = tuple(sorted(set(range(world)) - came.keys()))
+            return Absence(ranks=missing, world=world, facts=tuple(came.values()))
+    return None
+
+
+def _comm(fact: Fact) -> str:
+    return fact.values.get("comm", "") if fact.rule.code == "comm-rank" else ""
