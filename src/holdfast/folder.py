@@ -131,14 +131,17 @@ class RunFolder:
 
     def alive(self) -> bool:
         """Whether the run has a keeper or a controller; two who look at once do not take each other for one."""
-        descriptor = self._locked(fcntl.LOCK_SH)
+        try:
+            descriptor = self._locked(fcntl.LOCK_SH, os.O_RDONLY)  # it may be on a read-only file system
+        except FileNotFoundError:
+            return False
         if descriptor is None:
             return True
         os.close(descriptor)
         return False
 
-    def _locked(self, how: int) -> int | None:
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _locked(self, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
+        descriptor = os.open(self.path / "lock", flags | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -114,7 +114,7 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
 def lacking(path: Path, subject: str) -> Finding | None:
     """What to say of a path whose file system is full or read-only; None where something can be written."""
     size = os.statvfs(_nearest(path))
-    if size.f_flag & os.ST_RDONLY:
+    if _read_only(size, path):
         number = errno.EROFS
     elif size.f_blocks and size.f_bavail * size.f_frsize < _LITTLE_BYTES:  # /proc has no blocks: none to be full
         number = errno.ENOSPC
@@ -127,13 +127,13 @@ def room(path: Path) -> tuple[str, ...]:
     """How much room the file system of a path has, as a line of evidence; nothing where it cannot be told."""
     nearest = _nearest(path)
     try:
-        size, disk = os.statvfs(nearest), _file_system(nearest)
+        size, disk = os.statvfs(nearest), _mount_of(nearest)
     except OSError:
         return ()
     free, whole = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
     files = f", {size.f_favail:,} of {size.f_files:,} files" if size.f_files else ""
-    only = ", read-only" if size.f_flag & os.ST_RDONLY else ""
-    return (f"{disk}: {free:,} of {whole:,} bytes free{files}{only}",)
+    only = ", read-only" if _read_only(size, nearest) else ""
+    return (f"{disk.kind} on {disk.point}: {free:,} of {whole:,} bytes free{files}{only}",)
 
 
 def _nearest(path: Path) -> Path:
@@ -141,16 +141,30 @@ def _nearest(path: Path) -> Path:
     return next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
 
 
-def _file_system(path: Path) -> str:
-    """`tmpfs on /mnt/scratch`, by the longest mount point above a path; the last of equals hides the others."""
-    best = max(_mounts(), key=lambda mount: len(mount[0].parts) if path.resolve().is_relative_to(mount[0]) else -1)
-    return f"{best[1]} on {best[0]}"
+def _read_only(size: os.statvfs_result, path: Path) -> bool:
+    """Linux 6.15 and later do not count ext4 as read-only when it has made itself so after an error."""
+    return bool(size.f_flag & os.ST_RDONLY) or "emergency_ro" in _mount_of(path).options
 
 
-def _mounts() -> Iterator[tuple[Path, str]]:
+@dataclass(frozen=True, kw_only=True)
+class _Mount:
+    point: Path
+    kind: str
+    options: tuple[str, ...]
+    """Of the file system, not of this mount."""
+
+
+def _mount_of(path: Path) -> _Mount:
+    """The longest mount point above a path; the last of equals hides the others."""
+    whole = path.resolve()
+    return max(_mounts(), key=lambda mount: len(mount.point.parts) if whole.is_relative_to(mount.point) else -1)
+
+
+def _mounts() -> Iterator[_Mount]:
     # 36 35 98:0 /root /mnt/scratch rw,noatime shared:1 - tmpfs tmpfs rw,size=8192k
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     for line in reversed(lines):
         before, _, after = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
-        yield Path(point), after.split()[0]
+        kind, _, options = after.split(maxsplit=2)
+        yield _Mount(point=Path(point), kind=kind, options=tuple(options.split(",")))

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.control import thinning
-from holdfast.control.thinning import LONGEST_S, WHOLE, Thinning, interval_s
-from holdfast.events import AnyEvent, RecoveryDecided, RunCreated, RunFinished, StepCommitted, StopDecided
+from holdfast.control.thinning import LONGEST_S, WHOLE, Thinning, drawn_together, interval_s
+from holdfast.events import (
+    AnyEvent,
+    CheckpointCommitted,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+    StopDecided,
+)
 from holdfast.events.run import Outcome
 from holdfast.findings import Finding
 from holdfast.report.accounting import account
@@ -120,3 +128,28 @@ def test_lines_of_a_month_are_no_more_than_the_schedule_says(step_s: float) -> N
         age_s += max(step_s, interval_s(lines, age_s))
         lines += 1
     assert lines <= WHOLE + WHOLE * math.log(LONGEST_S * WHOLE) + month_s / LONGEST_S
+
+
+def test_steps_that_wait_for_a_log_share_a_line_past_checkpoints_and_past_nothing_else() -> None:
+    saved = CheckpointCommitted(at=3.0, node=0, replica=0, attempt=0, step=2, path="x")
+    lost = RecoveryDecided(at=9.0, replica=0, attempt=0, action="", failed_at=9.0, finding=LOST)
+    waiting: list[AnyEvent] = [step(1, 1.0, 1.0), step(2, 2.0, 1.0), saved, step(3, 3.0, 1.0), lost, step(4, 4.0, 1.0)]
+    drawn: tuple[AnyEvent, ...] = ()
+    for event in waiting:
+        drawn = drawn_together((*drawn, event), lambda _: 0)
+    first, *rest = drawn
+    assert isinstance(first, StepCommitted)
+    assert (first.first, first.step, first.started, first.ended) == (1, 3, 1.0, 4.0)
+    assert rest == [saved, lost, step(4, 4.0, 1.0)]
+
+
+def test_steps_done_again_share_no_waiting_line_with_new_ones() -> None:
+    waiting = [step(number, float(number), 1.0) for number in range(1, 5)]
+    drawn = drawn_together(waiting, lambda _: 2)
+    assert [(line.first, line.step) for line in drawn if isinstance(line, StepCommitted)] == [(1, 2), (3, 4)]
+
+
+def test_log_with_little_space_has_few_lines_about_steps() -> None:
+    thin = Thinning()
+    lines = [thin.take(step(number, float(number), 0.5), age_s=1.0, highest=0, sparing=True) for number in range(1, 29)]
+    assert [len(some) for some in lines] == [1] + [0] * 27

@@ -84,17 +84,21 @@ def holds(watched: Watched) -> bool:
     return False
 
 
-def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+def noted(runs: Runs) -> int:
+    """How many steps rank 0 of the stepper has done."""
+    return (runs.base / "checkpoints" / "steps-0.txt").read_text().count("\n")
+
+
+def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 800) -> Watched:
     """A run whose folder, but for its checkpoints, is on a disk that has no more room for its log."""
     monkeypatch.setenv("HOLDFAST_HOME", str(disk))
     overrides = (f"checkpoint.path={runs.base / 'checkpoints'}", "env.STEPPER_METRICS=100")
-    watched = runs.steps(800, 0.005, overrides=overrides)
+    watched = runs.steps(steps, 0.005, overrides=overrides)
     watched.until(StepCommitted)
     fill(disk)
     until(lambda: holds(watched))
-    notes = runs.base / "checkpoints" / "steps-0.txt"
-    size = notes.stat().st_size
-    until(lambda: notes.stat().st_size > size)
+    begun = noted(runs)
+    until(lambda: noted(runs) > begun)
     return watched
 
 
@@ -122,9 +126,15 @@ def test_run_waits_for_room_for_its_log_while_its_ranks_go_on(
 def test_run_that_waits_for_room_can_be_cancelled(
     small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = on_a_small_disk(runs, small_disk(1 << 20), monkeypatch)
+    """Also when what waits, one line a step, would be several times what is kept for a run that ends."""
+    watched = on_a_small_disk(runs, small_disk(1 << 20), monkeypatch, steps=100_000)
+    begun = noted(runs)
+    until(lambda: noted(runs) >= begun + 500)
     api.cancel(watched.folder)
     assert watched.end().outcome is Outcome.CANCELLED
+    assert max(watched.steps()) >= begun + 500
+    assert watched.steps() == list(range(1, max(watched.steps()) + 1))
+    assert watched.folder.events.stat().st_size < 1 << 20
 
 
 TALKER = """

@@ -39,7 +39,7 @@ from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
 from holdfast.control.state import NodeState, ReplicaPhase, State
-from holdfast.control.thinning import LONGEST_S, Thinning
+from holdfast.control.thinning import LONGEST_S, Thinning, drawn_together
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentEvent,
@@ -224,6 +224,8 @@ class Controller:
         if self._state.finished:
             return
         self._held = (*self._held, *events)
+        if self.holding:
+            self._held = drawn_together(self._held, lambda replica: self._state.replicas[replica].step)
         if not self.holding or any(isinstance(event, CancelRequested) for event in events):
             self._take_in()
 
@@ -402,7 +404,13 @@ class Controller:
     def _lines(self, step: StepCommitted) -> list[StepCommitted]:
         """What is written of a step now that it is committed; a drill that waits for one has it at once."""
         thinning, highest = self._thinning[step.replica], self._state.replicas[step.replica].step
-        lines = thinning.take(step, age_s=step.ended - self._began, highest=highest, at_once=bool(self._state.drills))
+        lines = thinning.take(
+            step,
+            age_s=step.ended - self._began,
+            highest=highest,
+            at_once=bool(self._state.drills),
+            sparing=self._short,
+        )
         if thinning.kept:
             self._write_within(LONGEST_S)
         return lines

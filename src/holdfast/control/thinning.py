@@ -12,11 +12,12 @@ of the run's age (8.3 hours), then one each 30 s: 89,000 lines, 20 MiB. However 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.events import StepCommitted
+from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
 
 WHOLE = 1000
 """Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
@@ -46,16 +47,19 @@ class Thinning:
         self.last = line
         return line
 
-    def take(self, step: StepCommitted, *, age_s: float, highest: int, at_once: bool = False) -> list[StepCommitted]:
+    def take(
+        self, step: StepCommitted, *, age_s: float, highest: int, at_once: bool = False, sparing: bool = False
+    ) -> list[StepCommitted]:
         """The lines that a newly committed step leads to; `highest` is the highest step that is written.
 
-        Steps that are done again share no line with new ones: they are accounted for apart.
+        Steps that are done again share no line with new ones: they are accounted for apart. `sparing` is for a log that
+        has little space left.
         """
         lines: list[StepCommitted] = []
         if self.kept is not None and not _go_together(self.kept, step, highest):
             lines += self.give()
         self.kept = step if self.kept is None else _together(self.kept, step)
-        last, least_s = self.last, interval_s(self.lines, age_s)
+        last, least_s = self.last, LONGEST_S if sparing else interval_s(self.lines, age_s)
         if at_once or last is None or last.attempt != step.attempt or not 0 <= step.ended - last.ended < least_s:
             lines += self.give()
         return lines
@@ -66,8 +70,29 @@ class Thinning:
         return [] if kept is None else [self.wrote(kept)]
 
 
+def drawn_together(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> tuple[AnyEvent, ...]:
+    """Events that wait for a log which has no space, with as few lines about steps as can be.
+
+    Checkpoints may then follow steps that came after them; nothing else changes places. `highest` is of a replica.
+    """
+    drawn: list[AnyEvent] = []
+    open_lines: dict[int, int] = {}
+    for event in waiting:
+        if isinstance(event, StepCommitted):
+            index = open_lines.get(event.replica, len(drawn))
+            kept = drawn[index] if index < len(drawn) else None
+            if isinstance(kept, StepCommitted) and _go_together(kept, event, highest(event.replica)):
+                drawn[index] = _together(kept, event)
+                continue
+            open_lines[event.replica] = len(drawn)
+        elif not isinstance(event, CheckpointCommitted):
+            open_lines.clear()
+        drawn.append(event)
+    return tuple(drawn)
+
+
 def _go_together(kept: StepCommitted, step: StepCommitted, highest: int) -> bool:
-    follows = step.attempt == kept.attempt and step.step == kept.step + 1
+    follows = step.attempt == kept.attempt and step.first == kept.step + 1
     return follows and (kept.step <= highest) == (step.step <= highest)
 
 

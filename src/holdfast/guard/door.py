@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from asyncio import sslproto
@@ -19,13 +20,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from holdfast.guard.limits import Limits
+from holdfast.guard.limits import FILES_EACH, LEAST_ARRIVALS, OWN_FILES, Limits
 
 log = logging.getLogger("holdfast.controller")
 
 
 RECORD_BYTES = 16 * 1024
 """What a TLS record holds at most. asyncio keeps a buffer of 256 KiB for each connection: half a GiB at 2,048 nodes."""
+
+
+BACKLOG = 100
+"""Connections that are accepted in one go: they are open before the hall has seen one of them."""
 
 
 class Arrival:
@@ -99,7 +104,10 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, *, limits: Limits, nodes: int, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self.hall = Hall(limits.arrivals + nodes, limits.arrival_s)
+        may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = max(LEAST_ARRIVALS, may_open - OWN_FILES - FILES_EACH * nodes)
+        self._at_once = min(BACKLOG, free // 2)
+        self.hall = Hall(min(limits.arrivals + nodes, free - self._at_once), limits.arrival_s)
         self._limits = limits
         self._tls = tls
 
@@ -110,7 +118,9 @@ class Server(uvicorn.Server):
         self.servers: list[asyncio.base_events.Server] = []
         for listener in sockets or []:
             tls = None if listener.family is socket.AF_UNIX else self._tls
-            server = await loop.create_server(lambda tls=tls: _Door(self.hall, self._speak, tls), sock=listener)
+            server = await loop.create_server(
+                lambda tls=tls: _Door(self.hall, self._speak, tls), sock=listener, backlog=self._at_once
+            )
             self.servers.append(server)
         self.started = True
 

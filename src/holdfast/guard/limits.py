@@ -24,7 +24,10 @@ class Limits:
     download_s: float = 1800.0
     """Seconds that pulling the code may take."""
     arrivals: int = 256
-    """Connections that may be on that way at once, beside one for each node; beyond them the oldest is cut off."""
+    """Connections that may be on that way at once, beside one for each node; beyond them the oldest is cut off.
+
+    Fewer where a controller may open few files: what it needs itself stays free.
+    """
     orders: int = 1000
     """Orders that may wait for an agent that does not read; then its connection is cut off, and it joins again."""
     node_bytes_per_s: float = 4 * 1024 * 1024
@@ -38,6 +41,15 @@ class Limits:
 
 
 LIMITS = Limits()
+
+LEAST_ARRIVALS = 64
+"""Connections that must find descriptors beside what a controller needs itself."""
+
+OWN_FILES = 32
+"""Open files that a controller needs beside those for each node: the log, what Python has open, what it is starting."""
+
+FILES_EACH = 4
+"""For each node (of a controller) or rank (of an agent): connection, process, log, socket."""
 
 
 class Bucket:

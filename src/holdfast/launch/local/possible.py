@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
+from holdfast.guard.limits import FILES_EACH, LEAST_ARRIVALS, OWN_FILES
 from holdfast.host.cgroups import ground
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
@@ -28,12 +29,6 @@ RANKS_PER_CPU = 32
 
 VERSION_S = 10.0
 """Longest a program may take to say its version."""
-
-
-FILES_EACH = 4
-"""Open files for each node (of a controller) or rank (of an agent): connection, process, log, socket."""
-FILES_BESIDES = 96
-"""Beside those: strangers at the door, the log, what Python has open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +148,7 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
         what = f"{processes} processes are too many for a machine with {here.cpus} CPU cores"
         remedy = f"Ask for at most {RANKS_PER_CPU * here.cpus}: fewer nodes, or fewer ranks on each."
         yield _error("too-many-ranks", "nodes", what, remedy)
-    elif (files := FILES_BESIDES + FILES_EACH * max(nodes, job.processes_per_node)) > here.open_files:
+    elif (files := OWN_FILES + LEAST_ARRIVALS + FILES_EACH * max(nodes, job.processes_per_node)) > here.open_files:
         what = f"a process of holdfast needs {files:,} open files for this job, and may have {here.open_files:,}"
         yield _error("too-few-open-files", "nodes", what, "Raise the hard limit: `ulimit -Hn`, or LimitNOFILE=.")
 
