@@ -412,10 +412,14 @@ def devices_table() -> str:
         return "" if peak is None else f"{peak:,g}"
 
     rows = (
-        (f"[{row.name}]({row.source})", *(cell(peak) for peak in (row.bf16, row.fp16 or row.bf16, row.tf32, row.fp8)))
+        (
+            f"[{row.name}]({row.source})" if row.source.startswith("https:") else row.name,
+            *(cell(peak) for peak in (row.bf16, row.fp16 or row.bf16, row.tf32, row.fp8)),
+            row.stated if row.source.startswith("https:") else f"{row.stated}: {row.source}",
+        )
         for row in devices.DEVICES
     )
-    return _page([_table(("device", "bf16", "fp16", "tf32", "fp8"), rows)])
+    return _page([_table(("device", "bf16", "fp16", "tf32", "fp8", "as its maker states it, bf16"), rows)])
 
 
 _UNITS = {"_bytes": "B", "_bytes_per_s": "B/s", "_s": "s"}

@@ -66,7 +66,7 @@ def test_sentence_cannot_carry_control_characters() -> None:
 
 
 def test_step_tells_its_figures() -> None:
-    assert sentence(step(7, 10.0)) == "step 7 committed in 0.10 s, loss 2.5, 1,000 tokens/s"
+    assert sentence(step(7, 10.0)) == "step 7 committed in 0.10 s, loss 2.500, 1,000 tokens/s"
 
 
 def test_steps_and_checkpoints_are_told_about_once_a_second() -> None:
@@ -78,6 +78,14 @@ def test_steps_and_checkpoints_are_told_about_once_a_second() -> None:
         for number in range(4)
     ]
     assert [len(narrator.tell(event)) for event in saved] == [1, 0, 1, 0]
+
+
+def test_checkpoint_known_before_its_step_is_told_after_it() -> None:
+    narrator = Narrator()
+    early = CheckpointCommitted(at=10.9, node=0, replica=0, attempt=0, step=8, path="/c/8")
+    assert narrator.tell(step(7, 10.0)) == [line(step(7, 10.0))]
+    assert narrator.tell(early) == []
+    assert narrator.tell(step(8, 11.2)) == [line(step(8, 11.2)), line(early)]
 
 
 def test_last_step_held_back_is_told_before_the_failure() -> None:

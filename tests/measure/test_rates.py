@@ -50,7 +50,7 @@ def test_words_leave_out_what_there_is_not_and_name_the_convention_where_there_i
     metrics = {"tflops_full": 12.0, "grad_norm": 1.5, "memory_peak_bytes": 2.0**31, "memory_reserved_bytes": 2.0**32}
     assert told(metrics, DETAILS) == [
         "12.0 TFLOP/s a device, full attention",
-        "gradient norm 1.5",
+        "gradient norm 1.50",
         "GPU memory 2.0 GiB at most, 4.0 reserved",
     ]
     assert told({}) == []

@@ -40,7 +40,7 @@ from holdfast.events import (
     StopDecided,
     WorldChanged,
 )
-from holdfast.measure.words import UTILISATION, told
+from holdfast.measure.words import UTILISATION, figure, told
 from holdfast.report.advance import exit_in_words
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
 from holdfast.report.world import in_words
@@ -65,24 +65,45 @@ class Narrator:
 
     def __init__(self) -> None:
         self._last: dict[type[AnyEvent], float] = {}
-        self._held: AnyEvent | None = None
+        self._steps: dict[int, int] = {}
+        """The last step of each replica."""
+        self._held: StepCommitted | None = None
+        """The last step, where it has not been told."""
+        self._early: CheckpointCommitted | None = None
+        """Complete, as its node knows, before the other nodes' word for its step."""
 
     def tell(self, event: AnyEvent) -> list[str]:
-        """The lines to print now: none, the event's, or before it that of the last step held back."""
-        if isinstance(event, StepCommitted | CheckpointCommitted):
-            return [line(event)] if self._due(event) else []
-        if not _is_notable(event):
+        """The lines to print now: none, the event's, or with it those that were held back."""
+        match event:
+            case StepCommitted():
+                self._steps[event.replica] = event.step
+                due = self._due(event)
+                self._held = None if due else event
+                return [*([line(event)] if due else []), *self._checkpoint()]
+            case CheckpointCommitted():
+                if self._due(event):
+                    self._early = event
+                return self._checkpoint()
+            case _ if _is_notable(event):
+                held, self._held = self._held, None
+                early, self._early = self._early, None
+                return [line(each) for each in (held, early, event) if each is not None]
+            case _:
+                return []
+
+    def _checkpoint(self) -> list[str]:
+        """A checkpoint is told of after its step."""
+        early = self._early
+        if early is None or self._steps.get(early.replica, -1) < early.step:
             return []
-        held, self._held = self._held, None
-        return [*([line(held)] if held else []), line(event)]
+        self._early = None
+        return [line(early)]
 
     def _due(self, event: StepCommitted | CheckpointCommitted) -> bool:
         last = self._last.get(type(event))
         due = last is None or not 0 <= event.at - last < STEP_LINE_EVERY_S
         if due:
             self._last[type(event)] = event.at
-        if isinstance(event, StepCommitted):
-            self._held = None if due else event
         return due
 
 
@@ -124,7 +145,7 @@ def _attempt_started(event: AttemptStarted) -> str:
 
 
 def _step_committed(event: StepCommitted) -> str:
-    figures = [f"loss {event.metrics['loss']:.4g}"] if "loss" in event.metrics else []
+    figures = [f"loss {figure(event.metrics['loss'])}"] if "loss" in event.metrics else []
     each_s = (event.ended - event.started) / event.steps
     if event.metrics.get("tokens") and each_s > 0:
         figures.append(f"{event.metrics['tokens'] / each_s:,.0f} tokens/s")

@@ -16,7 +16,7 @@ from rich.text import Text
 from holdfast.cli.findings import block
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
-from holdfast.measure.words import DETAILS, told
+from holdfast.measure.words import DETAILS, figure, told
 from holdfast.report.advance import advance
 from holdfast.report.ranks import RankPhase, RankStatus
 from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
@@ -110,7 +110,7 @@ def _progress(status: RunStatus, now: float) -> Iterator[Text]:
         return
     figures = [_step(lead)]
     if lead.loss is not None:
-        figures.append(f"loss {lead.loss:.4g}")
+        figures.append(f"loss {figure(lead.loss)}")
     if status.tokens_per_s is not None:
         each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if lead.world_size > 1 else ""
         figures.append(f"{status.tokens_per_s:,.0f} tokens/s{each}")

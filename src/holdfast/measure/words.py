@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 _WAYS = (("full", "full attention"), ("causal", "causal"))
 
 
+def figure(value: float, digits: int = 4) -> str:
+    """A number with always so many digits, so that lines below one another can be compared: `2.000`, `0.01250`."""
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
 def _speed(metrics: Mapping[str, float]) -> str:
     return f"{metrics['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in metrics else ""
 
 
 def _step(metrics: Mapping[str, float]) -> str:
-    return f"{metrics['step_s']:.3g} s a step" if "step_s" in metrics else ""
+    return f"{figure(metrics['step_s'], 3)} s a step" if "step_s" in metrics else ""
 
 
 def _loss(metrics: Mapping[str, float]) -> str:
-    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
+    return f"loss {figure(metrics['loss'])}" if "loss" in metrics else ""
 
 
 def _mfu(metrics: Mapping[str, float]) -> str:
@@ -32,7 +37,7 @@ def _tflops(metrics: Mapping[str, float]) -> str:
 
 
 def _grad_norm(metrics: Mapping[str, float]) -> str:
-    return f"gradient norm {metrics['grad_norm']:.3g}" if "grad_norm" in metrics else ""
+    return f"gradient norm {figure(metrics['grad_norm'], 3)}" if "grad_norm" in metrics else ""
 
 
 def _memory(metrics: Mapping[str, float]) -> str:

@@ -48,6 +48,9 @@ class Environment:
     checkpoint_keep_every: int | None = None
     """`HOLDFAST_CHECKPOINT_KEEP_EVERY`: those of steps that are a multiple of this are kept for good."""
 
+    report_to: tuple[str, ...] = ()
+    """`HOLDFAST_REPORT_TO`: trackers that are told of each step, with commas: tensorboard, wandb, mlflow."""
+
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables named above; an unset or empty one takes its default."""
@@ -68,6 +71,7 @@ class Environment:
             checkpoint_auto=variables.get("HOLDFAST_CHECKPOINT_EVERY") == "auto",
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
+            report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
             checkpoint_keep_every=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY", int, at_least=1),
         )
 

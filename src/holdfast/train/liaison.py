@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ from holdfast.train.cadence import Auto
 from holdfast.train.channel import Channel, say
 from holdfast.train.environment import Environment
 from holdfast.train.finite import WITHHELD, Finite
-from holdfast.train.journal import Lines
+from holdfast.train.journal import Journal
 from holdfast.train.meter import Meter, numbers
 from holdfast.train.ranks import Agreement, Ranks, Wish
 
@@ -52,7 +52,7 @@ class Liaison:
         self._agreement = Agreement(self.ranks)
         self.meter = meter or Meter()
         self._finite = Finite(self.ranks.rank)
-        self._lines = Lines() if told.rank_socket is None and self.ranks.rank == 0 else None
+        self._journal = Journal(told) if self.ranks.rank == 0 else None
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
@@ -79,8 +79,9 @@ class Liaison:
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
         told = dict(islice(((name, value) for name, value in finite.items() if name not in DERIVED), METRICS))
         self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
-        if self._lines is not None:
-            self._lines.take(step, finite | {"checkpoint_stall_s": stalled_s})
+        if self._journal is not None:
+            self._journal.take(step, finite | {"checkpoint_stall_s": stalled_s})
+            self._tell(self._journal.noted())
         for finding in self._finite.look(step, given):
             self._channel.found(finding)
             if finding.severity is Severity.ERROR:
@@ -143,6 +144,9 @@ class Liaison:
     def end(self) -> None:
         """No step follows: SIGTERM means again what it did."""
         _on_sigterm(self._previous_sigterm)
+        if self._journal is not None:
+            self._journal.close()
+            self._tell(self._journal.noted())
 
     def leave(self, step: int) -> NoReturn:
         """End the process after this step, since somebody asked for it: SystemExit(75), for steps are left to do."""
@@ -150,6 +154,10 @@ class Liaison:
         if self.ranks.rank == 0:
             say(f"stopped after step {step}, as asked")
         raise SystemExit(ExitCode.STOPPED_EARLY)
+
+    def _tell(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self._channel.found(finding)
 
     def _scheduled(self, step: int, total: int | None) -> Wish:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""

@@ -7,7 +7,8 @@ files (checkpoint.py), and what the watchers are told and ask for (liaison.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import SupportsFloat, TypeVar
 
 from torch import nn
@@ -54,6 +55,7 @@ class Session:
         environment: Environment | None = None,
         flops_per_token: PerToken | float | None = None,
         sequence_length: int | None = None,
+        report_to: Sequence[str] | None = None,
     ) -> None:
         """Resume from the newest complete checkpoint, if there is one; called by every rank, after init_process_group.
 
@@ -63,8 +65,12 @@ class Session:
         MFU needs the FLOPs of a token: those of `flops_per_token` (a plain number counts attention in full), else what
         the model's transformers config comes to, for sequences of `sequence_length` tokens; without that, of as many
         as a step has for each of its samples.
+
+        `report_to` names trackers that are told of each step as well: "tensorboard", "wandb", "mlflow".
         """
         told = environment or Environment.read()
+        if report_to is not None:
+            told = replace(told, report_to=tuple(report_to))
         self.step = 0
         """Optimiser steps finished so far, those before a restart included."""
         self._samples: int | None = None

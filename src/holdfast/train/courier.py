@@ -1,0 +1,91 @@
+"""Owns how metrics reach a tracker: in a thread of its own, so that one that is slow, broken or gone stops no training.
+
+The loop puts a step down and goes on. What a tracker does wrong is noted once, for the loop to say, since only its
+thread speaks to the agent. Refuses to own what a tracker is told (trackers.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Mapping
+
+from holdfast.findings import Finding, Severity
+from holdfast.train.trackers import Story, Tracker
+
+BACKLOG_STEPS = 10_000
+"""What a tracker may be behind; about 20 MB."""
+CLOSE_S = 20.0
+"""Longest that a process which is done waits for a tracker to take the rest."""
+
+_Parcel = tuple[int, Mapping[str, float]]
+
+
+class Courier:
+    """Carries steps to one tracker, in order."""
+
+    def __init__(self, name: str, tracker: Tracker, story: Story) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._story = story
+        self._waiting: queue.Queue[_Parcel | None] = queue.Queue(BACKLOG_STEPS)
+        self._noted: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._failed = False
+        self._thread = threading.Thread(target=self._work, name=f"holdfast-{name}", daemon=True)
+        self._thread.start()
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Have a step carried; dropped where the tracker is too far behind."""
+        try:
+            self._waiting.put_nowait((step, metrics))
+        except queue.Full:
+            self._note(f"is {BACKLOG_STEPS:,} steps behind, and misses those that follow", "")
+
+    def noted(self) -> Finding | None:
+        """What is to be said of the tracker, once."""
+        return None if self._noted.empty() else self._noted.get()
+
+    def close(self) -> None:
+        """Have the rest carried, as far as that takes no more than `CLOSE_S`."""
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=CLOSE_S)
+            except queue.Full:
+                return
+            self._thread.join(CLOSE_S)
+
+    def _work(self) -> None:
+        try:
+            self._tracker.open(self._story)
+        except BaseException as error:
+            self._note("cannot be reached, and gets no metrics", f"{type(error).__name__}: {error}")
+            return
+        # Trackers end themselves when the process ends; what was registered last is done first.
+        atexit.register(self.close)
+        while (parcel := self._waiting.get()) is not None:
+            self._attempt(*parcel)
+        try:
+            self._tracker.close()
+        except Exception as error:
+            self._note("may not have kept all metrics", f"{type(error).__name__}: {error}")
+
+    def _attempt(self, step: int, metrics: Mapping[str, float]) -> None:
+        try:
+            self._tracker.log(step, metrics)
+        except Exception as error:
+            self._note(f"did not take step {step}, and perhaps others", f"{type(error).__name__}: {error}")
+
+    def _note(self, what: str, evidence: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._noted.put(
+                Finding(
+                    code="tracker-failed",
+                    severity=Severity.WARNING,
+                    what=f"{self._name} {what}; training goes on",
+                    where="rank 0",
+                    evidence=(evidence[:500],) if evidence else (),
+                    remedy="The run's own log has every metric: `holdfast events -o json`. This is said once.",
+                )
+            )

@@ -1,0 +1,121 @@
+"""Owns what each tracker of experiments is told: one run there for all attempts of a run here, and each step once.
+
+A tracker is asked for by name and imported then; holdfast needs none of them. Each has its own way with steps that are
+done again after a restart, which is said in its class. Refuses to own when it is called, and what happens when it
+fails (courier.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+TAG = "holdfast.run"
+"""By which MLflow finds the run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """Which run it is that is told of."""
+
+    run: str
+    """The same for every attempt; letters, digits, `-`, `_` and `.`."""
+    after: int
+    """The step that this process went on from."""
+    folder: Path
+    """Where a tracker that writes files may do so; the same for every attempt."""
+
+
+class Tracker(Protocol):
+    """One of them; all calls come from one thread, and may take their time."""
+
+    def open(self, story: Story) -> None:
+        """Go on with the run, or begin it."""
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell it of a step."""
+        ...
+
+    def close(self) -> None:
+        """See to it that all is where it belongs."""
+        ...
+
+
+class TensorBoard:
+    """Event files in FOLDER/tensorboard/RUN; of a step that is done again the new figures are shown."""
+
+    def open(self, story: Story) -> None:
+        # The ignore: torch's own stubs leave it out.
+        from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
+
+        folder = story.folder / "tensorboard" / story.run
+        self._writer: Any = SummaryWriter(folder, purge_step=story.after + 1 if story.after else None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The run with our id, in the project that WANDB_PROJECT names; or the one the program has begun itself.
+
+    Of a step that is done again the first figures stay: W&B takes no step below the last. Offline each attempt writes
+    a folder, and `wandb sync` makes them one run by their id.
+    """
+
+    def open(self, story: Story) -> None:
+        import wandb
+
+        self._own = wandb.run is None
+        self._run: Any = wandb.run or wandb.init(id=story.run, name=story.run, resume="allow")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        if self._own:
+            self._run.finish()
+
+
+class MLflow:
+    """The run that has our tag, in the experiment that MLFLOW_EXPERIMENT_NAME names, at MLFLOW_TRACKING_URI.
+
+    Of a step that is done again the first figures stay: what the run has is looked up, and not sent again.
+    """
+
+    def open(self, story: Story) -> None:
+        import mlflow
+
+        found: Any = mlflow.search_runs(
+            search_all_experiments=True, filter_string=f"tags.`{TAG}` = '{story.run}'", output_format="list"
+        )
+        run = mlflow.start_run(
+            run_id=found[0].info.run_id if found else None, run_name=story.run, tags={TAG: story.run}
+        )
+        known = mlflow.MlflowClient().get_metric_history(run.info.run_id, "step_s") if found else ()
+        self._last: float = max((one.step for one in known), default=-math.inf)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        import mlflow
+
+        if step > self._last:
+            mlflow.log_metrics(dict(metrics), step=step)
+
+    def close(self) -> None:
+        import mlflow
+
+        mlflow.end_run()
+
+
+TRACKERS: Mapping[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
