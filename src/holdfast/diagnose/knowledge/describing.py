@@ -256,6 +256,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("token-refused", "The run's token is not the one it was started with.", "`ls -l` of the run.", "Ask its owner."),
     ("log-too-new", "A newer holdfast wrote this run.", "`holdfast events | head -1`.", "Use that version."),
     (
+        "nothing-to-read",
+        "No line could be read in what `diagnose` was given.",
+        "The evidence: what was left out, and why.",
+        "The files or the folder of the ranks' logs, `-` for standard input, or the id of a run.",
+    ),
+    (
         "unknown-code",
         "`explain` knows no such code.",
         "`holdfast explain` lists all that it knows.",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from holdfast.diagnose.knowledge import classes, cuda, describing, nccl, running, signals, xid
+from holdfast.diagnose.knowledge import classes, cuda, describing, nccl, running, signals, together, xid
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
@@ -49,6 +49,7 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "Findings of a run": _own(running.ROWS),
     "Classes of diagnosis": list(classes.rows()),
     "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],
+    "Lines and ranks together": list(together.rows()),
     "Signals and exit statuses": list(signals.rows()),
     "NCCL results and InfiniBand completions": list(nccl.rows()),
     "CUDA errors": list(cuda.rows()),

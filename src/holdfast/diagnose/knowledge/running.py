@@ -188,6 +188,36 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Room; a folder that all nodes share. Older ones stay.",
     ),
     (
+        "checkpoint-not-taken",
+        "A checkpoint that was asked for did not come.",
+        "The evidence says what was waited for; `holdfast status`.",
+        "Ask again once ranks pass steps; a program without a Session takes none.",
+    ),
+    (
+        "checkpoint-withheld",
+        "A checkpoint was due while a loss was no number, and was not taken.",
+        "`holdfast events`: `loss-not-finite` beside it.",
+        "As for `loss-not-finite`; the newest checkpoint is of before.",
+    ),
+    (
+        "loss-not-finite",
+        "The loss of a rank is NaN or infinite.",
+        "The evidence: the step, the norm of the gradients, whether it was so before.",
+        "From the newest checkpoint, with a lower learning rate, clipped gradients, or without that step's samples.",
+    ),
+    (
+        "metric-not-finite",
+        "A figure other than the loss is NaN or infinite.",
+        "The program that logs it.",
+        "Nothing, if that is what it should be.",
+    ),
+    (
+        "no-session",
+        "No rank of a node has opened a Session, so a checkpoint can be asked of none.",
+        "Whether the program has the lines of holdfast.train.",
+        "Add them; ranks that are still starting will have one.",
+    ),
+    (
         "checkpoint-passed-over",
         "A framework's checkpoint has no seal, or is not what its seal says.",
         "The evidence; whether something died while it was written.",
