@@ -17,7 +17,7 @@ def checkpoint(
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have a run take a checkpoint at its next step, and wait until it is complete.
+    """Have a run take a checkpoint at its next step, and wait.
 
     Its ranks need a `holdfast.train` Session. The run goes on.
     """

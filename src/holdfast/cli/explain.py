@@ -24,7 +24,7 @@ def explain(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what a code means: its cause, how to confirm it, what to do.
+    """Say what a code means, how to confirm it and what to do.
 
     It knows findings, exit codes, signals, NCCL, InfiniBand and CUDA errors, Xid and SXid. Without a code it lists
     them.

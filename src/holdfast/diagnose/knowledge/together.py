@@ -23,6 +23,18 @@ RANKS: tuple[tuple[str, str, str, str], ...] = (
         "Flight recorder dumps of all ranks, or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on every rank.",
     ),
+    (
+        "ranks-contradict",
+        "Lines say different numbers of ranks, or give two processes the same rank.",
+        "WORLD_SIZE, RANK and the number of processes on every node.",
+        "nodes × ranks per node = WORLD_SIZE everywhere; a fresh rendezvous for each run.",
+    ),
+    (
+        "ranks-absent",
+        "Some ranks waited for all, and others never wrote a line.",
+        "Whether those ranks were started at all: their nodes, pods and logs.",
+        "Start what is missing, or ask for fewer.",
+    ),
 )
 
 FABRIC: tuple[tuple[str, str, str, str], ...] = (
