@@ -41,7 +41,7 @@ _OF_FABRIC = frozenset({Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING, Class.GDR
 _HANGS = frozenset(_DEPTHS[-1])
 _MEETING = {Class.RENDEZVOUS, Class.RANK_COUNT, *_HANGS}
 """Classes under which it also shows that ranks were told different numbers."""
-_VALUE = re.compile(r"\{(\w+)\}")
+_VALUE = re.compile(r"(: )?\{(\w+)\}")
 _SURENESS = tuple(Sureness)
 
 
@@ -115,11 +115,18 @@ def _named(facts: Sequence[Fact]) -> list[Fact]:
         for fact in facts
         if fact.rule.code == "comm-rank" and fact.who.host is not None and fact.who.rank is not None
     }
+    nodes = {fact.who.rank: fact.who.node for fact in facts if fact.who.rank is not None and fact.who.node}
     named = [
         replace(fact, who=replace(fact.who, rank=rank))
         if fact.who.rank is None and (rank := ranks.get((fact.who.host, fact.who.pid))) is not None
         else fact
         for fact in facts
+    ]
+    named = [
+        replace(fact, who=replace(fact.who, node=node))
+        if fact.who.node is None and (node := nodes.get(fact.who.rank)) is not None
+        else fact
+        for fact in named
     ]
     if any(fact.at is None for fact in named):
         return named  # the order in which they were read stands
@@ -181,13 +188,15 @@ def _is_of_fabric(rule: Rule) -> bool:
 
 
 def _cause(rule: Rule, facts: Sequence[Fact]) -> Cause:
+    at = facts[0].values.get("raised_at")
+    says = _filled(rule.says, facts[0])
     return Cause(
         code=rule.code,
         classes=rule.classes,
         sure=rule.sure,
-        says=_filled(rule.says, facts[0]),
+        says=f"{says}, at {at}" if at else says,
         remedy=tuple(_filled(step, facts[0]) for step in rule.remedy),
-        decides=rule.decides,
+        decides=tuple(name for name in rule.decides if not (at and name == "first-traceback")),
         facts=tuple(facts),
         culprit=_culprit(facts[0]),
         degrades=rule.degrades,
@@ -267,9 +276,12 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _about(cause: Cause, rank: int) -> Cause:
-    """The cause with what the rank wrote that failed first in front."""
+    """The cause with what the rank wrote that failed first in front; with all of its traceback nothing is left open."""
     facts = tuple(sorted(cause.facts, key=lambda fact: fact.who.rank != rank))
-    return replace(cause, facts=facts, culprit=_culprit(facts[0]) or cause.culprit)
+    whole = facts[0].who.rank == rank and cause.classes == (Class.PROGRAM_ERROR,) and "raised_at" in facts[0].values
+    told = _cause(facts[0].rule, facts) if facts[0].rule.code == cause.code else cause
+    sure = Sureness.CERTAIN if whole else cause.sure
+    return replace(told, sure=sure, facts=facts, culprit=_culprit(facts[0]) or cause.culprit)
 
 
 def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
@@ -409,4 +421,4 @@ def _culprit(fact: Fact) -> Culprit | None:
 
 def _filled(text: str, fact: Fact) -> str:
     """A sentence with the captured values in it."""
-    return _VALUE.sub(lambda name: fact.values.get(name[1], "?"), text)
+    return _VALUE.sub(lambda name: f"{name[1] or ''}{value}" if (value := fact.values.get(name[2])) else "", text)

@@ -18,9 +18,10 @@ import re2
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.frames import raised_at
 from holdfast.diagnose.prefix import clock_of, writer_of
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.row import Rule
+from holdfast.diagnose.rules.row import Role, Rule
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
@@ -108,7 +109,9 @@ class Scanner:
             if facts:
                 number += data.count(b"\n", counted, start)
                 counted = start
-                yield from (replace(fact, line=number) for fact in facts)
+                at = raised_at(data, start) if any(fact.rule.role is Role.PRIMARY for fact in facts) else None
+                more = {"raised_at": at} if at else {}
+                yield from (replace(fact, line=number, values={**fact.values, **more}) for fact in facts)
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
         if len(which) > 1:

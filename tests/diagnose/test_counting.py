@@ -1,0 +1,86 @@
+"""What ranks say together of who they are, who waits for whom, and where an exception was raised."""
+
+from __future__ import annotations
+
+from tests.diagnose.logs import block, told
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.pipeline import diagnose_blocks
+from holdfast.diagnose.reason import answer
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.diagnose.scan import Scanner
+
+
+def met(rank: int, *, world: int = 4, host: str = "n1", state: str = "START") -> str:
+    return (
+        f"{host}:{100 + rank}:1 [0] NCCL INFO comm 0x5 rank {rank} nranks {world} cudaDev 0 busId 1b000 "
+        f"commId 0xabc - Init {state}"
+    )
+
+
+def test_different_world_sizes_are_a_mismatch_where_nothing_else_failed() -> None:
+    answer = told("[rank0]: WORLD_SIZE=16 MASTER_ADDR=n0", "[rank8]: WORLD_SIZE=8 MASTER_ADDR=n0")
+    assert (answer.klass, answer.sure) == (Class.RANK_COUNT, Sureness.LIKELY)
+    assert len(answer.evidence) == 2
+
+
+def test_different_world_sizes_of_two_attempts_hide_no_error() -> None:
+    answer = told("WORLD_SIZE=16", "[rank2]: KeyError: 'input_ids'", "WORLD_SIZE=8")
+    assert answer.klass is Class.PROGRAM_ERROR
+
+
+def test_two_processes_of_one_rank_are_a_mismatch() -> None:
+    answer = told(met(1), met(1, host="n2"))
+    assert answer.klass is Class.RANK_COUNT
+    assert "rank 1" in answer.what
+
+
+def test_rank_that_never_came_is_named_by_set_difference() -> None:
+    answer = told(met(0), met(1), met(3))
+    assert answer.klass is Class.UNKNOWN
+    assert "rank 2 never came" in answer.what
+
+
+def test_communicator_that_was_made_misses_nobody() -> None:
+    assert "never came" not in told(met(0), met(1), met(3), met(0, state="COMPLETE")).what
+
+
+def test_rank_that_neither_waited_nor_failed_is_the_one_that_never_came() -> None:
+    waits = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for "
+    blocks = [
+        block(f"{waits}recv operation to complete", name="rank-0.log", rank=0),
+        block("step 4", rank=1, name="r1"),
+    ]
+    scanner = Scanner()
+    facts = [fact for each in blocks for fact in scanner.feed(each)]
+    found = answer(facts, counts=scanner.counts, ranks_with_logs=frozenset({0, 1}))
+    assert found.code == "never-entered"
+    assert found.culprit is not None
+    assert found.culprit.rank == 1
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/home/me/train.py", line 12, in <module>',
+    "    main()",
+    '  File "/home/me/train.py", line 7, in main',
+    "    loader[0]",
+    '  File "/usr/lib/python3.11/site-packages/torch/x.py", line 99, in __getitem__',
+    "    return self.data[key]",
+    "KeyError: 'input_ids'",
+)
+
+
+def test_exception_is_told_with_the_innermost_frame_of_ones_own_code() -> None:
+    answer = diagnose_blocks([block(*TRACEBACK, name="rank-1.log", rank=1)])
+    assert answer.what == "the program raised KeyError: 'input_ids', at train.py:7 in main"
+    assert not answer.missing
+
+
+def test_traceback_of_the_rank_that_failed_first_leaves_nothing_open() -> None:
+    scanner = Scanner()
+    later = list(scanner.feed(block("ValueError: x", name="rank-0.log", rank=0)))
+    facts = [*later, *scanner.feed(block(*TRACEBACK, name="rank-1.log", rank=1))]
+    found = answer(facts, counts=scanner.counts, first_rank=1)
+    assert found.sure is Sureness.CERTAIN
+    assert "train.py:7" in found.what
