@@ -131,6 +131,7 @@ class Session:
         if self._samples is None:
             self._samples = self.step * self.global_batch
         self._rate.apply()
+        self._supply.begin(self.global_batch, self._samples)
         ranks = self._liaison.ranks
         plan = Plan(global_batch=self.global_batch, at_once=at_once, rank=ranks.rank, world_size=ranks.world_size)
         return self._samples, plan

@@ -38,6 +38,8 @@ class Training:
             for rank in range(world_size)
         ]
         for step in range(steps):
+            for supply in ranks:
+                supply.begin(plans[0].global_batch, first)
             taken = [
                 sample
                 for supply, data, plan in zip(ranks, each, plans, strict=True)

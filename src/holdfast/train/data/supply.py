@@ -24,6 +24,7 @@ class Supply:
         self._identity: Mapping[str, object] = {}
         """Of the data that the newest step took, or that the checkpoint was taken of; nothing is known without."""
         self._global_batch = 0
+        self._resumed = False
         self._mark: Mark | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,6 +37,13 @@ class Supply:
         mark = state["mark"]
         self._identity, self._global_batch = state["identity"], state["global_batch"]
         self._mark = None if mark is None else Mark(*mark)
+        self._resumed = True
+
+    def begin(self, global_batch: int, first: int) -> None:
+        """A step of so many samples begins with sample `first`; says so if the checkpoint knew another number."""
+        if self._resumed and self._global_batch not in {0, global_batch}:
+            self._tell(_resized(self._global_batch, global_batch, first))
+        self._global_batch, self._resumed = global_batch, False
 
     def fill(self, part: MicroBatch, data: Data, plan: Plan, first: int) -> Batch:
         """The micro-batch `part` of the step that begins with sample `first`, with its data."""
@@ -52,10 +60,10 @@ class Supply:
 
     def _open(self, data: Data, plan: Plan, first: int) -> None:
         if data is not self._data:
-            self._accept(data, plan, first)
+            self._accept(data, first)
         self._ahead = zip(plan.onwards(first), data.read(plan, first, self._mark), strict=False)
 
-    def _accept(self, data: Data, plan: Plan, first: int) -> None:
+    def _accept(self, data: Data, first: int) -> None:
         """Take this data from here on, if it goes on with what was taken so far or begins here."""
         identity = data.identity()
         if data.first > first:
@@ -79,9 +87,7 @@ class Supply:
         if changed:
             self._mark = None
             self._tell(_began(first, changed))
-        if self._global_batch not in {0, plan.global_batch}:
-            self._tell(_resized(self._global_batch, plan.global_batch, first))
-        self._data, self._identity, self._global_batch = data, identity, plan.global_batch
+        self._data, self._identity = data, identity
 
 
 def _began(first: int, changed: list[str]) -> Finding:
