@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypedDict, Unpack
 
 from holdfast.clock import Clock
 from holdfast.diagnose.answer import Answer
+from holdfast.diagnose.athand import without
 from holdfast.diagnose.history import last_failure
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.pipeline import diagnose as diagnose_pile
@@ -412,7 +413,8 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    return diagnose_pile(Pile(logs), known=(fact,), first_rank=failed.rank, fabric=fabric)
+    answer = diagnose_pile(Pile(logs), known=(fact,), first_rank=failed.rank, fabric=fabric)
+    return without(answer) if len(logs) >= failed.world_size else answer
 
 
 def _own(run: RunFolder) -> RunFolder:

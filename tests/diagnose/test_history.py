@@ -75,7 +75,7 @@ def test_filled_disk_is_the_drills() -> None:
 def test_run_that_ended_without_a_failed_attempt_says_what_ended_it() -> None:
     stop = StopDecided(at=5.0, outcome=Outcome.FAILED, reason="full", exit_code=74, finding=FULL)
     failed = failure(STARTED, stop)
-    assert (failed.attempt, failed.rank, failed.event) == (3, None, stop)
+    assert (failed.attempt, failed.world_size, failed.rank, failed.event) == (3, 2, None, stop)
     assert failed.fact.rule.classes[0] is Class.STORAGE
 
 

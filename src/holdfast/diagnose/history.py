@@ -42,6 +42,8 @@ class Failed:
 
     replica: int
     attempt: int
+    world_size: int
+    """Ranks of that attempt."""
     rank: int | None
     event: AnyEvent
     """Where the log says so."""
@@ -54,14 +56,29 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     if decided is not None:
         at, rank, finding = decided.failed_at, decided.first_rank, decided.finding
         fact = _fact(finding, source, at, rank, _drill(events, finding, at))
-        return Failed(replica=decided.replica, attempt=decided.attempt, rank=rank, event=decided, fact=fact)
+        started = _started(events, decided.replica, decided.attempt)
+        return Failed(
+            replica=decided.replica,
+            attempt=decided.attempt,
+            world_size=started.world_size if started else 0,
+            rank=rank,
+            event=decided,
+            fact=fact,
+        )
     noticed = next((event for event in reversed(events) if _finding(event) is not None), None)
     finding = _finding(noticed) if noticed else None
     if noticed is None or finding is None or _rule(finding).role is not Role.PRIMARY:
         return None
-    attempt = next((event.attempt for event in reversed(events) if isinstance(event, AttemptStarted)), 0)
+    started = _started(events, 0)
     fact = _fact(finding, source, noticed.at, None, _drill(events, finding, noticed.at))
-    return Failed(replica=0, attempt=attempt, rank=None, event=noticed, fact=fact)
+    attempt, world_size = (started.attempt, started.world_size) if started else (0, 0)
+    return Failed(replica=0, attempt=attempt, world_size=world_size, rank=None, event=noticed, fact=fact)
+
+
+def _started(events: Sequence[AnyEvent], replica: int, attempt: int | None = None) -> AttemptStarted | None:
+    """The start of a replica's attempt; of its last one where none is named."""
+    starts = (event for event in reversed(events) if isinstance(event, AttemptStarted) and event.replica == replica)
+    return next((start for start in starts if attempt in (None, start.attempt)), None)
 
 
 def _finding(event: AnyEvent) -> Finding | None:

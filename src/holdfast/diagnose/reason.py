@@ -124,7 +124,7 @@ def _named(facts: Sequence[Fact]) -> list[Fact]:
     ]
     named = [
         replace(fact, who=replace(fact.who, node=node))
-        if fact.who.node is None and (node := nodes.get(fact.who.rank)) is not None
+        if fact.who.rank is not None and fact.who.node is None and (node := nodes.get(fact.who.rank)) is not None
         else fact
         for fact in named
     ]

@@ -117,6 +117,10 @@ DECIDING: dict[str, Deciding] = {
         "the traceback that a rank wrote before it was stopped",
         "add the rank's own log (torchrun --log-dir DIR --tee 3; error_file)",
     ),
+    "own-words": Deciding(
+        "why the program ended, since no rank wrote of it",
+        "run it by itself in the environment that `holdfast render` shows, or have it write what it does",
+    ),
     "memory-use": Deciding(
         "how much GPU memory was in use, and by whom",
         "nvidia-smi --query-compute-apps=pid,used_memory --format=csv on that node; torch.cuda.memory_summary()",
