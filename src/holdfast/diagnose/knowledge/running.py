@@ -218,6 +218,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Add them; ranks that are still starting will have one.",
     ),
     (
+        "tracker-failed",
+        "Metrics could not be handed to a tracker (TensorBoard, W&B, MLflow).",
+        "The evidence: the tracker's own error.",
+        "Mend what it says; training goes on, and the run's own log has the figures.",
+    ),
+    (
+        "tracker-unknown",
+        "A tracker is named that holdfast does not know, or whose package is not installed.",
+        "The finding names it; `pip list` in the image.",
+        "One that is known, with its package in the image.",
+    ),
+    (
         "checkpoint-passed-over",
         "A framework's checkpoint has no seal, or is not what its seal says.",
         "The evidence; whether something died while it was written.",
