@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
-import threading
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tests.runs.conftest import Runs
 
@@ -22,42 +21,18 @@ from holdfast.events import (
     StepCommitted,
 )
 
-CROWD = 400
+CROWD = 250
 LIMIT = 112
 """Descriptors of a controller; a job of two nodes is refused below 104."""
 
 
-async def crowd(host: str, port: int, over: asyncio.Event) -> None:
-    """Strangers that say nothing; each that is cut off comes again."""
-
-    async def stranger() -> None:
-        while True:
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                await reader.read()
-            except ConnectionError:
-                pass
-            finally:
-                writer.close()
-
-    strangers = [asyncio.ensure_future(stranger()) for _ in range(CROWD)]
-    await over.wait()
-    for one in strangers:
-        one.cancel()
-    await asyncio.gather(*strangers, return_exceptions=True)
-
-
 @contextmanager
 def flooded(host: str, port: int) -> Iterator[None]:
-    loop, over = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(crowd(host, port, over),))
-    thread.start()
-    try:
+    """Strangers that say nothing."""
+    with ExitStack() as crowd:
+        for _ in range(CROWD):
+            crowd.enter_context(socket.create_connection((host, port)))
         yield
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join()
-        loop.close()
 
 
 def test_flooded_controller_with_few_descriptors_recovers_and_obeys(runs: Runs) -> None:
