@@ -84,3 +84,8 @@ def test_traceback_of_the_rank_that_failed_first_leaves_nothing_open() -> None:
     found = answer(facts, counts=scanner.counts, first_rank=1)
     assert found.sure is Sureness.CERTAIN
     assert "train.py:7" in found.what
+
+
+def test_rank_that_a_launcher_started_twice_is_a_mismatch() -> None:
+    answer = told(*["initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2"] * 2)
+    assert answer.klass is Class.RANK_COUNT

@@ -38,6 +38,8 @@ def contradiction(facts: Sequence[Fact]) -> Contradiction | None:
         if fact.rule.code == "world-said":
             name, number = fact.values.get("name", "MEMBER"), fact.values.get("said") or fact.values.get("members", "")
             said.setdefault(name, {}).setdefault(number, fact)
+            if name == "MEMBER" and fact.who.rank is not None:
+                held.setdefault((fact.source, fact.who.rank), {}).setdefault((f"line {fact.line}", None), fact)
         elif (comm := _comm(fact)) and fact.who.rank is not None and fact.who.host is not None:
             held.setdefault((comm, fact.who.rank), {}).setdefault((fact.who.host, fact.who.pid), fact)
     for name, numbers in said.items():
@@ -47,7 +49,7 @@ def contradiction(facts: Sequence[Fact]) -> Contradiction | None:
             )
     for (_, rank), holders in held.items():
         if len(holders) > 1:
-            who = " and ".join(f"{host} (pid {pid})" for host, pid in holders)
+            who = " and ".join(f"{host} (pid {pid})" if pid is not None else f"{host}" for host, pid in holders)
             return Contradiction(says=f"two processes are rank {rank}: {who}", facts=tuple(holders.values()))
     return None
 

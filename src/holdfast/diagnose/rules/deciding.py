@@ -101,6 +101,10 @@ DECIDING: dict[str, Deciding] = {
         "the versions of NCCL, CUDA, the driver, torch and the plugin on every rank",
         "python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())'; nvidia-smi",
     ),
+    "gpus-seen": Deciding(
+        "how many GPUs each rank sees, and how many ranks its node has",
+        "echo $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES; nvidia-smi -L on that node, inside the container",
+    ),
     "xid": Deciding(
         "whether the driver reported an Xid for this GPU",
         "dmesg -T | grep -E 'NVRM|Xid' on that node, nvidia-smi -q | grep -i -E 'xid|ecc|retired|remapped'",

@@ -9,7 +9,7 @@ DRAIN = (
     "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"
 )
 
-_XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?"
+_XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\((?:PCI:)?[0-9a-fA-F:., ]{1,24}\)[ :]{0,3})?"
 """What stands before the number; the digits of the GPU's address are none."""
 
 RULES: tuple[Rule, ...] = (
@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
             "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
             "kernel: NVRM: Xid (PCI:0000:65:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
             "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
+            "NVRM: Xid (0000:03:00): 62, 2b60(2ef0) 00000000 00000000",
             "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
         ),
         pattern=_XID
@@ -73,11 +74,12 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+            "NVRM: GPU at 0000:03:00.0 has fallen off the bus.",
             "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
             "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
             "GPU 5 is in an error state: GPU requires reset",
         ),
-        pattern=r"GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
+        pattern=r"GPU(?: at \S+)? (?:has fallen off the bus|is lost)|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
         r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action (?:changed|is)|(?:dcgm|DCGM)\w*.{0,80}(?:[Ff]ail|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|krcWatchdog|(?:nvidia|NVRM).{0,60}GPU.{0,40}(?:unhealthy|not healthy)|[Uu]nhealthy (?:GPU|gpu)|PCIe Bus Error: severity=Uncorrected",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
@@ -140,6 +142,7 @@ RULES: tuple[Rule, ...] = (
         remedy=("CUDA_LAUNCH_BLOCKING=1 to see which; `dmesg -T | grep Xid` on that node",),
         decides=("cuda-sync", "xid", "versions"),
         source="CUDA",
+        fallback=True,
     ),
     Rule(
         code="fabric-manager",

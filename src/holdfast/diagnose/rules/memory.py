@@ -177,11 +177,12 @@ RULES: tuple[Rule, ...] = (
             "    Reason:       OOMKilled",
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi.",
             "Warning  OOMKilling  node/n1  Out of memory: Kill process 4242 (python) score 1985 or sacrifice child",
+            "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             "Container train exceeded its memory limit and was killed",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
         r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
-        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|oom_score_adj.{0,40}[Kk]illed",
+        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|oom_score_adj.{0,40}[Kk]illed",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,
         says="the kernel killed a process because host memory ran out",

@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
             "ValueError: Unable to find interface ib0",
         ),
         pattern=r"no socket interface found|NET/Socket ?: [Nn]o (?:usable listening )?interface found|no device found (?:matching|after excluding)|Unable to find (?:address for|interface)"
-        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|bad interface name|Unable to resolve hostname to a \(local\) address|No usable (?:IPv4 |IPv6 |network )?interface|ifa != nullptr|interface \S+ (?:does not exist|is down|was not found|not found)|Invalid network interface",
+        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|(?i:\b(?:no|(?:failed to|cannot|can't|could not|couldn't|unable to) find)(?: an?| any)?(?: \w+){0,2} (?:network|socket|net|ip|ethernet) interfaces?\b)|bad interface name|Unable to resolve hostname to a \(local\) address|No usable (?:IPv4 |IPv6 |network )?interface|ifa != nullptr|interface \S+ (?:does not exist|is down|was not found|not found)|Invalid network interface",
         classes=(Class.WRONG_INTERFACE,),
         sure=Sureness.CERTAIN,
         says="the interface that the settings name does not exist on this node",

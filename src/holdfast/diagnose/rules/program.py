@@ -183,7 +183,7 @@ RULES: tuple[Rule, ...] = (
             "Running tokenizer on dataset (num_proc=1):  61%|######    | 610000/1000000",
             "Saving model checkpoint to output/checkpoint-500",
         ),
-        pattern=r"(?:Map|Filter|Tokeniz\w+|[Rr]unning tokenizer[\w ]*|Generating \w+ split|Grouping texts[\w ]*|Packing[\w ]*|Preprocessing[\w ]*|Saving (?:model )?checkpoint|Loading checkpoint shards|Building \w+ index|Extracting \w+)(?: ?\([^)]{0,40}\))?[:\w /.-]{0,60}?\d{1,3}%\||main_process_first|Saving model checkpoint to|building (?:the )?(?:shuffle|sample|document|indices|index)\w*.{0,40}(?:rank 0|on rank)|on (?:the )?(?:main process|rank 0|rank zero) (?:only|first|alone)",
+        pattern=r"(?:Map|Filter|Tokeniz\w+|[Rr]unning tokenizer[\w ]*|Generating \w+ split|Grouping texts[\w ]*|Packing[\w ]*|Preprocessing[\w ]*|Saving (?:model )?checkpoint|Loading checkpoint shards|Building \w+ index|Extracting \w+)(?: ?\([^)]{0,40}\))?[:\w /.-]{0,60}?\d{1,3}%\||\d{1,3}%\|.{0,80}(?:examples|samples|docs|files)/s|[Tt]okeniz(?:ing|ation of) (?:the )?(?:\w+ )?(?:dataset|data|corpus|split|documents)|main_process_first|Saving model checkpoint to|building (?:the )?(?:shuffle|sample|document|indices|index)\w*.{0,40}(?:rank 0|on rank)|on (?:the )?(?:main process|rank 0|rank zero) (?:only|first|alone)",
         role=Role.CONTEXT,
         says="one process does long work of its own",
         source="datasets, transformers, Megatron-LM",

@@ -195,10 +195,12 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
             "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
             "ibv_devinfo: No IB devices found",
+            "fi_getinfo: -61",
+            "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
             "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
         ),
         pattern=r"NET/IB ?: No device found|NET/IB ?: Unable to open device|ibv_open_device failed|No IB devices found|/dev/infiniband\S*.{0,40}"
-        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE|HCA|RNIC)s? (?:devices?|ports?|NICs?|HCAs?)|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|failed|: 0)|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|Found 0 (?:IB|RDMA|HCA)",
+        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE|HCA|RNIC)s? (?:devices?|ports?|NICs?|HCAs?)|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|failed|: 0)|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|Found 0 (?:IB|RDMA|HCA)|fi_getinfo: -61|fi_getinfo\W.{0,40}No data available|provider efa output empty list",
         classes=(Class.RDMA_DEVICE_MISSING,),
         sure=Sureness.LIKELY,
         says="no RDMA device is visible to the process, so NCCL goes over TCP",
