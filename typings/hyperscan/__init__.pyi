@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 HS_FLAG_MULTILINE: int
+HS_FLAG_SINGLEMATCH: int
 
 class Database:
     def compile(

@@ -32,7 +32,8 @@ def diagnose(
         if block.source.rank is not None:
             ranks.add(block.source.rank)
         facts += scanner.feed(block)
-        reading.feed(block)
+        if scanner.set_up:
+            reading.feed(block)
     facts += flight.compare(pile.dumps)
     ranks.update(dump.rank for dump in pile.dumps)
     transport = reading.result(fabric) if reading.info_lines else None

@@ -25,6 +25,7 @@ from holdfast.diagnose.rules.row import Role, Rule
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
+_SET_UP = rb"NCCL (?:INFO|version) "
 VALUE_BYTES = 200
 """Longest value that is taken out of a line."""
 EACH = 20
@@ -43,15 +44,18 @@ class Recognition:
         self.names_rank = ["(?P<rank>" in rule.pattern for rule in self.rules]
         self._database = hyperscan.Database()
         self._database.compile(
-            expressions=[rule.pattern.encode() for rule in self.rules],
-            ids=list(range(len(self.rules))),
-            elements=len(self.rules),
-            flags=[hyperscan.HS_FLAG_MULTILINE] * len(self.rules),
+            expressions=[*(rule.pattern.encode() for rule in self.rules), _SET_UP],
+            ids=list(range(len(self.rules) + 1)),
+            elements=len(self.rules) + 1,
+            flags=[hyperscan.HS_FLAG_MULTILINE] * len(self.rules) + [hyperscan.HS_FLAG_SINGLEMATCH],
         )
 
-    def lines(self, data: bytes) -> Iterator[tuple[int, int, list[int]]]:
-        """Beginning and end of each line in which a rule may have something, and which rules, by their index."""
-        ends = [0] * len(self.rules)
+    def lines(self, data: bytes) -> tuple[list[tuple[int, int, list[int]]], bool]:
+        """Beginning and end of each line in which a rule may have something, and which rules, by their index.
+
+        Also whether there are lines of NCCL's set-up.
+        """
+        ends = [0] * (len(self.rules) + 1)
         found: dict[int, list[int]] = {}
 
         def note(index: int, _begin: int, end: int, _flags: int, _context: object) -> None:
@@ -59,9 +63,14 @@ class Recognition:
                 ends[index] = data.find(b"\n", end - 1) + 1 or len(data)
                 found.setdefault(ends[index], []).append(index)
 
+        def rules(indices: list[int]) -> list[int]:
+            return sorted(index for index in indices if index < len(self.rules))
+
         self._database.scan(data, match_event_handler=note)
-        for end in sorted(found):
-            yield data.rfind(b"\n", 0, end - 1) + 1, end, sorted(found[end])
+        lines = [
+            (data.rfind(b"\n", 0, end - 1) + 1, end, which) for end in sorted(found) if (which := rules(found[end]))
+        ]
+        return lines, ends[-1] > 0
 
     def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
         """Where a rule has something in a line, and its values."""
@@ -93,6 +102,8 @@ class Scanner:
         self._known = recognition()
         self.counts: Counter[str] = Counter()
         """Lines recognised, by rule; also those of which no fact was kept."""
+        self.set_up = False
+        """Whether the block that was fed last holds lines of NCCL's set-up, for whom those concern."""
         self._kept: Counter[tuple[str, str]] = Counter()
         self._facts = 0
 
@@ -104,7 +115,8 @@ class Scanner:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         number, counted = block.first_line, 0
-        for start, end, which in self._known.lines(data):
+        lines, self.set_up = self._known.lines(data)
+        for start, end, which in lines:
             facts = self._facts_of(block.source, data[start:end].rstrip(b"\n"), which)
             if facts:
                 number += data.count(b"\n", counted, start)
