@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 FORMATS = Path(__file__).with_name("nccl_formats.tsv")
@@ -107,12 +107,15 @@ class Job:
         """How many there are."""
         return self.nodes * self.gpus
 
-    def groups(self) -> list[list[int]]:
+    @cached_property
+    def groups(self) -> list[range]:
         """The world ranks of each communicator, in the order they are made in."""
+        world = range(self.ranks)
+        if self.replicas == 1:
+            return [world]
         part = self.ranks // self.replicas
-        inside = [list(range(begin, begin + part)) for begin in range(0, self.ranks, part)]
-        across = [list(range(first, self.ranks, part)) for first in range(part)]
-        return [list(range(self.ranks)), *(inside + across if self.replicas > 1 else [])]
+        inside = [world[begin : begin + part] for begin in range(0, self.ranks, part)]
+        return [world, *inside, *(world[first::part] for first in range(part))]
 
     def host(self, rank: int) -> str:
         """The host of a rank."""
@@ -125,7 +128,7 @@ class Job:
     def truth(self) -> list[TrueCommunicator]:
         """What the logs of all ranks say, taken together."""
         found: list[TrueCommunicator] = []
-        for group in self.groups():
+        for group in self.groups:
             one = TrueCommunicator(members={rank: (self.host(w), self.pid(w)) for rank, w in enumerate(group)})
             for rank in range(len(group)):
                 for channel, truth, _ in self._connections(group, rank):
@@ -139,7 +142,7 @@ class Job:
 
     # What is connected
 
-    def _connections(self, group: Sequence[int], rank: int) -> Iterator[tuple[int, Truth, bool]]:
+    def _connections(self, group: range, rank: int) -> Iterator[tuple[int, Truth, bool]]:
         """Channel, connection, and whether it is one of the trees', for one rank of a communicator."""
         for channel in range(self.channels):
             following, before = self._ring(group, rank, channel)
@@ -158,7 +161,7 @@ class Job:
                     yield channel, (rank, -1, side, "CollNet", "SHARP", channel % self.nics, None, self.gdr), True
 
     def _ends(
-        self, group: Sequence[int], a: int, b: int, channel: int, tree: bool, receiving: bool = False
+        self, group: range, a: int, b: int, channel: int, tree: bool, receiving: bool = False
     ) -> Iterator[tuple[int, Truth, bool]]:
         if a == b:
             return
@@ -167,13 +170,13 @@ class Job:
             kind = "SHM" if self.within == "SHM" else "P2P"
             yield channel, (a, b, "send", kind, self.within, None, None, False), tree
         elif not near:
-            local = [rank for rank, world in enumerate(group) if self.host(world) == self.host(group[a])]
-            proxy = local[channel % len(local)] if self.pxn and self.version >= Version((2, 12, 7)) else a
+            begin, size = self._local(group, a)
+            proxy = begin + channel % size if self.pxn and self.version >= Version((2, 12, 7)) else a
             through = None if receiving or proxy == a else proxy
             side = "receive" if receiving else "send"
             yield channel, (a, b, side, "NET", self.network, channel % self.nics, through, self.gdr), tree
 
-    def _ring(self, group: Sequence[int], rank: int, channel: int) -> tuple[int, int]:
+    def _ring(self, group: range, rank: int, channel: int) -> tuple[int, int]:
         """The next and the last rank of a ring, which enters each node at another GPU for each channel."""
         sizes = self._local(group, rank)
         begin, size = sizes
@@ -182,7 +185,7 @@ class Job:
         before = begin + (at - 1 + channel) % size if at else self._exit(group, begin - 1, channel)
         return following, before
 
-    def _local(self, group: Sequence[int], rank: int) -> tuple[int, int]:
+    def _local(self, group: range, rank: int) -> tuple[int, int]:
         """The first of a rank's ranks on its node, and how many there are."""
         node = group[rank] // self.gpus
         begin = rank
@@ -193,20 +196,20 @@ class Job:
             end += 1
         return begin, end - begin
 
-    def _entry(self, group: Sequence[int], begin: int, channel: int) -> int:
+    def _entry(self, group: range, begin: int, channel: int) -> int:
         begin %= len(group)
         return begin + channel % self._local(group, begin)[1]
 
-    def _exit(self, group: Sequence[int], last: int, channel: int) -> int:
+    def _exit(self, group: range, last: int, channel: int) -> int:
         begin, size = self._local(group, last % len(group))
         return begin + (channel - 1) % size
 
-    def _tree(self, group: Sequence[int], rank: int, channel: int) -> list[int]:
+    def _tree(self, group: range, rank: int, channel: int) -> list[int]:
         """The peers of a binary tree over the nodes, which one GPU of each node belongs to for each channel."""
         begin, size = self._local(group, rank)
         if rank != begin + channel % size:
             return []
-        starts = _starts(tuple(world // self.gpus for world in group))
+        starts = _starts(group, self.gpus)
         index = starts.index(begin)
         peers = [(index - 1) // 2] if index else []
         peers += [child for child in (2 * index + 1, 2 * index + 2) if child < len(starts)]
@@ -236,7 +239,7 @@ class Job:
             yield main + self._say("driver", 12040)
         yield from (main + line for line in self._network(address))
         pointers: list[str] = []
-        for number, group in enumerate(self.groups()):
+        for number, group in enumerate(self.groups):
             if world not in group:
                 continue
             pointers.append(f"{0x5581_0000_0000 + (world % 977) * 65536 + number * 16:x}")
@@ -258,7 +261,7 @@ class Job:
                 yield self._say("ib_using", devices, "[RO]", "eth0", address)
 
     def _set_up(
-        self, group: Sequence[int], number: int, rank: int, pointers: Sequence[str], thread: str, main: str
+        self, group: range, number: int, rank: int, pointers: Sequence[str], thread: str, main: str
     ) -> Iterator[str]:
         version, size = self.version, len(group)
         if number == 0 or version >= Version((2, 12, 7)):
@@ -305,7 +308,7 @@ class Job:
             "pattern", 4, 0, self.channels, 24.0, 24.0, "NVL" if self.within != "SHM" else "PHB", "PIX", 1
         )
         if formats("counts", version):
-            nodes = len({world // self.gpus for world in group})
+            nodes = len(_starts(group, self.gpus))
             local = self._local(group, rank)
             yield thread + self._say("counts", common[0], rank, size, nodes, local[1], rank - local[0], 0)
         for channel in range(self.channels):
@@ -348,7 +351,7 @@ class Job:
         if not lazy:
             yield from step("init_complete")
 
-    def _connect(self, channel: int, truth: Truth, group: Sequence[int]) -> str:
+    def _connect(self, channel: int, truth: Truth, group: range) -> str:
         sender, receiver, side, kind, name, nic, proxy, gdr = truth
         direct = "/GDRDMA" if gdr else ""
         if kind == "CollNet":
@@ -391,5 +394,6 @@ def _within(name: str, version: Version) -> tuple[str, tuple[object, ...]]:
 
 
 @cache
-def _starts(nodes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(index for index, node in enumerate(nodes) if index == 0 or nodes[index - 1] != node)
+def _starts(group: range, gpus: int) -> tuple[int, ...]:
+    """The first rank of each node."""
+    return tuple(index for index, world in enumerate(group) if index == 0 or group[index - 1] // gpus != world // gpus)

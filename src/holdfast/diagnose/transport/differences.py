@@ -88,7 +88,7 @@ def _gdr_missing(seen: Seen) -> Iterator[Finding]:
         using += bool(able)
         # Where GPUs have no NVLink, NCCL receives into GPU memory and sends from the host's on purpose
         # (NCCL_NET_GDR_READ).
-        sends = {side for route in plain for side in used.sides[route]} == {Side.SEND}
+        sends = {side for route in plain for side in used.routes[route]} == {Side.SEND}
         if plain and not (sends and len(plain) < len(able) and node not in linked):
             without[node] = plain[0]
     if without:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from holdfast.diagnose.transport.result import Kind, Side, Way
 
 MARK = b" NCCL INFO "
+_REMEMBERED = 1 << 16
+"""Of what repeats from line to line, how many are parsed once."""
 SWITCH = -1
 """The receiver of a connection to a switch that reduces (CollNet)."""
 
@@ -22,7 +24,8 @@ THREAD = re.compile(
 )
 
 # NCCL version 2.18.3+cuda12.1
-VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)")
+VERSION_BEGINS = b"NCCL version "
+VERSION = re.compile(VERSION_BEGINS + rb"(\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)")
 
 # What may follow a whole message: colour codes, and the end of a JSON string that held the line.
 _END = rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
@@ -44,8 +47,8 @@ def channels() -> Mapping[bytes, int]:
     }
 
 
-# [busId] in hex up to 2.18.1, [nvmlDev] in decimal since; CollNet's lines name one rank alone
-PAIR = re.compile(rb"(\d{1,7})(?:\[[0-9a-f]{1,16}\] -> (\d{1,7})\[[0-9a-f]{1,16}\])? ")
+# 12[1a000]: the busId in hex up to 2.18.1, the nvmlDev in decimal since; CollNet's lines name the rank alone
+_RANK = re.compile(rb"(\d{1,7})(?:\[[0-9a-f]{1,16}\])?\Z")
 
 # [send] via NET/AWS Libfabric/1(2)/GDRDMA/Shared
 _NET = re.compile(
@@ -76,7 +79,6 @@ COUNTS = re.compile(rb"comm (\S+) rank (\d+) nRanks (\d+) nNodes (\d+) ")
 # NCCL_SOCKET_IFNAME set by environment to eth0; numbers end with a dot
 ENV = re.compile(rb"(NCCL_[A-Z0-9_]{1,64}) set by environment to ([^\n]{0,512}?)\.?" + _END)
 # NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
-IB_USING = re.compile(rb"NET/IB : Using([^\n;]*); OOB ([^\n]{1,128}?)" + _END)
 # [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB} is a merged device (2.20 to 2.23); from 2.30 :rail:plane may follow the port
 HCA = re.compile(rb"([\w+.-]{1,64}):(\d{1,3})(?::-?\d*:-?\d*)?/(IB|RoCE)")
 # NET/Socket : Using [0]enp3s0f0:10.2.64.94<0> [1]usb0:169.254.3.1<0>
@@ -99,6 +101,14 @@ NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
 DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
 
 
+@lru_cache(_REMEMBERED)
+def rank(said: bytes) -> int | None:
+    """The number of a rank of a connection; None where it is torn."""
+    match = _RANK.match(said)
+    return int(match[1]) if match else None
+
+
+@lru_cache(_REMEMBERED)
 def way(said: bytes) -> Way | None:
     """The way that stands behind the two ranks of a connection; None where it is torn."""
     if match := _NET.match(said):

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from re import Pattern
 
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import words
-from holdfast.diagnose.transport.records import Joined, ProcessRecord, Session, ThreadRecord
-from holdfast.diagnose.transport.result import Evidence, Link
+from holdfast.diagnose.transport.records import Connection, Joined, ProcessRecord, Quote, Session, ThreadRecord
+from holdfast.diagnose.transport.result import Link, Side
 
-Quote = Callable[[], Evidence]
-"""The line that is read, as evidence; only called for what is kept."""
+_REMEMBERED = 1 << 12
+"""Of messages that many processes write alike, how many are parsed once."""
 Handler = Callable[[bytes, ThreadRecord, ProcessRecord, Quote], None]
 
 
 def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
     """A handler that keeps what the pattern's first group says, the first time."""
 
+    @lru_cache(_REMEMBERED)
+    def said(message: bytes) -> str | None:
+        match = pattern.match(message)
+        return sys.intern(words(match[1])) if match else None
+
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-        if name not in process.facts and (match := pattern.match(message)):
-            process.evidence[name] = quote()
-            process.facts[name] = sys.intern(words(match[1]))
+        if name not in process.facts and (value := said(message)) is not None:
+            process.note(name, message, quote)
+            process.facts[name] = value
 
     return keep
 
@@ -35,7 +41,7 @@ def _seen(name: str, words: bytes) -> Handler:
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
         if name not in process.evidence and words in message:
-            process.evidence[name] = quote()
+            process.note(name, message, quote)
 
     return keep
 
@@ -59,56 +65,73 @@ def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quo
     """A ring or tree is complete: the next one may be another communicator's."""
     cut(thread, process, message.partition(b" ")[2].partition(b",")[0])
     if (match := grammar.RINGS.match(message)) and match[2]:
-        process.evidence.setdefault(f"ring gdr {words(match[2])}", quote())
+        process.note(f"ring gdr {words(match[2])}", message, quote)
 
 
 def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
     """Put what the thread has connected by now aside as one session, under the name of what that completes."""
     if thread.connections:
-        links = [Link(one.sender, one.receiver, one.channels, one.way) for one in thread.connections.values()]
+        links = [
+            Link(one.sender, one.receiver, one.channels, one.way, _own(one)) for one in thread.connections.values()
+        ]
         session = Session(thread, links, stage, thread.opening)
         process.sessions.append(session)
         thread.recent.append(session)
         thread.connections.clear()
 
 
+def _own(one: Connection) -> int:
+    return one.receiver if one.way.side is Side.RECEIVE and one.receiver >= 0 else one.sender
+
+
 def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-    if message.startswith(b"NET/IB : No device found"):
-        process.evidence.setdefault("no device", quote())
-    elif match := grammar.IB_USING.match(message):
-        if not process.hcas:
-            process.evidence["hcas"] = quote()
-            process.hcas = tuple(sys.intern(words(b"%s:%s/%s" % item)) for item in grammar.HCA.findall(match[1]))
+    if message.startswith(b"NET/IB : Using"):
+        listed, found, _ = message.partition(b"; OOB ")
+        if found and not process.hcas:
+            process.note("hcas", listed, quote)
+            process.hcas = _hcas(listed)
+    elif message.startswith(b"NET/IB : No device found"):
+        process.note("no device", message, quote)
     elif match := grammar.GDR_HCA.match(message):
-        process.evidence.setdefault(f"gdr {words(match[2]).lower()}", quote())
+        process.note(f"gdr {words(match[2]).lower()}", message, quote)
+
+
+@lru_cache(_REMEMBERED)
+def _hcas(listed: bytes) -> tuple[str, ...]:
+    return tuple(sys.intern(words(b"%s:%s/%s" % item)) for item in grammar.HCA.findall(listed))
 
 
 def _socket(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     if not process.interfaces and (match := grammar.SOCKET_USING.match(message)):
         process.interfaces = tuple(words(item) for item in grammar.INTERFACE.findall(match[1]))
-        process.evidence["interfaces"] = quote()
+        process.note("interfaces", message, quote)
 
 
 def _ofi(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     for name, pattern in (("plugin", grammar.OFI_PLUGIN), ("nics", grammar.OFI_NICS)):
         if match := pattern.match(message):
             process.facts.setdefault(name, sys.intern(words(match[1])))
-            process.evidence.setdefault(name, quote())
+            process.note(name, message, quote)
 
 
 def _version(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     if "nccl" not in process.facts and (match := grammar.VERSION.match(message)):
         process.facts["nccl"] = sys.intern(words(match[1]))
         process.facts["cuda"] = sys.intern(words(match[2]))
-        process.evidence["nccl"] = quote()
+        process.note("nccl", message, quote)
 
 
 def _env(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-    if match := grammar.ENV.match(message):
-        name = sys.intern(words(match[1]))
-        if name not in process.env:
-            process.evidence[name] = quote()
-            process.env[name] = sys.intern(words(match[2]))
+    name, value = _variable(message)
+    if name and name not in process.env:
+        process.note(name, message, quote)
+        process.env[name] = value
+
+
+@lru_cache(_REMEMBERED)
+def _variable(message: bytes) -> tuple[str, str]:
+    match = grammar.ENV.match(message)
+    return (sys.intern(words(match[1])), sys.intern(words(match[2]))) if match else ("", "")
 
 
 def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote: Quote) -> None:
@@ -120,7 +143,15 @@ def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote
 
 
 def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-    if match := grammar.INIT.match(message):
+    said = message.partition(b"- Init COMPLETE")[0]
+    if said == thread.said and thread.opening is not None:
+        _completed(thread.opening, thread, process)
+    elif b" nRanks " in message:
+        if match := grammar.COUNTS.match(message):
+            _begins(message, thread, process, quote)
+            if joined := _unfinished(process, words(match[1]), int(match[2]), int(match[3])):
+                joined.nodes = int(match[4])
+    elif match := grammar.INIT.match(message):
         pointer, rank, size, device, nvml, bus, extra, step = match.groups()
         began = step == b"START"
         if began:
@@ -143,17 +174,18 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
         _identify(joined, dict(grammar.EXTRA.findall(extra)), thread)
         if began:
             thread.opening = joined
+            thread.said = message.partition(b"- Init START")[0]
         else:
-            joined.complete = True
-            cut(thread, process)
-            for session in thread.recent:
-                session.joined = joined
-            thread.opening = None
-            thread.recent.clear()
-    elif match := grammar.COUNTS.match(message):
-        _begins(message, thread, process, quote)
-        if joined := _unfinished(process, words(match[1]), int(match[2]), int(match[3])):
-            joined.nodes = int(match[4])
+            _completed(joined, thread, process)
+
+
+def _completed(joined: Joined, thread: ThreadRecord, process: ProcessRecord) -> None:
+    joined.complete = True
+    cut(thread, process)
+    for session in thread.recent:
+        session.joined = joined
+    thread.opening = None
+    thread.recent.clear()
 
 
 def _unfinished(process: ProcessRecord, pointer: str, rank: int, size: int) -> Joined | None:

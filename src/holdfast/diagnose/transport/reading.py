@@ -15,9 +15,9 @@ from holdfast.diagnose.block import Block
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
-from holdfast.diagnose.transport.messages import Handler, Quote, cut, handler
-from holdfast.diagnose.transport.records import Connection, ProcessRecord, ThreadRecord
-from holdfast.diagnose.transport.result import Evidence, Transport, Way
+from holdfast.diagnose.transport.messages import Handler, cut, handler
+from holdfast.diagnose.transport.records import Connection, ProcessRecord, Quote, ThreadRecord
+from holdfast.diagnose.transport.result import Evidence, Transport
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
 
@@ -28,7 +28,7 @@ _MOST_CONNECTIONS = 1 << 24
 _MOST_QUOTES = 1 << 22
 """Communicators, variables and facts of all processes; 16,384 ranks have half a million."""
 _MOST_WORDS = 1 << 16
-"""Of those that repeat, how many are remembered."""
+"""Of first words of messages, how many are remembered."""
 _LONGEST_BYTES = 1024
 """NCCL's own buffer for a line."""
 _QUOTED_BYTES = 240
@@ -56,7 +56,7 @@ class Reading:
         self._processes: list[ProcessRecord] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._threads: dict[str | None, dict[bytes, ThreadRecord]] = {}
-        self._ways: dict[bytes, Way | None] = {}
+        self._quoted: dict[tuple[str, str], dict[bytes | str, Evidence]] = {}
         self._handlers: dict[bytes, Handler | None] = {}
         self._versions: dict[str, Evidence] = {}
         self.info_lines = 0
@@ -68,8 +68,7 @@ class Reading:
 
     def feed(self, block: Block) -> None:
         """Read the lines of one block."""
-        if b"NCCL version " in block.data:
-            self._note_versions(block)
+        self._note_versions(block)
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
             self.info_lines += len(pieces) - 1
@@ -145,32 +144,23 @@ class Reading:
 
     def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> None:
         """A connection that this thread has not told of yet."""
-        if len(key) > _LONGEST_BYTES:
-            self._torn += 1
-            return
-        pair = grammar.PAIR.match(key)
-        way = self._way(key[pair.end() :]) if pair else None
-        if pair is None or way is None:
+        # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
+        parts = key[: _LONGEST_BYTES + 1].split(b" ", 3)
+        if len(parts) == 4 and parts[1] == b"->":
+            sender, receiver, way = grammar.rank(parts[0]), grammar.rank(parts[2]), grammar.way(parts[3])
+        else:
+            first, _, said = key[: _LONGEST_BYTES + 1].partition(b" ")
+            sender, receiver, way = grammar.rank(first), grammar.SWITCH, grammar.way(said)
+        if sender is None or receiver is None or way is None or len(key) > _LONGEST_BYTES:
             self._torn += not grammar.is_ring(key)
         elif self._connections >= _MOST_CONNECTIONS:
             self._left_out += 1
         else:
             self._connections += 1
-            sender, receiver = pair.groups()
-            receiver = grammar.SWITCH if receiver is None else int(receiver)
-            thread.connections[key] = Connection(int(sender), receiver, way, bit)
-            evidence = self._processes[thread.process].evidence
-            if way.route not in evidence and self._quotes < _MOST_QUOTES:
-                evidence[way.route] = quote()
-
-    def _way(self, said: bytes) -> Way | None:
-        try:
-            return self._ways[said]
-        except KeyError:
-            way = grammar.way(said)
-            if len(self._ways) < _MOST_WORDS:
-                self._ways[said] = way
-            return way
+            thread.connections[key] = Connection(sender, receiver, way, bit)
+            process = self._processes[thread.process]
+            if way.route not in process.evidence and self._quotes < _MOST_QUOTES:
+                process.note(way.route, way.route, quote)
 
     def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, node: str | None) -> ThreadRecord | None:
         """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""
@@ -189,13 +179,20 @@ class Reading:
             identity = (node or "", host, pid)
             number = self._numbers.setdefault(identity, len(self._processes))
             if number == len(self._processes):
-                self._processes.append(ProcessRecord(node=identity[0], host=host, pid=pid))
+                self._processes.append(
+                    ProcessRecord(
+                        node=identity[0], host=host, pid=pid, quoted=self._quoted.setdefault(identity[:2], {})
+                    )
+                )
             thread = threads[match[0]] = ThreadRecord(process=number)
         return thread
 
     def _note_versions(self, block: Block) -> None:
-        for match in grammar.VERSION.finditer(block.data):
-            version = f"{words(match[1])}+cuda{words(match[2])}"
-            if version not in self._versions:
-                line = block.first_line + block.data.count(b"\n", 0, match.start())
-                self._versions[version] = Evidence(block.source.name, line, words(match[0]))
+        at = block.data.find(grammar.VERSION_BEGINS)
+        while at >= 0:
+            if match := grammar.VERSION.match(block.data, at):
+                version = f"{words(match[1])}+cuda{words(match[2])}"
+                if version not in self._versions:
+                    line = block.first_line + block.data.count(b"\n", 0, at)
+                    self._versions[version] = Evidence(block.source.name, line, words(match[0]))
+            at = block.data.find(grammar.VERSION_BEGINS, at + 1)

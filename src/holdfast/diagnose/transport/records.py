@@ -5,11 +5,15 @@ Refuses to own reading (reading.py) and what becomes of it (placing.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from holdfast.diagnose.transport.result import Evidence, Link, Way
+
+Quote = Callable[[], Evidence]
+"""The line that is read, as evidence; only called for what is kept."""
 
 
 class Connection(msgspec.Struct, gc=False):
@@ -64,6 +68,8 @@ class ThreadRecord:
     process: int
     opening: Joined | None = None
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
+    said: bytes = b""
+    """What the line that began it says of it; the one that ends it says the same."""
     connections: dict[bytes, Connection] = field(default_factory=dict[bytes, Connection])
     """By what follows `Channel 00/0 : ` in their lines."""
     recent: list[Session] = field(default_factory=list[Session])
@@ -85,5 +91,14 @@ class ProcessRecord:
     hcas: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence])
+    quoted: dict[bytes | str, Evidence] = field(default_factory=dict[bytes | str, Evidence])
+    """What is quoted already, by its words; all processes of a host share it, since they mostly say the same."""
     joined: list[Joined] = field(default_factory=list[Joined])
     sessions: list[Session] = field(default_factory=list[Session])
+
+    def note(self, name: str, said: bytes | str, quote: Quote) -> None:
+        """Keep the line that a fact comes from, or one of the same words on the same host."""
+        line = self.quoted.get(said)
+        if line is None:
+            line = self.quoted[said] = quote()
+        self.evidence[name] = line

@@ -70,11 +70,8 @@ class Link(msgspec.Struct, frozen=True, gc=False):
     channels: int
     """A bit for each channel: 0b101 is channels 0 and 2."""
     way: Way
-
-    @property
-    def own(self) -> int:
-        """The rank that said so."""
-        return self.receiver if self.way.side is Side.RECEIVE and self.receiver >= 0 else self.sender
+    own: int
+    """The rank that said so."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):

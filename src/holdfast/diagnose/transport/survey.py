@@ -36,12 +36,10 @@ class Disagreement:
 class NodeSurvey:
     """What one node's ranks used."""
 
-    routes: Counter[str] = field(default_factory=Counter[str])
-    """Channels by route."""
-    sides: dict[str, set[Side]] = field(default_factory=lambda: defaultdict[str, set[Side]](set))
-    """Whether a route sends or receives."""
+    routes: dict[str, set[Side]] = field(default_factory=lambda: defaultdict[str, set[Side]](set))
+    """Each route, and whether it sends or receives."""
     across: int = 0
-    """Channel ends of networks, or to other nodes."""
+    """Connections by a network, or to other nodes."""
     nics: dict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
     """Indices of the network devices used, by network."""
 
@@ -61,21 +59,26 @@ def survey(processes: Sequence[Process], communicators: Sequence[Communicator]) 
     nodes: dict[str, NodeSurvey] = {process.node: NodeSurvey() for process in processes}
     across: Counter[str] = Counter()
     disagreements: list[Disagreement] = []
+    noted: set[tuple[str, int]] = set()  # ways that a node has been seen to use, by their id(), which costs no hashing
     for communicator in communicators:
         places = places_of(communicator, processes)
         for link in communicator.links:
-            way, count = link.way, link.channels.bit_count()
-            own = nodes[places[link.own]]
-            own.routes[way.route] += count
-            own.sides[way.route].add(way.side)
-            if way.kind is Kind.NET and way.nic is not None and way.proxy is None:
-                own.nics[way.name].add(way.nic)
-            sender, receiver = places.get(link.sender), places.get(link.receiver)
-            if way.kind is Kind.NET or (way.kind is Kind.P2P and None not in (sender, receiver) and sender != receiver):
-                across[way.route] += count
-                own.across += count
+            way, node = link.way, places[link.own]
+            if (node, id(way)) not in noted:
+                noted.add((node, id(way)))
+                nodes[node].routes[way.route].add(way.side)
+                if way.kind is Kind.NET and way.nic is not None and way.proxy is None:
+                    nodes[node].nics[way.name].add(way.nic)
+            if way.kind is Kind.NET or (way.kind is Kind.P2P and _crosses(link, places)):
+                across[way.route] += link.channels.bit_count()
+                nodes[node].across += 1
         disagreements += _disagreements(communicator, places)
     return Survey(nodes=nodes, across=across, disagreements=disagreements)
+
+
+def _crosses(link: Link, places: Mapping[int, str]) -> bool:
+    sender, receiver = places.get(link.sender), places.get(link.receiver)
+    return sender is not None and receiver is not None and sender != receiver
 
 
 def places_of(communicator: Communicator, processes: Sequence[Process]) -> Mapping[int, str]:
@@ -93,7 +96,7 @@ def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> lis
     found: list[Disagreement] = []
 
     def add(pair: tuple[int, int], send: Way, receive: Way, back: bool) -> None:
-        if _means(send) != _means(receive):
+        if not _alike(send, receive):
             found.append(
                 Disagreement(
                     communicator=communicator.name,
@@ -114,9 +117,9 @@ def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> lis
     return found
 
 
-def _means(way: Way) -> tuple[Kind, str]:
-    """What both ends must have in common; whether each reaches GPU memory directly is its own node's matter."""
-    return way.kind, way.name if way.kind is Kind.NET else ""
+def _alike(one: Way, other: Way) -> bool:
+    """Whether two ends use the same means; whether each reaches GPU memory directly is its own node's matter."""
+    return one.kind is other.kind and (one.kind is not Kind.NET or one.name == other.name)
 
 
 def node_cells(communicator: Communicator, processes: Sequence[Process]) -> Cells:
