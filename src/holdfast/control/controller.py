@@ -2,6 +2,9 @@
 
 Nothing is decided here. The order is always: event into the log, state moved, commands carried out; so a controller
 that dies anywhere leaves a log from which its successor goes on.
+
+One file, longer than others, because what is taken in, held back, written, acknowledged and carried out is one order of
+things over one state, and must be read side by side.
 """
 
 from __future__ import annotations
