@@ -326,6 +326,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Look at the learning rate; each sample is still taken once.",
     ),
     (
+        "loader-resumes-inexactly",
+        "Lightning's loader cannot tell which samples of an epoch were given.",
+        "The evidence names the loader.",
+        "torchdata's StatefulDataLoader.",
+    ),
+    (
         "no-good-checkpoint",
         "There are checkpoints, and every one of them is damaged.",
         "The storage; the evidence says what each file was found to be.",
@@ -336,6 +342,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A Session of several ranks was made before torch.distributed.init_process_group.",
         "The script's order.",
         "Initialise the process group first.",
+    ),
+    (
+        "ranks-found-different-checkpoints",
+        "Each rank looked for the newest checkpoint, and they found different ones.",
+        "The evidence; what `checkpoint.path` is on each node.",
+        "A folder that all nodes share.",
     ),
     (
         "step-not-committed",

@@ -1,0 +1,213 @@
+"""Owns a callback for the Trainer of Lightning: it reports, saves when due, seals that, and leaves when told to.
+
+The checkpoint is Lightning's own file, and beside it what Lightning leaves out: each rank's random numbers and where
+its loader stands. Everything else is Lightning's affair.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypedDict, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding, Severity
+from holdfast.train import rng
+from holdfast.train.environment import Environment
+from holdfast.train.liaison import Liaison
+from holdfast.train.ranks import Wish
+from holdfast.train.shelf import Found, Shelf
+from holdfast.train.training import Stateful
+
+MODEL = "lightning.ckpt"
+"""What Lightning writes: a file, or a folder with some of its strategies."""
+
+
+class _Own(TypedDict):
+    """What a rank saves for itself."""
+
+    random: rng.RandomState
+    loader: dict[str, Any] | None
+    """None at the end of an epoch: the next one begins."""
+
+
+class HoldfastCallback(Callback):
+    """Ties a Lightning Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python train.py`.
+
+    ::
+
+        holdfast = HoldfastCallback()
+        trainer = Trainer(callbacks=[holdfast])
+        trainer.fit(module, StatefulDataLoader(...), ckpt_path=holdfast.newest)
+    """
+
+    newest: str | None = None
+    """The newest good checkpoint in the job's folder, for `ckpt_path`; None where there is none."""
+
+    def __init__(self) -> None:
+        """Look for the newest checkpoint; every rank does so itself, since they have not met yet."""
+        self._told = Environment.read()
+        self._shelf: Shelf | None = None
+        self._found = Found(None, 0.0, [])
+        if self._told.checkpoint_path is not None:
+            self._shelf = Shelf(self._told.checkpoint_path)
+            self._found = self._shelf.newest(world_size=self._told.world_size)
+            self.newest = None if self._found.path is None else str(self._found.path / MODEL)
+        self._step = 0
+        self._own: _Own | None = None
+        """What is to be gone on from, once there is a loader."""
+        self._wish = Wish.NOTHING
+        """What all ranks are to do as soon as Lightning can go on from there."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._liaison = Liaison(self._told)
+        self._refuse_different_starts()
+        for finding in self._found.noticed:
+            self._liaison.found(finding)
+        self._liaison.resume(self._found.node_s)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._step = state_dict["step"]
+        if self._shelf is not None:
+            folder = self._shelf.path(self._step)
+            own = folder / _own_file(self._liaison.ranks.rank)
+            self._own = torch.load(own if own.exists() else folder / _own_file(0), weights_only=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        self._total = int(total) if total != float("inf") else None
+        if self._shelf is not None and (why := _inexact(trainer)) is not None:
+            self._liaison.found(why)
+        if self._own is not None:
+            _go_on(trainer, self._own)
+            self._own = None
+        self._liaison.begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step:
+            return  # gradients are still being accumulated
+        step = self._step = trainer.global_step
+        loss = cast("dict[str, Any]", outputs).get("loss") if isinstance(outputs, dict) else outputs
+        metrics: dict[str, Any] = {**trainer.logged_metrics, "loss": loss}
+        self._liaison.report(step, total=self._total, metrics=metrics)
+        self._wish = self._liaison.wish(step, total=self._total)
+        if not trainer.is_last_batch:
+            self._obey(trainer, epoch_ended=False)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Only from here can Lightning go on with the next epoch: from its last batch it would do the epoch again.
+        self._obey(trainer, epoch_ended=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._liaison.end()
+
+    def _obey(self, trainer: Trainer, *, epoch_ended: bool) -> None:
+        wish, self._wish = self._wish, Wish.NOTHING
+        stopping = wish is Wish.STOP and self._step != self._total
+        if wish is not Wish.NOTHING and self._shelf is not None and self._liaison.sound():
+            self._save(trainer, self._shelf, epoch_ended=epoch_ended, must=stopping)
+        if stopping:
+            self._liaison.leave(self._step)
+
+    def _save(self, trainer: Trainer, shelf: Shelf, *, epoch_ended: bool, must: bool) -> None:
+        began, sealed, ranks = time.monotonic(), None, self._liaison.ranks
+        folder = shelf.path(self._step)
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer.save_checkpoint(folder / MODEL)
+        loader = None if epoch_ended or _inexact(trainer) else cast("Stateful", trainer.train_dataloader)
+        own = _Own(random=rng.capture(), loader=None if loader is None else loader.state_dict())
+        torch.save(own, folder / _own_file(ranks.rank))
+        try:
+            sealed = shelf.seal(self._step, ranks, node_s=self._liaison.node_s)
+        except HoldfastError as error:
+            self._liaison.found(error.findings[0])
+            if must:
+                raise
+        else:
+            if ranks.rank == 0:
+                shelf.drop_oldest(keep=self._told.checkpoint_keep)
+        self._liaison.saved(self._step, sealed, began=began)
+
+    def _refuse_different_starts(self) -> None:
+        """Every rank must have found the same checkpoint."""
+        ranks = self._liaison.ranks
+        found = ranks.from_first(ranks.to_first(self.newest))
+        if len(set(found)) > 1:
+            raise failure(
+                "ranks-found-different-checkpoints",
+                "the ranks do not see the same checkpoints",
+                exit_code=ExitCode.IMPOSSIBLE,
+                where=str(self._told.checkpoint_path),
+                evidence=tuple(f"rank {rank}: {path or 'none'}" for rank, path in enumerate(found)),
+                remedy="set `checkpoint.path` in the job to a folder that all nodes share",
+            )
+
+
+def _go_on(trainer: Trainer, own: _Own) -> None:
+    """Have the loader and the random numbers go on from where they were.
+
+    Lightning made the loader's iterator before it told the sampler the epoch (2.6), so that of a later epoch would have
+    the first one's order; and it saved rank 0's loader alone. So it is made again. To make one draws a random number,
+    which an unbroken training does at the beginning of an epoch, and not in the middle of it.
+    """
+    loop = trainer.fit_loop
+    combined, fetcher = loop._combined_loader, loop._data_fetcher
+    assert combined is not None
+    assert fetcher is not None
+    if own["loader"] is None:
+        rng.restore(own["random"])
+    for loader in combined.flattened:
+        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(trainer.current_epoch)
+        if own["loader"] is not None:
+            loader.load_state_dict(own["loader"])
+    iter(fetcher)
+    if own["loader"] is not None:
+        rng.restore(own["random"])
+
+
+def _inexact(trainer: Trainer) -> Finding | None:
+    """What is to be said of a loader whose place in an epoch cannot be known."""
+    loader = trainer.train_dataloader
+    sampler = getattr(loader, "sampler", None)
+    if not hasattr(loader, "state_dict"):
+        why = f"a {type(loader).__name__} does not tell which samples it has given"
+    elif not _keeps_its_order(sampler):
+        why = f"a {type(sampler).__name__} makes an order that is not kept"
+    elif trainer.num_training_batches == float("inf"):
+        why = "of a loader without a length, Lightning takes a batch more than it trains on"
+    else:
+        return None
+    return Finding(
+        code="loader-resumes-inexactly",
+        severity=Severity.WARNING,
+        what="in the middle of an epoch, training cannot go on exactly where it was",
+        evidence=(why,),
+        remedy="give trainer.fit() one torchdata StatefulDataLoader, of a dataset with a length, and with a "
+        "DistributedSampler of your own (use_distributed_sampler=False); at an epoch's end any will do",
+    )
+
+
+def _keeps_its_order(sampler: object) -> bool:
+    """Whether the order follows from the epoch, or is in the loader's own state.
+
+    Over several ranks Lightning wraps a sampler that it does not know, torchdata's own among them, and forgets it.
+    """
+    if type(sampler) in (SequentialSampler, DistributedSampler):
+        return True
+    return type(sampler).__module__.startswith("torchdata.")
+
+
+def _own_file(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
