@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.piles", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small log, once")
     quick = parser.parse_args().quick
-    size, rounds = (64 * MIB, 1) if quick else (1024 * MIB, 3)
+    size, rounds = (64 * MIB, 1) if quick else (512 * MIB, 3)
     headline("diagnosing a large log")
     with tempfile.TemporaryDirectory() as folder:
         log, empty = Path(folder) / "all.log", Path(folder) / "none.log"

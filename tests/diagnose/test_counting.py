@@ -89,3 +89,14 @@ def test_traceback_of_the_rank_that_failed_first_leaves_nothing_open() -> None:
 def test_rank_that_a_launcher_started_twice_is_a_mismatch() -> None:
     answer = told(*["initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2"] * 2)
     assert answer.klass is Class.RANK_COUNT
+
+
+def test_clocks_that_differ_a_little_turn_no_order_around() -> None:
+    gpu = block("2026-11-20 10:00:02,000 NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", name="dmesg")
+    ranks = block("2026-11-20 10:00:00,000 [rank2]: KeyError: 'input_ids'", name="rank-2.log", rank=2)
+    assert diagnose_blocks([ranks, gpu]).klass is Class.GPU_XID
+
+
+def test_address_of_a_gpu_is_no_xid() -> None:
+    answer = told("NVRM: Xid (PCI:0000:79:00): 45, pid=8812, name=python, Ch 00000008")
+    assert answer.klass is Class.UNKNOWN
