@@ -53,4 +53,10 @@ def test_words_leave_out_what_there_is_not_and_name_the_convention_where_there_i
         "gradient norm 1.50",
         "GPU memory 2.0 GiB at most, 4.0 reserved",
     ]
+    assert told({"host_memory_peak_bytes": 2.0**30, "checkpoint_stall_s": 0.25, "loss": 2.0}) == [
+        "loss 2.000",
+        "1.0 GiB of memory at most",
+        "0.25 s stalled by a checkpoint",
+    ]
+    assert told({"checkpoint_stall_s": 1e-5}) == []
     assert told({}) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from holdfast.events import (
@@ -226,6 +227,12 @@ def test_speed_is_measured_over_the_latest_steps_of_the_attempt() -> None:
     assert status.lead.remaining_s == pytest.approx(50)
     assert status.lead.loss == pytest.approx(1 / 50)
     assert fold([*STARTED, *many, attempt(1)]).tokens_per_s is None
+
+
+def test_what_the_latest_checkpoint_cost_is_known_after_steps_that_had_none() -> None:
+    stalled = msgspec.structs.replace(step(1), checkpoint_s=0.25)
+    assert fold([*STARTED, stalled, step(2)]).lead.metrics == {"checkpoint_stall_s": 0.25}
+    assert fold([*STARTED, step(1)]).lead.metrics == {}
 
 
 def test_speed_is_right_where_the_log_holds_only_some_steps() -> None:

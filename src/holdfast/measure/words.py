@@ -42,7 +42,8 @@ def _grad_norm(metrics: Mapping[str, float]) -> str:
 
 def _memory(metrics: Mapping[str, float]) -> str:
     if "memory_peak_bytes" not in metrics:
-        return ""
+        peak = metrics.get("host_memory_peak_bytes")
+        return f"{peak / 2**30:.1f} GiB of memory at most" if peak else ""
     reserved = metrics.get("memory_reserved_bytes", 0.0)
     return f"GPU memory {metrics['memory_peak_bytes'] / 2**30:.1f} GiB at most, {reserved / 2**30:.1f} reserved"
 
@@ -52,10 +53,15 @@ def _data_wait(metrics: Mapping[str, float]) -> str:
     return f"{waited_s:.2g} s waited for data" if waited_s >= 0.001 else ""
 
 
+def _stall(metrics: Mapping[str, float]) -> str:
+    stalled_s = metrics.get("checkpoint_stall_s", 0.0)
+    return f"{figure(stalled_s, 2)} s stalled by a checkpoint" if stalled_s >= 0.001 else ""
+
+
 Phrase = Callable[[Mapping[str, float]], str]
-LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait)
+LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait, _stall)
 UTILISATION: tuple[Phrase, ...] = (_mfu,)
-DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait)
+DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait, _stall)
 """What is said beside loss and speed, which `holdfast status` has from more steps than one."""
 
 

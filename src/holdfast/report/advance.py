@@ -257,11 +257,16 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
         world=world,
         total_steps=replica.total_steps if total is None else int(total),
         loss=event.metrics.get("loss", replica.loss),
-        metrics={**replica.metrics, **event.metrics},
+        metrics={**replica.metrics, **event.metrics, **_stall(event)},
         window=(*replica.window, time)[-WINDOW_STEPS:],
         recovering=False,
     )
     return _with_replica(status, after)
+
+
+def _stall(event: StepCommitted) -> dict[str, float]:
+    """What the latest checkpoint cost the loop: most steps have none."""
+    return {"checkpoint_stall_s": event.checkpoint_s} if event.checkpoint_s > 0 else {}
 
 
 def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
