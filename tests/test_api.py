@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import socket
 import sys
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import DrillAction, DrillTarget, Outcome, RunCreated, RunFinished
+from holdfast.events import CancelRequested, DrillAction, DrillTarget, Outcome, RunCreated, RunFinished
 from holdfast.events.log import EventWriter, sealed
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
@@ -58,6 +62,33 @@ def test_controller_that_is_gone_is_told_from_one_that_is_silent(run: RunFolder)
     with pytest.raises(HoldfastError) as raised:
         api.cancel(run)
     assert code_of(raised) == "controller-silent"
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_request_without_an_answer_is_looked_for_in_the_log(run: RunFolder, obeys: bool) -> None:
+    """A controller that is killed between the log and its answer, or before either."""
+    assert run.lock() is not None
+    writer = EventWriter(run.events)
+
+    def serve(server: socket.socket) -> None:
+        with server.accept()[0] as peer:
+            said = b""
+            while not said.endswith(b"}"):
+                said += peer.recv(4096)
+            asked = msgspec.json.decode(said.partition(b"\r\n\r\n")[2], type=CancelRequested)
+            writer.append([asked if obeys else msgspec.structs.replace(asked, request="somebody else's")])
+
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(run.path):
+        server.bind(run.control_socket.name)
+        server.listen()
+        serving = threading.Thread(target=serve, args=(server,))
+        serving.start()
+        if obeys:
+            api.cancel(run)
+        else:
+            with pytest.raises(HoldfastError, match="will not do it later"):
+                api.cancel(run)
+        serving.join()
 
 
 def test_run_that_is_over_cannot_be_cancelled_or_drilled(run: RunFolder) -> None:

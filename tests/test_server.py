@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from holdfast.events import (
     RunCreated,
 )
 from holdfast.events.log import EventWriter, read_events
+from holdfast.events.operator import UNTIL
 from holdfast.events.orders import PROTOCOL, Acknowledge, order_decoder
 from holdfast.findings import Finding
 from holdfast.guard.door import Hall
@@ -307,6 +309,20 @@ def test_garbage_is_answered_with_400_and_changes_nothing(tmp_path: Path) -> Non
                 assert answer.json()["error"] == "not understood"
             assert read_events(here.log) == before
             assert (await client.post("/v1/cancel", content=CANCEL)).status_code == 200
+
+    play(tmp_path, scene)
+
+
+def test_request_that_is_read_too_late_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        before = read_events(here.log)
+        async with here.client() as client:
+            for until, status in ((time.monotonic() - 0.001, 408), ("soon", 400)):
+                answer = await client.post("/v1/cancel", content=CANCEL, headers={UNTIL: f"{until}"})
+                assert answer.status_code == status
+            assert read_events(here.log) == before
+            in_time = {UNTIL: f"{time.monotonic() + 600}"}
+            assert (await client.post("/v1/cancel", content=CANCEL, headers=in_time)).status_code == 200
 
     play(tmp_path, scene)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -38,12 +39,12 @@ from holdfast.events import (
     DrillAction,
     DrillRequested,
     DrillTarget,
-    Event,
     FindingRaised,
     RecoveryDecided,
     RunFinished,
 )
 from holdfast.events.log import EventReader, last_event, line_of, read_events
+from holdfast.events.operator import UNTIL, Request
 from holdfast.fabric.catalog import CATALOG, NAMES, resolve
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
@@ -77,7 +78,10 @@ LEAVE_S = 5.0
 """Longest that `follow` waits, after a run's last event, for its processes to have gone."""
 
 ASK_S = 10.0
-"""Longest a controller may take to answer."""
+"""Longest a controller may take to obey."""
+
+ANSWER_S = 2.0
+"""Longest that its answer may take beyond that."""
 
 
 # Describe
@@ -600,7 +604,7 @@ def _no_answer(run: RunFolder) -> HoldfastError:
 def _controller_silent(run: RunFolder) -> HoldfastError:
     return failure(
         "controller-silent",
-        f"the controller of {run.run} did not answer: it is busy or stopped, or is being started again",
+        f"the controller of {run.run} did not answer, and will not do it later: it is busy, stopped or being replaced",
         exit_code=ExitCode.UNAVAILABLE,
         where=str(run.controller_log),
         evidence=_last_words(run),
@@ -614,30 +618,43 @@ def _refuse_finished(run: RunFolder) -> None:
         raise failure("run-finished", f"{run.run} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
 
 
-def _ask(run: RunFolder, what: str, event: Event) -> None:
-    """Send a request to a run's controller over its Unix socket."""
+def _was_obeyed(run: RunFolder, event: Request) -> bool:
+    """Whether a request is in the log; whatever is there was done, or will be."""
+    known = (one for one in EventReader(run.events).read() if isinstance(one, Request))
+    return any(one.request == event.request for one in known)
+
+
+def _ask(run: RunFolder, what: str, event: Request) -> None:
+    """Send a request to a run's controller over its Unix socket.
+
+    Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
+    """
     import httpx
     import msgspec
 
     _refuse_finished(run)
+    event = msgspec.structs.replace(event, request=secrets.token_hex(8))
     directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
     try:
         # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
         transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
-        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}"}
-        with httpx.Client(transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S) as client:
+        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}", UNTIL: repr(time.monotonic() + ASK_S)}
+        client = httpx.Client(
+            transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S + ANSWER_S
+        )
+        with client:
             answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
-    except (httpx.ReadError, httpx.RemoteProtocolError) as error:
-        # A controller that was asked to kill itself has no time to answer.
-        if isinstance(event, DrillRequested) and event.target is DrillTarget.CONTROLLER:
-            return
-        raise _no_answer(run) from error
     except (httpx.TransportError, OSError) as error:
+        # A controller that was asked to kill itself, for one, has no time to answer.
+        if _was_obeyed(run, event):
+            return
         raise _no_answer(run) from error
     finally:
         os.close(directory)
     if answer.status_code == 401:
         raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
+    if answer.status_code == 408:
+        raise _no_answer(run)
     if answer.status_code == 503:
         raise failure(
             "run-holds",

@@ -53,6 +53,7 @@ from holdfast.events import (
 )
 from holdfast.events.bounds import Decoder
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
+from holdfast.events.operator import UNTIL
 from holdfast.events.orders import (
     PROTOCOL,
     Order,
@@ -190,7 +191,10 @@ class Port:
                 if len(body) > self._limits.body_bytes:
                     return JSONResponse({"error": "too large"}, status_code=413)
             try:
-                self._controller.ask(decoder.decode(body))
+                asked, until = decoder.decode(body), _until(request)
+                if time.monotonic() > until:
+                    return JSONResponse({"error": "too late: whoever asked has been told so"}, status_code=408)
+                self._controller.ask(asked)
             except _NOT_UNDERSTOOD as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
             except AssertionError as error:
@@ -264,6 +268,11 @@ class Port:
             return FileResponse(archive, media_type="application/x-tar")
 
         return endpoint
+
+
+def _until(request: Request) -> float:
+    """Until when a request may be obeyed, in this machine's monotonic seconds; raises MsgspecError for nonsense."""
+    return msgspec.json.decode(request.headers.get(UNTIL, "1e300"), type=float)
 
 
 def _give_way(error: BaseException) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import pytest
 from tests.agent.test_gpu import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill
 
+from holdfast.agent import team as team_module
 from holdfast.agent import vigil
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
@@ -51,6 +53,7 @@ for line in sys.argv[2:]: link.sendall(line.encode() + b"\\n")
 if sys.argv[1] == "wait": print(link.recv(4096).decode(), flush=True)
 if sys.argv[1] == "again": link.recv(4096); link.sendall(sys.argv[2].encode() + b"\\n"); signal.pause()
 if sys.argv[1] == "leave": link.close(); signal.pause()
+if sys.argv[1] == "late": link.close(); open("pipe").read(); sys.exit(7)
 if sys.argv[1] == "stay": signal.pause()
 """
 
@@ -139,6 +142,13 @@ class Bench:
         path = self.folder / "pipe"
         os.mkfifo(path)
         return path
+
+
+async def hung_up(team: Team) -> None:
+    """Wait until the agent knows that rank 0 has hung up."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not team._vigil.hung_up(0):
+            await asyncio.to_thread(time.sleep, 0.005)
 
 
 async def heard(pipe: Path) -> str:
@@ -559,6 +569,70 @@ def test_rank_that_hung_up_or_ended_is_not_taken_for_hung(tmp_path: Path, socket
         assert [one.rank for one in bench.all(RankHung)] == [1, 1]
         team.stop(0.0)
         await bench.until(RanksStopped)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_on_its_way_out_ends_by_itself_when_all_are_killed(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has hung up, with its peers too: they fail of that, and may be told as failed before it has ended."""
+    monkeypatch.setattr(team_module, "LEAVING_S", 600.0)
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        team = bench.team(speaker("late"), shell("sleep 600"))
+        await team.start()
+        writer = await asyncio.to_thread(pipe.open, "w")
+        await hung_up(team)
+        team.stop(0.0)
+        assert (await bench.until(RankExited)).rank == 1
+        writer.close()
+        ended = await bench.until(RankExited, 2)
+        assert (ended.rank, ended.how, ended.code, ended.stopped) == (0, RankExit.CODE, 7, False)
+
+    play(tmp_path, sockets, scene)
+
+
+def test_rank_that_has_hung_up_and_stays_is_killed_a_moment_later(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_module, "LEAVING_S", 0.05)
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        team = bench.team(speaker("late"))
+        await team.start()
+        with await asyncio.to_thread(pipe.open, "w"):
+            await hung_up(team)
+            team.stop(0.0)
+            ended = await bench.until(RankExited)
+        assert (ended.how, ended.code, ended.stopped) == (RankExit.SIGNAL, 9, True)
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_launcher_that_ends_well_while_a_rank_of_it_is_at_work_has_failed(
+    tmp_path: Path, sockets: Path, leaves: bool
+) -> None:
+    """As `deepspeed` does when a signal ends the process between it and its ranks."""
+    greeting = '{"type":"checkpoint-committed","step":1,"path":"x"}'
+    words = " ".join(shlex.quote(word) for word in speaker("stay" if leaves else "leave", greeting))
+    launcher = shell(f"RANK=0 {words} & cat pipe; exit 0")
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        team = bench.team(launcher, ranks_each=2)
+        await team.start()
+        await bench.until(CheckpointCommitted)
+        await asyncio.to_thread(pipe.write_text, "go")
+        ended = await bench.until(RankExited)
+        expected = (RankExit.LEFT_RANKS, "rank 0 was at work") if leaves else (RankExit.CODE, "")
+        assert (ended.how, ended.evidence, ended.code) == (*expected, 0)
+        await bench.until(RanksStopped)
+        told = [found.finding.code for found in bench.all(FindingRaised)]
+        assert told == ([] if leaves else ["left-processes"])
 
     play(tmp_path, sockets, scene)
 

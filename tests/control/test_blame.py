@@ -48,6 +48,13 @@ def test_end_of_which_nothing_is_known_is_unexplained() -> None:
     assert (failure.kind, failure.at, failure.rank) == (FailureKind.UNEXPLAINED, 99.0, None)
 
 
+def test_rank_that_a_launcher_names_is_blamed_for_its_end() -> None:
+    named = RankExited(at=11.0, node=1, replica=0, attempt=0, rank=0, how=RankExit.SIGNAL, code=9, culprit=3)
+    failure = blamed(exits=(named,))
+    assert (failure.rank, failure.node, failure.log_rank) == (3, 1, 0)
+    assert blamed(exits=(exited(0, 11.0),)).log_rank is None
+
+
 def test_rank_that_never_spoke_is_blamed_for_a_hang_before_those_that_wait() -> None:
     mute = hung(1, last_step=-1, said_hello=False, innermost="read (nfs.py:1)")
     failure = blamed(hangs=(hung(0, last_step=-1, innermost="read (x.py:1)"), mute))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.control.commands import (
@@ -285,6 +286,15 @@ def test_verdict_to_stop_ends_the_run_with_the_jobs_code() -> None:
     assert run.do(exited(0, code=3), stopped(0), stopped(1)) == [stop(0, 1), Finish()]
     assert run.state.ending is not None
     assert (run.state.ending.outcome, run.state.ending.exit_code) == (Outcome.FAILED, 3)
+
+
+def test_rank_that_a_launcher_names_is_on_the_node_that_has_it() -> None:
+    run = Run(ranks=2, launch=Launch.MPI).running()
+    run.do(msgspec.structs.replace(killed(0, rank=0), culprit=3))
+    assert [(one.node, one.culprit) for one in run.state.replicas[0].exits] == [(1, 3)]
+    nobody = Run(ranks=2, launch=Launch.MPI).running()
+    nobody.do(msgspec.structs.replace(killed(0, rank=0), culprit=4))
+    assert [(one.node, one.culprit) for one in nobody.state.replicas[0].exits] == [(0, -1)]
 
 
 @pytest.mark.parametrize("late", [killed(0), stopped(0), hung(0)])

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished, StepCommitted
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
-from holdfast.host.processes import all_pids, marked
+from holdfast.host.processes import all_pids, end_all, marked
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
 
@@ -124,6 +125,11 @@ class Runs:
                 watched.end()
             assert left_of(watched.folder) == []
 
+    def kill(self) -> None:
+        """End whatever a test that failed has left, so that it does not disturb the next."""
+        for watched in self._watched:
+            end_all(partial(processes_of, watched.folder), within_s=10.0)
+
 
 def _cancel(folder: RunFolder) -> None:
     """Cancel a run whose controller may be on its way up, or busy with a machine that is busy."""
@@ -138,11 +144,15 @@ def _cancel(folder: RunFolder) -> None:
                 raise
 
 
+def processes_of(folder: RunFolder) -> list[int]:
+    """Every process of a run: its ranks by their mark, those of holdfast by the folder in their words."""
+    own = [pid for pid in all_pids() if f"{folder.path}".encode() in _argv(pid) and pid != os.getpid()]
+    return [*own, *marked(all_pids(), HOLDFAST_RUN=folder.run)]
+
+
 def left_of(folder: RunFolder) -> list[str]:
     """What is left of a run beside its folder: processes, ports, sockets, secrets."""
-    processes = marked(all_pids(), HOLDFAST_RUN=folder.run) + [
-        pid for pid in all_pids() if f"{folder.path}".encode() in _argv(pid)
-    ]
+    processes = processes_of(folder)
     ports = [f"port {port}" for port in _ports(folder) if _listens(port)]
     private = [path for path in (folder.secrets, folder.control_socket) if path.exists()]
     return [*(f"process {pid}: {_argv(pid)!r}" for pid in processes), *ports, *map(str, private)]
@@ -190,5 +200,6 @@ def runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         made.close()
         assert [name for name in os.listdir(short) if name.startswith("holdfast")] == []
     finally:
+        made.kill()
         tempfile.tempdir = None
         shutil.rmtree(short)

@@ -72,5 +72,8 @@ def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
     (decided,) = watched.all(RecoveryDecided)
     # Ten times a second each torchrun looks at its ranks: the other node's may be the first to see one that left after.
-    assert any(line.startswith("its launcher says that rank") for line in decided.finding.evidence)
+    (said,) = [line for line in decided.finding.evidence if line.startswith("its launcher says that rank")]
+    assert said == f"its launcher says that rank {decided.first_rank} ended first"
+    assert decided.finding.what.startswith(f"rank {decided.first_rank} on node{(decided.first_rank or 0) // 2} ")
+    assert decided.log_rank == (decided.first_rank or 0) // 2 * 2
     assert watched.all(StepCommitted)[-1].step == 40

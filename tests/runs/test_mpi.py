@@ -71,7 +71,9 @@ def test_rank_killed_under_mpirun_run_goes_on(isolated: Runs, profile: str) -> N
     assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
     (decided,) = watched.all(RecoveryDecided)
-    assert any(line.startswith("its launcher says that rank") for line in decided.finding.evidence)
+    assert "its launcher says that rank 3 ended first" in decided.finding.evidence
+    assert (decided.finding.what, decided.first_rank) == ("rank 3 on node1 was ended by SIGKILL", 3)
+    assert decided.log_rank == 0
     assert watched.all(StepCommitted)[-1].step == 40
     assert [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ompi")] == []
 

@@ -33,6 +33,7 @@ class Ended:
     stopped: bool = False
     error: str = ""
     evidence: str = ""
+    culprit: int = -1
     log: str = ""
 
 
@@ -60,14 +61,19 @@ class RankProcess:
         ended = self.ended
         return ended is not None and not ended.stopped and (ended.how, ended.code) == (RankExit.CODE, 0)
 
+    @property
+    def ranks(self) -> range:
+        """The ranks it stands for: its own, or those that it starts."""
+        return range(self.rank, self.rank + self.launch.ranks)
+
     def pids(self) -> dict[int, int]:
         """The process of each rank it stands for; its own for those whose cannot be told from it."""
-        ranks = range(self.rank, self.rank + self.launch.ranks)
         if self.launch.ranks == 1:
             return {self.rank: self.pid}
         below = descendants(self.pid)
         found = (
-            (rank, marked(below, RANK=str(rank)) or marked(below, OMPI_COMM_WORLD_RANK=str(rank))) for rank in ranks
+            (rank, marked(below, RANK=str(rank)) or marked(below, OMPI_COMM_WORLD_RANK=str(rank)))
+            for rank in self.ranks
         )
         return {rank: next(iter(pids), self.pid) for rank, pids in found}
 
@@ -110,6 +116,12 @@ class RankProcess:
         """Have it ended without a process."""
         self.ended = ended
         asyncio.get_running_loop().call_soon(on_end, self)
+
+    def disown(self, rank: int) -> None:
+        """It ended well, and yet a rank that it had started is at work: somebody else ended it."""
+        assert self.ended is not None
+        evidence = f"rank {rank} was at work"
+        self.ended = replace(self.ended, how=RankExit.LEFT_RANKS, evidence=evidence, log=self.launch.log)
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole process group; nothing happens when it has ended."""
@@ -182,8 +194,15 @@ class RankProcess:
             return ended
         evidence = f"its launcher says that rank {words.rank} ended first"
         if words.code < 0:
-            return Ended(at=ended.at, how=RankExit.SIGNAL, code=-words.code, evidence=evidence, log=self.launch.log)
-        return replace(ended, code=words.code, evidence=evidence)
+            return Ended(
+                at=ended.at,
+                how=RankExit.SIGNAL,
+                code=-words.code,
+                evidence=evidence,
+                culprit=words.rank,
+                log=self.launch.log,
+            )
+        return replace(ended, code=words.code, evidence=evidence, culprit=words.rank)
 
     def _was_stopped(self, status: int) -> bool:
         """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""

@@ -45,6 +45,9 @@ log = logging.getLogger("holdfast.agent")
 ECHO_S = 60.0
 """The same that other ranks notice within this time is known: a loss that is no number soon is every rank's."""
 
+LEAVING_S = 2.0
+"""Longest that a rank which has hung up gets to end by itself before it is killed: an interpreter clears up first."""
+
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
 
@@ -157,7 +160,7 @@ class Team:
                 return  # asked again: the first grace holds
             self._killer.cancel()
         if grace_s <= 0:
-            self._signal_all(signal.SIGKILL)
+            self._kill_at_once()
             return
         self._signal_all(signal.SIGTERM)
         self._killer = asyncio.get_running_loop().call_at(kill_at, self._kill_stubborn, grace_s)
@@ -198,6 +201,19 @@ class Team:
             process.stop(number)
             if number is not signal.SIGKILL:
                 process.signal(signal.SIGCONT, group=True)
+
+    def _kill_at_once(self) -> None:
+        """Kill every rank; one that has hung up is on its way out, and how it ends by itself may be the cause."""
+        leaving = [
+            process
+            for process in self.processes
+            if process.running and process.launch.ranks == 1 and self._vigil.hung_up(process.rank)
+        ]
+        for process in self.processes:
+            if process not in leaving:
+                process.stop(signal.SIGKILL)
+        if leaving:
+            self._killer = asyncio.get_running_loop().call_later(LEAVING_S, self._signal_all, signal.SIGKILL)
 
     def _kill_stubborn(self, grace_s: float) -> None:
         """The grace is over: kill what is left, and say who has not used it."""
@@ -259,10 +275,12 @@ class Team:
 
     async def _tell_end(self, process: RankProcess) -> None:
         """Say how a rank ended, after all that it has said itself."""
-        ended = process.ended
-        assert ended is not None
         await self._channels[process.rank].hear_out(LAST_WORDS_S)
         self._march.say()
+        if process.ended_well and (at_work := self._vigil.at_work(process.ranks)):
+            process.disown(at_work[0])
+        ended = process.ended
+        assert ended is not None
         self._vigil.over(process.rank)
         pulse = self._vigil.pulses.get(process.rank)
         self._say(
@@ -277,6 +295,7 @@ class Team:
                 stopped=ended.stopped,
                 error=ended.error,
                 evidence=ended.evidence,
+                culprit=ended.culprit,
                 log=ended.log,
                 last_step=pulse.step if pulse else -1,
                 said_hello=pulse is not None,

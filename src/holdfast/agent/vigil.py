@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from holdfast.agent.stacks import take
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung
 from holdfast.events.orders import StartRanks
-from holdfast.host.processes import state_letter
+from holdfast.host.processes import identify, state_letter
 
 FIRST_STEP_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
@@ -84,6 +84,15 @@ class Vigil:
         for pulses in (self.pulses, self._mute):
             if rank in pulses:
                 pulses[rank].over = True
+
+    def hung_up(self, rank: int) -> bool:
+        """Whether a rank has spoken, and said all it had to say."""
+        return rank in self.pulses and self.pulses[rank].over
+
+    def at_work(self, ranks: Iterable[int]) -> list[int]:
+        """Those of these ranks that have said hello, have not hung up, and live."""
+        open_ones = ((rank, self.pulses[rank]) for rank in ranks if rank in self.pulses)
+        return [rank for rank, pulse in open_ones if not pulse.over and identify(pulse.pid) is not None]
 
     def look(self, running: Mapping[int, int]) -> None:
         """Report those of these ranks (with their processes) that have yet to speak, each once."""

@@ -34,6 +34,7 @@ _KINDS: dict[RankExit, FailureKind] = {
     RankExit.PORT_TAKEN: FailureKind.PORT_TAKEN,
     RankExit.NOT_STARTED: FailureKind.NOT_STARTED,
     RankExit.NO_CODE: FailureKind.NO_CODE,
+    RankExit.LEFT_RANKS: FailureKind.LEFT_RANKS,
 }
 
 
@@ -86,12 +87,14 @@ def _kind(exited: RankExited) -> FailureKind:
 
 
 def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
+    named = exited.culprit >= 0
     return Failure(
         kind=_kind(exited),
         at=exited.at,
         node=exited.node,
         attempt=exited.attempt,
-        rank=exited.rank,
+        rank=exited.culprit if named else exited.rank,
+        log_rank=exited.rank if named else None,
         code=exited.code,
         error=exited.error,
         evidence=(exited.evidence,) if exited.evidence else (),

@@ -213,5 +213,6 @@ def _record(replica: ReplicaState, verdict: Verdict, failure: Failure, at: float
         failed_at=failure.at,
         finding=verdict.finding,
         first_rank=failure.rank,
+        log_rank=failure.log_rank,
     )
     return Record(event=decided)

@@ -53,6 +53,7 @@ class FailureKind(StrEnum):
     CRASHED = "rank-crashed"
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
+    LEFT_RANKS = "launcher-left-ranks"
     DISK_FULL = "disk-full"
     READ_ONLY = "read-only-file-system"
     NO_ROOM = "no-room-to-start"
@@ -76,6 +77,8 @@ class Failure:
     node: int
     attempt: int
     rank: int | None = None
+    log_rank: int | None = None
+    """The rank in whose file its output is, where that is another's."""
     code: int = 0
     """Exit code, or the signal's number."""
     error: str = ""
@@ -239,6 +242,8 @@ def _exit_code(failure: Failure) -> int:
             return ExitCode.UNAVAILABLE
         case FailureKind.NODE_LOST | FailureKind.NODE_PREEMPTED | FailureKind.NEVER_JOINED:
             return ExitCode.NODES_LOST
+        case FailureKind.LEFT_RANKS:
+            return 1
         case FailureKind.DISK_FULL | FailureKind.READ_ONLY | FailureKind.UNEXPLAINED:
             return ExitCode.STORAGE
         case FailureKind.NO_ROOM:
@@ -252,6 +257,7 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.KILLED: Fault.CLUSTER,
     FailureKind.OUT_OF_MEMORY: Fault.USER,
     FailureKind.PORT_TAKEN: Fault.CLUSTER,
+    FailureKind.LEFT_RANKS: Fault.CLUSTER,
     FailureKind.HUNG: Fault.USER,
     FailureKind.NODE_LOST: Fault.CLUSTER,
     FailureKind.NODE_PREEMPTED: Fault.CLUSTER,
@@ -305,6 +311,8 @@ def describe(failure: Failure) -> str:
             return f"{who} was ended by {signal_name(failure.code)}"
         case FailureKind.OUT_OF_MEMORY:
             return f"{who} was ended for lack of memory"
+        case FailureKind.LEFT_RANKS:
+            return f"the launcher of {who} ended with code 0 and left ranks at work"
         case FailureKind.PORT_TAKEN:
             return f"{who} found the port taken at which its attempt was to meet"
         case FailureKind.HUNG:

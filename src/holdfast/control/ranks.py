@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from holdfast.control.blame import is_failure, left_as_asked
 from holdfast.control.commands import Inject
 from holdfast.control.course import halt, look, proceed
@@ -11,7 +13,7 @@ from holdfast.control.drills import due
 from holdfast.control.growth import hurry
 from holdfast.control.nodes import fail
 from holdfast.control.policy import JUDGE_S
-from holdfast.control.state import Deadline, Pace, ReplicaPhase, State, Transition
+from holdfast.control.state import Deadline, Pace, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import (
     NodesStopped,
     RankExit,
@@ -38,7 +40,7 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     if left_as_asked(replica, event):
         return hurry(state, event.replica, event.at), ()
     if is_failure(event):
-        state = state.with_replica(replace(replica, exits=(*replica.exits, event)))
+        state = state.with_replica(replace(replica, exits=(*replica.exits, _on_its_node(job, replica, event))))
         return halt(job, state, event.replica, event.at)
     if not event.stopped:
         return state.with_replica(replace(replica, well=replica.well | 1 << event.rank)), ()
@@ -46,6 +48,16 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
         return state, ()
     reason = "its agent stopped its ranks, as it does when it was long without a controller"
     return fail(job, state, (state.nodes[event.node],), event.at, reason)
+
+
+def _on_its_node(job: Job, replica: ReplicaState, event: RankExited) -> RankExited:
+    """A launcher's end, as one on the node of the rank that it names; a word that cannot be true is no word."""
+    place = event.culprit // job.local_world_size
+    if event.culprit < 0:
+        return event
+    known = place < len(replica.members)
+    node, culprit = (replica.members[place], event.culprit) if known else (event.node, -1)
+    return msgspec.structs.replace(event, node=node, culprit=culprit)
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:

@@ -23,6 +23,8 @@ class RankExit(StrEnum):
     """It could not listen where its peers were to meet it: a stranger has the port."""
     NOT_STARTED = "not-started"
     """The program could not be started at all."""
+    LEFT_RANKS = "left-ranks"
+    """It exited with code 0 while a rank that it had started was at work."""
     NO_CODE = "no-code"
     """The code that it runs did not reach the node."""
 
@@ -80,6 +82,8 @@ class RankExited(Event, frozen=True, kw_only=True):
     """The last error line the rank wrote, at most 500 characters, such as `ValueError: bad shape`."""
     evidence: str = ""
     """What proves `how`: the kernel's line, the cgroup's counter, the operating system's reason, a launcher's word."""
+    culprit: int = -1
+    """The rank that ended first by the word of its launcher, whose process this is; -1 where none is named."""
     log: str = ""
     """`file:line` of that error line."""
     last_step: int = -1

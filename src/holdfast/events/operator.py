@@ -38,14 +38,25 @@ class DrillAction(StrEnum):
     EXHAUST = "exhaust"
 
 
-class CancelRequested(Event, frozen=True, kw_only=True):
+UNTIL = "holdfast-until"
+"""Header of a request: monotonic seconds, of this machine, after which it must not be obeyed any more: whoever asked is
+then told that it was not."""
+
+
+class Request(Event, frozen=True, kw_only=True):
+    """Something that somebody asks for; `request` names it, so that who asked can find it in the log."""
+
+    request: str = ""
+
+
+class CancelRequested(Request, frozen=True, kw_only=True):
     """Somebody asked for the run to end; `force` skips the grace period."""
 
     force: bool = False
     by: str = ""
 
 
-class DrillRequested(Event, frozen=True, kw_only=True):
+class DrillRequested(Request, frozen=True, kw_only=True):
     """Somebody asked for a fault: at once, or as soon as `at_step` is finished by the target."""
 
     target: DrillTarget
@@ -59,5 +70,5 @@ class DrillRequested(Event, frozen=True, kw_only=True):
     """How much, where a drill takes that; its row in job/drills.py says in what unit."""
 
 
-class CheckpointRequested(Event, frozen=True, kw_only=True):
+class CheckpointRequested(Request, frozen=True, kw_only=True):
     """Somebody asked every rank to checkpoint at its next step."""

@@ -134,6 +134,8 @@ class RecoveryDecided(Event, frozen=True, kw_only=True):
     finding: Finding
     first_rank: int | None = None
     """The rank that failed first, when one did."""
+    log_rank: int | None = None
+    """The rank in whose file its output is, where that is another's: its launcher's first."""
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):

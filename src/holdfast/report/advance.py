@@ -82,6 +82,8 @@ def exit_in_words(event: RankExited | RanksExited) -> str:
             return "ended for lack of memory"
         case RankExit.PORT_TAKEN:
             return "found its rendezvous port taken"
+        case RankExit.LEFT_RANKS:
+            return "left ranks at work"
         case RankExit.NO_CODE:
             return "did not get its code"
         case RankExit.NOT_STARTED:

@@ -48,7 +48,11 @@ class Said:
 def first_failures(events: Iterable[AnyEvent]) -> frozenset[RankLog]:
     """The rank that failed first in each attempt that a rank's failure ended."""
     return frozenset(
-        RankLog(attempt=event.attempt, replica=event.replica, rank=event.first_rank)
+        RankLog(
+            attempt=event.attempt,
+            replica=event.replica,
+            rank=event.first_rank if event.log_rank is None else event.log_rank,
+        )
         for event in events
         if isinstance(event, RecoveryDecided) and event.first_rank is not None
     )
