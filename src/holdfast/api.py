@@ -493,7 +493,7 @@ def _survey(job: Job, base: Path) -> Survey:
     """The job's code, without the runs and checkpoints that may lie in the same folder."""
     from holdfast.launch.code.survey import survey
 
-    checkpoints = (base / job.checkpoint.path,) if job.checkpoint.path is not None else ()
+    checkpoints = (base / job.checkpoint.written,) if job.checkpoint.written is not None else ()
     return survey(job, base, apart=(runs_root(), *checkpoints))
 
 

@@ -55,6 +55,22 @@ def test_what_ranks_of_a_node_share_is_not_repeated_for_each() -> None:
     assert [set(rank.env) for rank in ranks] == [{"RANK", "LOCAL_RANK", "ROLE_RANK"}] * 4
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "path", "local"),
+    [
+        ({"path": "s3://b/run"}, "s3://b/run", "/runs/demo-abc234/checkpoints"),
+        ({"path": "s3://b/run", "local": "/nvme"}, "s3://b/run", "/nvme"),
+        ({"path": "out", "local": "/nvme"}, "/base/out", "/nvme"),
+        ({"path": "out"}, "/base/out", None),
+    ],
+)
+def test_checkpoints_of_two_tiers_go_to_the_node_first(
+    checkpoint: dict[str, str], path: str, local: str | None
+) -> None:
+    env, _ = given(checkpoint=checkpoint)
+    assert (env["HOLDFAST_CHECKPOINT_PATH"], env.get("HOLDFAST_CHECKPOINT_LOCAL")) == (path, local)
+
+
 def test_cadence_that_is_left_open_is_told_to_ranks() -> None:
     env, _ = given(checkpoint={"path": "/c", "every": "auto"})
     assert (env["HOLDFAST_CHECKPOINT_EVERY"], env["GROUP_WORLD_SIZE"]) == ("auto", "2")

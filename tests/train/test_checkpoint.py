@@ -13,11 +13,14 @@ from tests.conftest import SmallDisk, fill
 
 from holdfast.errors import HoldfastError
 from holdfast.train import staging
-from holdfast.train.checkpoint import ALONE, Checkpoints
+from holdfast.train.checkpoint import Checkpoints
+from holdfast.train.depot import Shared
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.tenure import Writer
 from holdfast.train.training import Training
+
+ALONE = Writer()
 
 
 class Counter:
@@ -51,9 +54,9 @@ def train(loop: Training) -> None:
 def checkpoints(
     folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1, writer: Writer = ALONE
 ) -> Checkpoints:
-    return Checkpoints(
-        folder, retention=Retention(keep=keep), training=loop, ranks=Ranks(world_size=world_size), writer=writer
-    )
+    ranks = Ranks(world_size=world_size)
+    depot = Shared(folder, retention=Retention(keep=keep), ranks=ranks, writer=writer)
+    return Checkpoints(depot, training=loop, ranks=ranks)
 
 
 def complete(folder: Path) -> list[str]:
@@ -154,7 +157,8 @@ def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
 
 def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
     loop = training()
-    kept = Checkpoints(tmp_path, retention=Retention(keep=1, keep_every=10), training=loop, ranks=Ranks())
+    depot = Shared(tmp_path, retention=Retention(keep=1, keep_every=10), ranks=Ranks(), writer=ALONE)
+    kept = Checkpoints(depot, training=loop, ranks=Ranks())
     for step in (5, 10, 15, 20, 25, 28):
         kept.save(step)
     assert complete(tmp_path) == ["step-00000010", "step-00000020", "step-00000028"]
@@ -212,7 +216,7 @@ def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later
     changed.set()
     assert saving.finish().problem.code == "checkpoint-inexact"
 
-    assert saving.save(2) == tmp_path / "step-00000002"
+    assert saving.save(2) == str(tmp_path / "step-00000002")
     again = training()
     assert checkpoints(tmp_path, again).restore().step == 2
     assert same(weights(again), weights(loop))
@@ -327,14 +331,14 @@ def test_attempt_replaced_in_the_middle_of_a_commit_does_not_get_through(
     """The moment after it has read that the folder is its own is the worst."""
     old, new = (checkpoints(tmp_path, training(), writer=attempt(number)) for number in range(2))
     old.restore()
-    look = old._tenure._refuse_successor
+    look = old._depot._tenure._refuse_successor
 
     def overtaken() -> None:
         look()
         monkeypatch.undo()
         assert new.restore()[:2] == (0, [])
 
-    monkeypatch.setattr(old._tenure, "_refuse_successor", overtaken)
+    monkeypatch.setattr(old._depot._tenure, "_refuse_successor", overtaken)
     assert refused(old, 1) == "attempt-superseded"
     assert complete(tmp_path) == []
     new.save(1)

@@ -45,6 +45,7 @@ def test_environment_is_read_by_its_documented_names():
         "HOLDFAST_LEARNING_RATE_FACTOR": "0.5",
         "HOLDFAST_RANK_SOCKET": "/run/3.sock",
         "HOLDFAST_CHECKPOINT_PATH": "/ckpt",
+        "HOLDFAST_CHECKPOINT_LOCAL": "/nvme",
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
         "HOLDFAST_CHECKPOINT_EVERY_S": "0.5",
         "HOLDFAST_CHECKPOINT_EVERY": "auto",
@@ -59,6 +60,7 @@ def test_environment_is_read_by_its_documented_names():
         learning_rate_factor=0.5,
         rank_socket=Path("/run/3.sock"),
         checkpoint_path=Path("/ckpt"),
+        checkpoint_local=Path("/nvme"),
         checkpoint_every_steps=10,
         checkpoint_every_s=0.5,
         checkpoint_auto=True,
@@ -66,6 +68,15 @@ def test_environment_is_read_by_its_documented_names():
         checkpoint_keep=2,
         checkpoint_keep_every=100,
     )
+
+
+def test_store_without_a_folder_on_the_node_is_refused():
+    assert Environment.read({"HOLDFAST_CHECKPOINT_PATH": "s3://b/r", "HOLDFAST_CHECKPOINT_LOCAL": "/n"}) == Environment(
+        checkpoint_path="s3://b/r", checkpoint_local=Path("/n")
+    )
+    with pytest.raises(HoldfastError) as refused:
+        Environment.read({"HOLDFAST_CHECKPOINT_PATH": "s3://b/r"})
+    assert refused.value.findings[0].code == "checkpoint-local-missing"
 
 
 @pytest.mark.parametrize("value", ["ten", "0", "-1", "2.5"])

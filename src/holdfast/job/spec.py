@@ -267,7 +267,15 @@ class Checkpoint(Model):
     """Where checkpoints lie and how often they are taken; used by `holdfast.train`."""
 
     path: Filled | None = None
-    """Folder that every node reaches; none means a folder of the run's own, which suits one machine only."""
+    """Folder that every node reaches, or a URL that fsspec knows, such as `s3://bucket/run`.
+
+    None means a folder of the run's own, which suits one machine only.
+    """
+    local: Filled | None = None
+    """Folder on each node's own disk where checkpoints are saved first; they are brought to `path` afterwards.
+
+    Without one a URL has a folder in the run's own on each node.
+    """
     every_steps: Count | None = Field(default=None, ge=1)
     """Take one each time this many steps are committed."""
     every_s: Seconds | None = None
@@ -278,6 +286,16 @@ class Checkpoint(Model):
     """How many of the newest are kept."""
     keep_every: Count | None = Field(default=None, ge=1)
     """Those of steps that are a multiple of this are kept for good."""
+
+    @property
+    def written(self) -> str | None:
+        """The folder that ranks write to, where the job names one."""
+        return self.local or (None if self.in_store else self.path)
+
+    @property
+    def in_store(self) -> bool:
+        """Whether `path` is a URL."""
+        return self.path is not None and "://" in self.path
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:

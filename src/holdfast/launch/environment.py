@@ -89,9 +89,11 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
         "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else world_size),
         "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(world_size, full_world_size)),
-        "HOLDFAST_CHECKPOINT_PATH": str(checkpoints_folder(accepted, folder)),
+        "HOLDFAST_CHECKPOINT_PATH": _checkpoints(accepted, folder),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
+    if checkpoint.local is not None or checkpoint.in_store:
+        env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
     if checkpoint.every_steps is not None:
         env["HOLDFAST_CHECKPOINT_EVERY_STEPS"] = str(checkpoint.every_steps)
     if checkpoint.every is not None:
@@ -104,12 +106,21 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
 
 
 def checkpoints_folder(accepted: Accepted, folder: RunFolder) -> Path:
-    """Where the job says, else a folder of the run's own: in the profile's storage, or in the run's folder."""
-    if accepted.job.checkpoint.path is not None:
-        return Path(accepted.base, accepted.job.checkpoint.path)
+    """What ranks write to: where the job says, else a folder of the run's own."""
+    checkpoint = accepted.job.checkpoint
+    if checkpoint.written is not None:
+        return Path(accepted.base, checkpoint.written)
+    return folder.checkpoints if checkpoint.in_store else Path(_checkpoints(accepted, folder))
+
+
+def _checkpoints(accepted: Accepted, folder: RunFolder) -> str:
+    """Where checkpoints end up: where the job says, else in the profile's storage, or in the run's folder."""
+    checkpoint = accepted.job.checkpoint
+    if checkpoint.path is not None:
+        return checkpoint.path if checkpoint.in_store else str(Path(accepted.base, checkpoint.path))
     if accepted.storage is not None:
-        return Path(accepted.base, accepted.storage, folder.run)
-    return folder.checkpoints
+        return str(Path(accepted.base, accepted.storage, folder.run))
+    return str(folder.checkpoints)
 
 
 def of_rank(job: Job, first: int, local_rank: int) -> dict[str, str]:

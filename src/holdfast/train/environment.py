@@ -27,8 +27,10 @@ class Environment:
     """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
     rank_socket: Path | None = None
     """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
-    checkpoint_path: Path | None = None
-    """`HOLDFAST_CHECKPOINT_PATH`: folder of checkpoints, reached by every rank; none means none are taken."""
+    checkpoint_path: Path | str | None = None
+    """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
+    checkpoint_local: Path | None = None
+    """`HOLDFAST_CHECKPOINT_LOCAL`: folder of the node's own, where they are saved before they are brought there."""
     checkpoint_every_steps: int | None = None
     """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
     checkpoint_every_s: float | None = None
@@ -51,6 +53,24 @@ class Environment:
     report_to: tuple[str, ...] = ()
     """`HOLDFAST_REPORT_TO`: trackers that are told of each step, with commas: tensorboard, wandb, mlflow."""
 
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """The folder that this rank writes checkpoints to."""
+        folder = self.checkpoint_local or self.checkpoint_path
+        return folder if isinstance(folder, Path) else None
+
+    def only_folder(self) -> Path | None:
+        """The folder of a framework's own checkpoints, which are saved where all ranks reach them."""
+        if self.checkpoint_local is None:
+            return self.checkpoint_folder
+        raise failure(
+            "checkpoint-in-two-tiers",
+            "a framework's own checkpoints go to one folder that every node reaches",
+            exit_code=ExitCode.USAGE,
+            where="checkpoint.local, or a URL in checkpoint.path",
+            remedy="name such a folder as `checkpoint.path`, without `checkpoint.local`; a Session has two tiers",
+        )
+
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables named above; an unset or empty one takes its default."""
@@ -65,7 +85,8 @@ class Environment:
             batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
             learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
-            checkpoint_path=_path(variables, "HOLDFAST_CHECKPOINT_PATH"),
+            checkpoint_path=_place(variables),
+            checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
             checkpoint_auto=variables.get("HOLDFAST_CHECKPOINT_EVERY") == "auto",
@@ -79,6 +100,22 @@ class Environment:
 def _path(variables: Mapping[str, str], name: str) -> Path | None:
     value = variables.get(name, "")
     return Path(value) if value else None
+
+
+def _place(variables: Mapping[str, str]) -> Path | str | None:
+    path = variables.get("HOLDFAST_CHECKPOINT_PATH", "")
+    if "://" not in path:
+        return Path(path) if path else None
+    if not variables.get("HOLDFAST_CHECKPOINT_LOCAL"):
+        raise failure(
+            "checkpoint-local-missing",
+            "checkpoints in a store are saved on the node first, and no folder for that is named",
+            exit_code=ExitCode.USAGE,
+            where="HOLDFAST_CHECKPOINT_LOCAL",
+            evidence=(f"HOLDFAST_CHECKPOINT_PATH={path}",),
+            remedy="set HOLDFAST_CHECKPOINT_LOCAL to a folder on the node's own disk, with room for three checkpoints",
+        )
+    return path
 
 
 def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Number], *, at_least: int) -> Number | None:

@@ -73,9 +73,9 @@ class Journal:
 
 def _story(told: Environment, after: int) -> Story:
     """One name for all attempts: the run's, else one that is kept with its checkpoints."""
-    name = told.run or _kept_name(told.checkpoint_path)
+    name = told.run or _kept_name(told.checkpoint_folder)
     replica = f"-replica{told.replica}" if told.replica else ""
-    return Story(run=f"{name}{replica}", after=after, folder=told.checkpoint_path or Path("runs"))
+    return Story(run=f"{name}{replica}", after=after, folder=told.checkpoint_folder or Path("runs"))
 
 
 def _kept_name(folder: Path | None) -> str:

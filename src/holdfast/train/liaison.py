@@ -116,7 +116,7 @@ class Liaison:
         if self._auto is not None:
             self._auto.waited(seconds)
 
-    def committed(self, step: int, path: Path, *, took_s: float) -> None:
+    def committed(self, step: int, path: Path | str, *, took_s: float) -> None:
         """A checkpoint is complete, so long after it was begun."""
         if self.ranks.rank == 0:
             self._channel.send(Checkpointed(step=step, path=str(path), took_s=took_s))

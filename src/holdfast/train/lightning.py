@@ -52,8 +52,8 @@ class HoldfastCallback(Callback):
         self._told = Environment.read()
         self._shelf: Shelf | None = None
         self._found = Found(None, 0.0, [])
-        if self._told.checkpoint_path is not None:
-            self._shelf = Shelf(self._told.checkpoint_path)
+        if (folder := self._told.only_folder()) is not None:
+            self._shelf = Shelf(folder)
             self._found = self._shelf.newest(world_size=self._told.world_size)
             self.newest = None if self._found.path is None else str(self._found.path / MODEL)
         self._step = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import SupportsFloat, TypeVar
 
 from torch import nn
@@ -16,19 +17,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
+from holdfast.findings import Finding
 from holdfast.measure.flops import PerToken
 from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.channel import say
-from holdfast.train.checkpoint import Checkpoints, Saved, raise_problem
+from holdfast.train.checkpoint import Checkpoints, Saved, error_of
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
+from holdfast.train.depot import Depot, Shared
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
-from holdfast.train.ranks import Wish
+from holdfast.train.ranks import Ranks, Wish
 from holdfast.train.rate import ScaledRate
 from holdfast.train.retention import Retention
-from holdfast.train.tenure import SUPERSEDED, Writer
+from holdfast.train.store import Store
+from holdfast.train.tenure import REFUSALS, Writer
+from holdfast.train.tiers import Tiers
 from holdfast.train.training import Stateful, Training
 
 Item = TypeVar("Item")
@@ -82,13 +87,8 @@ class Session:
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
             training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, data=self._supply)
-            self._checkpoints = Checkpoints(
-                told.checkpoint_path,
-                retention=Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every),
-                training=training,
-                ranks=ranks,
-                writer=Writer(run=told.run, replica=told.replica, attempt=told.attempt),
-            )
+            depot = _depot(told, told.checkpoint_path, ranks)
+            self._checkpoints = Checkpoints(depot, training=training, ranks=ranks)
             self._resume(self._checkpoints)
         self._model = model
         self._batch_ranks = told.batch_world_size or ranks.world_size
@@ -190,21 +190,38 @@ class Session:
         checkpoints.begin(self.step, self._samples, node_s=self._liaison.node_s)
         if action is Wish.STOP:
             self._tell(checkpoints.finish(), must=True)
+            self._raise(checkpoints.close(), must=True)
 
     def _tell(self, saved: Saved | None, *, must: bool) -> None:
         if saved is None:
             return
+        self._raise(saved.noticed, must=False)
         if saved.problem is None:
             self._liaison.committed(saved.step, saved.path, took_s=saved.took_s)
             return
-        self._liaison.found(saved.problem)
-        if must or saved.problem.code == SUPERSEDED:
-            raise_problem(saved)
+        self._raise(saved.problem, must=must)
+
+    def _raise(self, problem: Finding | None, *, must: bool) -> None:
+        """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
+        if problem is None:
+            return
+        self._liaison.found(problem)
+        if must or problem.code in REFUSALS:
+            raise error_of(problem)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        self.step, findings, self._samples, node_s = checkpoints.restore()
+        self.step, findings, self._samples, node_s, where = checkpoints.restore()
         self._liaison.resume(node_s)
         for finding in findings:
             self._liaison.found(finding)
         if self.step and self._liaison.ranks.rank == 0:
-            say(f"resumed after step {self.step} from {checkpoints.path(self.step)}")
+            say(f"resumed after step {self.step} from {where}")
+
+
+def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
+    """The depot that a rank was told of."""
+    retention = Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every)
+    writer = Writer(run=told.run, replica=told.replica, attempt=told.attempt)
+    if told.checkpoint_local is None:
+        return Shared(Path(path), retention=retention, ranks=ranks, writer=writer)
+    return Tiers(told.checkpoint_local, Store(str(path), writer), retention=retention, ranks=ranks)

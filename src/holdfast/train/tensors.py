@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load  # pyright: igno
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
 from holdfast.train.ranks import Ranks
+from holdfast.train.seal import FileSum
 
 INDEX = ".metadata"
 """The file, one for all ranks, that says where each tensor lies."""
@@ -36,6 +37,24 @@ class Damaged(Exception):
     """A file is not what it was sealed as; travels from the rank that found it to all."""
 
 
+class Lost(Exception):
+    """The place that has the files does not answer; travels in the same way."""
+
+
+class Place(Protocol):
+    """Where files are read from."""
+
+    folder: Path
+
+    def have(self, names: Iterable[str]) -> None:
+        """Have these files in the folder; raises Lost where they cannot be asked for."""
+        ...
+
+    def damage(self, name: str, expected: FileSum) -> str | None:
+        """Why a file must not be believed."""
+        ...
+
+
 def write(tensors: dict[str, Any], folder: Path, ranks: Ranks) -> list[Path]:
     """Write this rank's part of a checkpoint, not yet seen to disk; returns its files. All ranks call it together."""
     with _one_process_is_meant():
@@ -45,43 +64,73 @@ def write(tensors: dict[str, Any], folder: Path, ranks: Ranks) -> list[Path]:
 
 
 def read(
-    tensors: dict[str, Any], folder: Path, ranks: Ranks, damage: Callable[[str], str | None], *, also: str
+    tensors: dict[str, Any], place: Place, sealed: Mapping[str, FileSum], ranks: Ranks, *, also: str
 ) -> str | None:
     """Read into tensors that may be sharded otherwise than those that were saved. All ranks call it together.
 
-    `damage` says of a file, by its name, why it must not be believed; it is asked of every file that this rank reads,
-    and of `also`. Returns the damage of any rank's files, on every rank; then what was read is worth nothing. Raises
-    CheckpointException where these tensors are not those that were saved.
+    Every file that this rank reads, and `also`, is checked against what it was sealed as. Returns the damage of any
+    rank's files, on every rank; then what was read is worth nothing. Raises CheckpointException where these tensors are
+    not those that were saved, and Lost.
     """
+    checked = _Checked(place, sealed)
     # The index is unpickled, so it is checked before.
-    found = ranks.any_of(damage(INDEX) or damage(also))
+    found = ranks.any_of(checked.first((INDEX, also)))
+    if isinstance(found, Lost):
+        raise found
     if found is not None:
-        return found
+        return str(found)
     try:
         with _one_process_is_meant():
-            reader = _CheckingReader(folder, damage)
+            reader = _CheckingReader(checked)
             load(tensors, storage_reader=reader, process_group=ranks.group, no_dist=ranks.group is None)
     except CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, Damaged):
                 return str(cause)
+            if isinstance(cause, Lost):
+                raise cause from None
         raise
     return None
+
+
+class _Checked:
+    """A place whose files are held against their seal."""
+
+    def __init__(self, place: Place, sealed: Mapping[str, FileSum]) -> None:
+        self.place = place
+        self._sealed = sealed
+
+    def first(self, names: Collection[str]) -> Damaged | Lost | None:
+        """What stands against these files, before anything is read."""
+        try:
+            self.have(names)
+        except Lost as error:
+            return error
+        found = next(filter(None, map(self.damage, names)), None)
+        return Damaged(found) if found else None
+
+    def have(self, names: Iterable[str]) -> None:
+        self.place.have(name for name in names if name in self._sealed)
+
+    def damage(self, name: str) -> str | None:
+        expected = self._sealed.get(name)
+        return self.place.damage(name, expected) if expected else f"{name}: not sealed"
 
 
 class _CheckingReader(FileSystemReader):
     """Reads with several threads, beside others that check the same files: they find each other's pages in memory."""
 
-    def __init__(self, folder: Path, damage: Callable[[str], str | None]) -> None:
-        super().__init__(folder)
-        self._damage = damage
+    def __init__(self, checked: _Checked) -> None:
+        super().__init__(checked.place.folder)
+        self._checked = checked
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Damage goes before what went wrong in reading, which it may explain."""
         names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
+        self._checked.have(names)
         shares = [dataclasses.replace(plan, items=plan.items[first::READERS]) for first in range(READERS)]
         with ThreadPoolExecutor(READERS + len(names)) as pool:
-            damages = [pool.submit(self._damage, name) for name in sorted(names)]
+            damages = [pool.submit(self._checked.damage, name) for name in sorted(names)]
             read = super().read_data
             reads: list[Future[Any]] = [pool.submit(read, share, planner) for share in shares]
             wait(reads)

@@ -25,6 +25,8 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Fault, Finding
 
 SUPERSEDED = "attempt-superseded"
+REFUSALS = frozenset({SUPERSEDED, "checkpoints-in-use"})
+"""Codes of what ends a rank: the folder is another's."""
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,16 +88,7 @@ class Tenure:
         holder = self._holder()
         if holder is not None and holder.run == self._writer.run != "":
             return
-        run = holder.run if holder else ""
-        who = f"the run {run}" if run else "a process that belongs to no run of holdfast's"
-        end = f"end it with `holdfast cancel {run}`" if run else "end it"
-        finding = Finding(
-            code="checkpoints-in-use",
-            what=f"{who} is saving its checkpoints in this folder now",
-            where=str(self.folder),
-            remedy=f"set `checkpoint.path` to another folder, or {end}",
-        )
-        raise HoldfastError((finding,), ExitCode.REFUSED)
+        raise in_use(holder, str(self.folder))
 
     def _holder(self) -> Writer | None:
         try:
@@ -139,11 +132,30 @@ class Tenure:
         """Raise when a later attempt of this run has put its name down."""
         holder = self._holder()
         if holder is not None and self._writer.precedes(holder):
-            finding = Finding(
-                code="attempt-superseded",  # SUPERSEDED, in words: the list of codes is read from calls
-                what=f"attempt {holder.attempt} has taken over, so attempt {self._writer.attempt} commits nothing more",
-                where=str(self._name),
-                remedy="Nothing: this attempt's node was given up while it was out of reach. Its ranks end.",
-                fault=Fault.CLUSTER,
-            )
-            raise HoldfastError((finding,), ExitCode.REFUSED)
+            raise superseded(self._writer, holder, str(self._name))
+
+
+def superseded(writer: Writer, holder: Writer, where: str) -> HoldfastError:
+    """A later attempt of the same run has taken over."""
+    finding = Finding(
+        code="attempt-superseded",  # SUPERSEDED, in words: the list of codes is read from calls
+        what=f"attempt {holder.attempt} has taken over, so attempt {writer.attempt} commits nothing more",
+        where=where,
+        remedy="Nothing: this attempt's node was given up while it was out of reach. Its ranks end.",
+        fault=Fault.CLUSTER,
+    )
+    return HoldfastError((finding,), ExitCode.REFUSED)
+
+
+def in_use(holder: Writer | None, where: str) -> HoldfastError:
+    """Another run, that of `holder` where one has signed, has the place."""
+    run = holder.run if holder else ""
+    who = f"the run {run}" if run else "a process that belongs to no run of holdfast's"
+    end = f"end it with `holdfast cancel {run}`" if run else "end it"
+    finding = Finding(
+        code="checkpoints-in-use",
+        what=f"{who} is saving its checkpoints there now",
+        where=where,
+        remedy=f"set `checkpoint.path` to another folder, or {end}",
+    )
+    return HoldfastError((finding,), ExitCode.REFUSED)

@@ -163,6 +163,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing; `checkpoint.every_s` fixes it.",
     ),
     (
+        "checkpoint-copy-lost",
+        "What nodes had of a checkpoint on their own disks is damaged, or in part gone with a node.",
+        "The evidence; the disk of the node if a file was damaged.",
+        "Nothing: the store's copy, or the one before, is gone on from.",
+    ),
+    (
         "checkpoint-damaged",
         "A checkpoint's files are not what was written.",
         "The folder's disk.",
@@ -306,6 +312,36 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Weights were changed by something other than the optimiser while they were copied.",
         "What runs between two steps: hooks, averages, pruning.",
         "Nothing: from then on copies are made before the loop goes on.",
+    ),
+    (
+        "checkpoint-in-two-tiers",
+        "Lightning saves its own checkpoints, in one folder, and the job names two tiers.",
+        "`checkpoint` in the job.",
+        "A folder that every node reaches, and no `local`.",
+    ),
+    (
+        "checkpoint-local-missing",
+        "Checkpoints are to go to a URL, and no folder on the node is named to save them in first.",
+        "`printenv | grep HOLDFAST_CHECKPOINT`.",
+        "HOLDFAST_CHECKPOINT_LOCAL on the node's own disk.",
+    ),
+    (
+        "checkpoint-not-stored",
+        "A checkpoint is on the nodes' disks and could not be brought to the store.",
+        "The evidence: the store's own words.",
+        "Mend the store; a later one is brought when it is due.",
+    ),
+    (
+        "checkpoint-store-unknown",
+        "No installed package speaks to stores of this kind.",
+        "`pip list` in the ranks' environment.",
+        "The package that fsspec names, such as s3fs.",
+    ),
+    (
+        "checkpoint-store-unreachable",
+        "The store of checkpoints does not answer, so nobody knows where training stood.",
+        "The address, the credentials, the network of the nodes.",
+        "Mend it and start again; nothing was changed.",
     ),
     (
         "checkpoints-in-use",

@@ -98,9 +98,10 @@ def folders(job: Job, here: Here) -> Iterator[Finding]:
     elif not os.access(workdir, os.R_OK | os.X_OK):
         yield _error("missing-workdir", "workdir", f"the working directory {workdir} may not be entered", "Permit it.")
     yield from _writable("HOLDFAST_HOME", runs_root(), "the folder of all runs", "Set HOLDFAST_HOME to another folder.")
-    if job.checkpoint.path is not None:
-        folder = here.base / job.checkpoint.path
-        yield from _writable("checkpoint.path", folder, "the checkpoint folder", "Name a folder you may write to.")
+    if job.checkpoint.written is not None:
+        folder = here.base / job.checkpoint.written
+        field = "checkpoint.local" if job.checkpoint.local else "checkpoint.path"
+        yield from _writable(field, folder, "the checkpoint folder", "Name a folder you may write to.")
     elif here.storage is not None:
         remedy = "Set `checkpoint.path`, or another `storage` in the profile."
         yield from _writable("storage", here.base / here.storage, "the profile's storage", remedy)

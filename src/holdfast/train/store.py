@@ -1,0 +1,148 @@
+"""Owns the tier of checkpoints that all nodes reach: a folder or a bucket, by its fsspec URL.
+
+STORE/
+    writer-0.json          who commits there, for replica 0: the one that wrote it last
+    step-00000042.3/       what attempt 3 brought; its seal comes last, and without one it is no checkpoint
+
+Object stores rename nothing and lock nothing. So each attempt writes under names of its own, and looks who the writer
+is before it seals. Refuses to own what is brought, and when (tiers.py).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec.core
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+
+from holdfast.errors import ExitCode, failure
+from holdfast.train import seal
+from holdfast.train.retention import Retention
+from holdfast.train.seal import Seal
+from holdfast.train.tenure import Writer, in_use, superseded
+
+SET_ASIDE = "seal.damaged.json"
+
+_FOLDER = re.compile(r"step-(\d{8,})\.(\d+)")
+
+
+class Holder(Writer, frozen=True, kw_only=True):
+    """Who commits: an attempt, as one process is it."""
+
+    token: str
+
+
+class Store:
+    """A folder of checkpoints behind a URL such as `s3://bucket/run`; a plain path is one too.
+
+    Methods raise whatever the store's client does.
+    """
+
+    def __init__(self, url: str, writer: Writer) -> None:
+        self.url = url
+        self._me = Holder(run=writer.run, replica=writer.replica, attempt=writer.attempt, token=uuid.uuid4().hex)
+        try:
+            # The ignore: fsspec says of what it returns only that it is a tuple.
+            found: tuple[Any, str] = fsspec.core.url_to_fs(url)  # pyright: ignore[reportUnknownVariableType]
+        except (ImportError, ValueError) as error:
+            raise failure(
+                "checkpoint-store-unknown",
+                "no installed package speaks to stores of this kind",
+                exit_code=ExitCode.IMPOSSIBLE,
+                where=url,
+                evidence=(str(error),),
+                remedy="install the one that fsspec names (s3fs for s3://, gcsfs for gs://), or use a plain path",
+            ) from None
+        self._fs, self._root = found
+
+    def folder(self, step: int) -> str:
+        """The name of what this attempt brings of a step."""
+        return f"step-{step:08d}.{self._me.attempt}"
+
+    def take_over(self) -> None:
+        """From here on nobody else seals anything; raises HoldfastError when a later attempt of this run has it."""
+        holder = self._holder()
+        if holder is not None and self._me.precedes(holder):
+            raise superseded(self._me, holder, self._at(self._name()))
+        self._fs.invalidate_cache()
+        self._make("")
+        self._fs.pipe_file(self._at(self._name()), msgspec.json.encode(self._me))
+        known = {path.split("/")[-2] for path in self._fs.glob(self._at("step-*", "seal.*"))}
+        every = {path.rstrip("/").split("/")[-1] for path in self._fs.glob(self._at("step-*"))}
+        for left in filter(_FOLDER.fullmatch, every - known):
+            self._fs.rm(self._at(left), recursive=True)
+
+    def sealed(self) -> list[tuple[int, str]]:
+        """Steps and folders of what is complete, newest first."""
+        self._fs.invalidate_cache()
+        named = (_FOLDER.fullmatch(path.split("/")[-2]) for path in self._fs.glob(self._at("step-*", seal.NAME)))
+        found = [(int(match[1]), int(match[2]), match[0]) for match in named if match]
+        return [(step, folder) for step, _, folder in sorted(found, reverse=True)]
+
+    def seal_of(self, folder: str) -> Seal | str:
+        """The seal of a checkpoint, or the damage to it."""
+        try:
+            return seal.decoded(self._fs.cat_file(self._at(folder, seal.NAME)))
+        except FileNotFoundError:
+            return f"{seal.NAME}: there is none"
+
+    def bring(self, step: int, files: Iterable[Path]) -> None:
+        """Copy files of a complete checkpoint to the store."""
+        self._make(self.folder(step))
+        for file in files:
+            self._fs.put_file(str(file), self._at(self.folder(step), file.name))
+
+    def complete(self, sealed: Seal, retention: Retention) -> None:
+        """Seal what all ranks have brought, and drop what is too old; raises HoldfastError where another is writer."""
+        holder = self._holder()
+        if holder is not None and holder.token != self._me.token:
+            refusal = superseded(self._me, holder, self.url) if self._me.precedes(holder) else in_use(holder, self.url)
+            raise refusal
+        self._fs.pipe_file(self._at(self.folder(sealed.step), seal.NAME), seal.encoded(sealed))
+        there = self.sealed()
+        for step in retention.superfluous({step for step, _ in there}):
+            for folder in (folder for of, folder in there if of == step):
+                self.drop(folder)
+
+    def drop(self, folder: str) -> None:
+        """Remove a checkpoint: its seal first, so that it is never seen in part."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(folder, seal.NAME))
+        with suppress(FileNotFoundError):
+            self._fs.rm(self._at(folder), recursive=True)
+
+    def set_aside(self, folder: str) -> str:
+        """Have a damaged one counted no more, by its seal's name; returns where it is."""
+        with suppress(FileNotFoundError):
+            self._fs.mv(self._at(folder, seal.NAME), self._at(folder, SET_ASIDE))
+        return f"{self.url.rstrip('/')}/{folder}"
+
+    def fetch(self, folder: str, name: str, into: Path) -> None:
+        """Copy one file here; there is nothing of that name until it is whole, and nothing where the store has none."""
+        fresh = into / f"{name}.new"
+        with suppress(FileNotFoundError):
+            self._fs.get_file(self._at(folder, name), str(fresh))
+            fresh.rename(into / name)
+
+    def _make(self, folder: str) -> None:
+        """Objects need no folder, and asked for one some clients would make the bucket of a mistyped name."""
+        if isinstance(self._fs, LocalFileSystem):
+            self._fs.makedirs(self._at(folder), exist_ok=True)
+
+    def _holder(self) -> Holder | None:
+        try:
+            return msgspec.json.decode(self._fs.cat_file(self._at(self._name())), type=Holder)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _name(self) -> str:
+        return f"writer-{self._me.replica}.json"
+
+    def _at(self, *names: str) -> str:
+        return "/".join((self._root.rstrip("/"), *names))

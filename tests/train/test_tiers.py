@@ -1,0 +1,305 @@
+"""Checkpoints on the nodes' own disks before a store: a folder, and a server that speaks S3 to its real client."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import urllib.request
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+import s3fs
+import torch
+from moto.server import ThreadedMotoServer
+from tests.train.test_checkpoint import same, train, training, weights
+
+from holdfast.errors import HoldfastError
+from holdfast.findings import Finding
+from holdfast.train.checkpoint import Checkpoints
+from holdfast.train.ranks import Ranks
+from holdfast.train.retention import Retention
+from holdfast.train.store import Store
+from holdfast.train.tenure import Writer
+from holdfast.train.tiers import Tiers
+from holdfast.train.training import Training
+
+BUCKET = "models"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Generator[str]:
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s3fs.S3FileSystem:
+    """A client of a server that has one bucket."""
+    told = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=60).close()
+    client = s3fs.S3FileSystem(use_listings_cache=False)
+    client.mkdir(BUCKET)
+    return client
+
+
+@pytest.fixture(params=["folder", "S3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of either kind."""
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    request.getfixturevalue("s3")
+    return f"s3://{BUCKET}/run"
+
+
+def tiers(local: Path, url: str, *, keep: int = 3, attempt: int = 0, run: str = "run-1") -> Tiers:
+    writer = Writer(run=run, attempt=attempt)
+    return Tiers(local, Store(url, writer), retention=Retention(keep=keep), ranks=Ranks())
+
+
+def checkpoints(depot: Tiers, loop: Training) -> Checkpoints:
+    return Checkpoints(depot, training=loop, ranks=Ranks())
+
+
+def saved(depot: Tiers, *steps: int, loop: Training | None = None) -> Training:
+    """Train and save, and see each step to the store."""
+    loop = loop or training()
+    saving = checkpoints(depot, loop)
+    saving.restore()
+    for step in steps:
+        train(loop)
+        saving.save(step)
+        assert saving.close() is None
+    return loop
+
+
+def in_store(url: str) -> list[str]:
+    return [folder for _, folder in Store(url, Writer()).sealed()]
+
+
+def on_node(local: Path) -> list[str]:
+    return sorted(path.name for path in local.glob("*/rank-00000/step-*"))
+
+
+def files_of(local: Path, step: int) -> Path:
+    (folder,) = local.glob(f"*/rank-00000/step-{step:08d}")
+    return folder
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_checkpoints_come_to_the_store_and_are_loaded_on_a_new_node(url: str, tmp_path: Path):
+    loop = saved(tiers(tmp_path / "node0", url, keep=2), 1, 2, 3)
+    assert in_store(url) == ["step-00000003.0", "step-00000002.0"]
+    assert on_node(tmp_path / "node0") == ["step-00000002", "step-00000003"]
+    again = training()
+    restored = checkpoints(tiers(tmp_path / "node1", url, attempt=1), again).restore()
+    assert restored[:2] == (3, [])
+    assert same(weights(again), weights(loop))
+    assert not list((tmp_path / "node1").glob("*/*/reading/*"))
+
+
+def test_node_reads_its_own_copy_and_fetches_only_what_it_lacks(url: str, tmp_path: Path, monkeypatch):
+    saved(tiers(tmp_path / "node", url), 1)
+    (files_of(tmp_path / "node", 1) / "host-00000.pt").unlink()
+    fetched: list[str] = []
+    fetch = Store.fetch
+
+    def noted(store: Store, folder: str, name: str, into: Path) -> None:
+        fetched.append(name)
+        fetch(store, folder, name, into)
+
+    monkeypatch.setattr(Store, "fetch", noted)
+    assert checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()[:2] == (1, [])
+    assert fetched == ["host-00000.pt"]
+
+
+def test_damaged_copy_on_the_node_is_removed_and_the_stores_is_loaded(url: str, tmp_path: Path):
+    loop = saved(tiers(tmp_path / "node", url), 1, 2)
+    flip_a_bit(files_of(tmp_path / "node", 2) / "__0_0.distcp")
+    again = training()
+    restored = checkpoints(tiers(tmp_path / "node", url, attempt=1), again).restore()
+    assert (restored.step, [finding.code for finding in restored.noticed]) == (2, ["checkpoint-copy-lost"])
+    assert same(weights(again), weights(loop))
+    assert on_node(tmp_path / "node") == ["step-00000001"]
+
+
+def truncate(store: Store, path: str) -> None:
+    store._fs.pipe_file(path, store._fs.cat_file(path)[:100])
+
+
+def remove(store: Store, path: str) -> None:
+    store._fs.rm_file(path)
+
+
+@pytest.mark.parametrize("damage", [truncate, remove])
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "host-00000.pt"])
+def test_damaged_checkpoint_in_the_store_is_set_aside_and_the_one_before_loaded(
+    url: str, tmp_path: Path, damage: Callable[[Store, str], None], name: str
+):
+    store = Store(url, Writer())
+    saved(tiers(tmp_path / "node0", url), 1, 2)
+    damage(store, store._at("step-00000002.0", name))
+    restored = checkpoints(tiers(tmp_path / "node1", url, attempt=1), training()).restore()
+    assert (restored.step, [finding.code for finding in restored.noticed]) == (1, ["checkpoint-damaged"])
+    assert restored.noticed[0].where.endswith("step-00000002.0")
+    assert in_store(url) == ["step-00000001.0"]
+    assert store._fs.exists(store._at("step-00000002.0", "seal.damaged.json"))
+
+
+def test_save_waits_for_no_store_and_what_was_passed_over_is_brought_at_the_end(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    depot, go_on = tiers(tmp_path / "node", url), threading.Event()
+    bring = depot.store.bring
+
+    def bring_late(step: int, files: list[Path]) -> None:
+        assert go_on.wait(60)
+        bring(step, files)
+
+    monkeypatch.setattr(depot.store, "bring", bring_late)
+    loop = training()
+    saving = checkpoints(depot, loop)
+    saving.restore()
+    for step in (1, 2, 3, 4):
+        train(loop)
+        saving.save(step)
+    assert in_store(url) == []
+    assert on_node(tmp_path / "node") == ["step-00000001", "step-00000004"]
+    go_on.set()
+    assert saving.close() is None
+    assert in_store(url) == ["step-00000004.0", "step-00000001.0"]
+
+
+def test_checkpoint_that_only_its_node_has_is_gone_on_from_and_what_came_after_is_not_mixed_in(
+    url: str, tmp_path: Path
+):
+    saved(tiers(tmp_path / "node", url), 1)
+    loop, depot = training(), tiers(tmp_path / "node", url, attempt=1)
+    saving = checkpoints(depot, loop)
+    saving.restore()
+    depot._bring = lambda whole: None  # the process was killed before it was brought
+    train(loop)
+    saving.save(2)
+    again = training()
+    assert checkpoints(tiers(tmp_path / "node", url, attempt=2), again).restore()[:2] == (2, [])
+    assert same(weights(again), weights(loop))
+    flip_a_bit(files_of(tmp_path / "node", 2) / ".metadata")
+    restored = checkpoints(tiers(tmp_path / "node", url, attempt=3), training()).restore()
+    assert (restored.step, [finding.code for finding in restored.noticed]) == (1, ["checkpoint-copy-lost"])
+
+
+def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are_untouched(
+    s3: s3fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"s3://{BUCKET}/run"
+    depot = tiers(tmp_path / "node", url)
+    loop = saved(depot, 1)
+    bring, away = depot.store.bring, f"{BUCKET}-away"
+
+    def bring_half(step: int, files: list[Path]) -> None:
+        bring(step, files[:1])
+        s3.mkdir(away)
+        s3.copy(f"{BUCKET}/run", f"{away}/run", recursive=True)
+        s3.rm(BUCKET, recursive=True)
+        bring(step, files[1:])
+
+    monkeypatch.setattr(depot.store, "bring", bring_half)
+    saving = checkpoints(depot, loop)
+    train(loop)
+    saving.save(2)
+    problem = saving.close()
+    assert isinstance(problem, Finding)
+    assert problem.code == "checkpoint-not-stored"
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()
+    assert refused.value.findings[0].code == "checkpoint-store-unreachable"
+
+    s3.mkdir(BUCKET)
+    s3.copy(f"{away}/run", f"{BUCKET}/run", recursive=True)
+    assert in_store(url) == ["step-00000001.0"]
+    monkeypatch.undo()
+
+
+def test_store_that_cannot_be_written_costs_no_save_on_the_node_and_is_said_with_the_next(tmp_path: Path):
+    url = str(tmp_path / "store")
+    depot, loop = tiers(tmp_path / "node", url), training()
+    saving = checkpoints(depot, loop)
+    saving.restore()
+    shutil.rmtree(url)
+    Path(url).touch()
+    for step in (1, 2):
+        train(loop)
+        saving.begin(step)
+        done = saving.finish()
+        assert done.problem is None
+        depot._bringing.exception(60)
+    assert done.noticed.code == "checkpoint-not-stored"
+    assert done.noticed.evidence
+    assert on_node(tmp_path / "node") == ["step-00000001", "step-00000002"]
+
+
+def test_what_another_attempt_left_half_brought_is_removed(url: str, tmp_path: Path):
+    saved(tiers(tmp_path / "node", url), 1)
+    store = Store(url, Writer(run="run-1"))
+    store.bring(2, [files_of(tmp_path / "node", 1) / ".metadata"])
+    assert checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()[:2] == (1, [])
+    assert not store._fs.exists(store._at("step-00000002.0", ".metadata"))
+
+
+@pytest.mark.parametrize(
+    ("run", "number", "code"), [("run-1", 1, "attempt-superseded"), ("run-2", 0, "checkpoints-in-use")]
+)
+def test_writer_whose_store_another_has_taken_over_seals_nothing_more(
+    url: str, tmp_path: Path, run: str, number: int, code: str
+):
+    old = tiers(tmp_path / "node0", url)
+    loop = saved(old, 1)
+    new = tiers(tmp_path / "node1", url, run=run, attempt=number)
+    assert checkpoints(new, training()).restore()[:2] == (1, [])
+    saving = checkpoints(old, loop)
+    saving.save(2)
+    assert saving.close().code == code
+    assert in_store(url) == ["step-00000001.0"]
+
+
+def test_earlier_attempt_is_refused_at_its_start(url: str, tmp_path: Path):
+    saved(tiers(tmp_path / "node", url, attempt=3), 1)
+    with pytest.raises(HoldfastError) as refused:
+        saved(tiers(tmp_path / "node", url, attempt=2))
+    assert refused.value.findings[0].code == "attempt-superseded"
+
+
+def test_store_of_an_unknown_kind_is_named():
+    with pytest.raises(HoldfastError) as refused:
+        Store("nosuch://bucket/run", Writer())
+    assert refused.value.findings[0].code == "checkpoint-store-unknown"
+
+
+def test_bucket_that_does_not_exist_is_named_and_not_made(s3: s3fs.S3FileSystem, tmp_path: Path):
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(tiers(tmp_path, "s3://mistyped/run"), training()).restore()
+    assert refused.value.findings[0].code == "checkpoint-store-unreachable"
+    assert s3.ls("") == [BUCKET]
+
+
+def test_tensors_of_the_store_load_with_torch_alone(url: str, tmp_path: Path):
+    loop = saved(tiers(tmp_path / "node", url), 1)
+    Store(url, Writer())._fs.get(Store(url, Writer())._at("step-00000001.0"), str(tmp_path / "got"), recursive=True)
+    state = {"model": {"weight": torch.zeros(4, 4)}}
+    torch.distributed.checkpoint.load(state, checkpoint_id=tmp_path / "got", no_dist=True)
+    assert torch.equal(state["model"]["weight"], loop.model.weight)
