@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.diagnose.logs import block, told
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.pipeline import diagnose_blocks
+from holdfast.diagnose.pile import Pile
+from holdfast.diagnose.pipeline import diagnose, diagnose_blocks
 from holdfast.diagnose.rules.row import Sureness
 
 CLOSED = "n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>"
@@ -120,3 +123,11 @@ def test_plain_tcp_is_not_the_cause_of_a_crash() -> None:
 
 def test_every_answer_that_names_a_class_has_evidence() -> None:
     assert told(OUT_OF_MEMORY).evidence
+
+
+def test_rank_that_the_first_to_fail_waited_for_is_the_culprit(tmp_path: Path) -> None:
+    waits = "unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
+    (tmp_path / "rank-0.log").write_text(f"step 3\n[rank0]: RuntimeError: [gloo/transport/tcp/{waits}\n")
+    (tmp_path / "rank-1.log").write_text("step 3\n")
+    answer = diagnose(Pile((tmp_path,)), first_rank=0)
+    assert (answer.code, answer.culprit and answer.culprit.rank) == ("never-entered", 1)

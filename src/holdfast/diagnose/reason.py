@@ -281,7 +281,14 @@ def _about(cause: Cause, rank: int) -> Cause:
     whole = facts[0].who.rank == rank and cause.classes == (Class.PROGRAM_ERROR,) and "raised_at" in facts[0].values
     told = _cause(facts[0].rule, facts) if facts[0].rule.code == cause.code else cause
     sure = Sureness.CERTAIN if whole else cause.sure
-    return replace(told, sure=sure, facts=facts, culprit=_culprit(facts[0]) or cause.culprit)
+    culprit = cause.culprit if _is_found_by_others(cause) else _culprit(facts[0]) or cause.culprit
+    return replace(told, sure=sure, facts=facts, culprit=culprit)
+
+
+def _is_found_by_others(cause: Cause) -> bool:
+    """Whether the culprit wrote none of the lines: a rank that those which failed had waited for in vain."""
+    rank = cause.culprit.rank if cause.culprit else None
+    return rank is not None and rank not in {fact.who.rank for fact in cause.facts}
 
 
 def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
@@ -289,7 +296,9 @@ def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
 
     def of_another(cause: Cause) -> bool:
         rank = cause.culprit.rank if cause.culprit else None
-        return first_rank is not None and rank is not None and rank != first_rank
+        if first_rank is None or rank is None or _is_found_by_others(cause):
+            return False
+        return rank != first_rank
 
     def weight(cause: Cause) -> tuple[bool, bool, int]:
         return cause.degrades, of_another(cause), _SURENESS.index(cause.sure)
