@@ -36,9 +36,11 @@ def test_failed_run_ends_in_its_diagnosis_and_every_verb_leads_to_it(cli: Cli, s
 
 def test_failed_run_as_json_ends_in_its_diagnosis(cli: Cli, stepper: list[str]) -> None:
     words = ("run", "-o", "json", "--nodes", "2", "--set", "recovery.max_restarts=0")
-    *_, ended, last = map(json.loads, cli(*words, "--", *stepper, *RAISES).out.splitlines())
+    ran = cli(*words, "--", *stepper, *RAISES)
+    assert ran.code == 1, ran.out + ran.err
+    *_, ended, last = map(json.loads, ran.out.splitlines())
     assert (ended["type"], last["type"]) == ("run-finished", "diagnosis")
-    assert (last["answer"]["klass"], last["answer"]["culprit"]["rank"]) == ("program-error", 1)
+    assert (last["answer"]["klass"], last["answer"]["culprit"]["rank"]) == ("program-error", 1), ran.out
 
 
 def test_exit_code_stays_the_jobs_where_diagnosing_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
