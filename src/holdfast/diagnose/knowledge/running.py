@@ -236,6 +236,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "One that is known, with its package in the image.",
     ),
     (
+        "launcher-left-ranks",
+        "A launcher ended with code 0 while ranks that it had started were still at work.",
+        "The evidence; the launcher's own last lines.",
+        "Have the launcher wait for its ranks; see why it left them.",
+    ),
+    (
         "checkpoint-passed-over",
         "A framework's checkpoint has no seal, or is not what its seal says.",
         "The evidence; whether something died while it was written.",
