@@ -16,6 +16,7 @@ NO_CODES = {"events", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
     "holdfast-checkpoint",
+    "holdfast-checkpoint-store",
     "holdfast-staging",
     "per-rank",
     "per-node",

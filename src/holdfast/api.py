@@ -3,7 +3,8 @@
 A composition root: it knows the job's models, the back ends and where runs are kept. A run belongs to its controller,
 a process of its own; these functions start it, read its log, and speak to its port.
 
-One file, longer than others, because it is the one list of what can be asked for.
+One file, longer than others, because it is the one list of what can be asked for. What diagnoses is imported where it
+is asked for: its rules are a fifth of all that would be loaded, and no other verb needs them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from holdfast.clock import Clock
-from holdfast.diagnose.answer import Answer
-from holdfast.diagnose.athand import without
-from holdfast.diagnose.history import last_failure
-from holdfast.diagnose.pile import Pile
-from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
@@ -64,6 +60,9 @@ from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
 from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import lacking, room
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.answer import Answer
 
 BEAT_S = 0.1
 """How often `follow` looks for new events."""
@@ -387,6 +386,9 @@ def find_run(prefix: str | None) -> RunFolder:
 
 def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
     """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input."""
+    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+
     for path in paths:
         if str(path) != "-" and not path.exists():
             raise failure("no-such-file", f"there is no {path}", exit_code=ExitCode.NOT_FOUND, where=str(path))
@@ -409,6 +411,11 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
 
     `known` are the events to go by; all of the log when they are not given.
     """
+    from holdfast.diagnose.athand import without
+    from holdfast.diagnose.history import last_failure
+    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+
     failed = last_failure(events(run) if known is None else known, str(run.events))
     fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:

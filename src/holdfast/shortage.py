@@ -143,7 +143,12 @@ def _nearest(path: Path) -> Path:
 
 def _read_only(size: os.statvfs_result, path: Path) -> bool:
     """Linux 6.15 and later do not count ext4 as read-only when it has made itself so after an error."""
-    return bool(size.f_flag & os.ST_RDONLY) or "emergency_ro" in _mount_of(path).options
+    if size.f_flag & os.ST_RDONLY:
+        return True
+    try:
+        return "emergency_ro" in _mount_of(path).options
+    except OSError:  # such as for want of a descriptor to look with
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

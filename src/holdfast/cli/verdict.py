@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast import api
 from holdfast.cli.diagnose import told
 from holdfast.cli.failures import report
 from holdfast.cli.output import Output, say, say_json, show
-from holdfast.diagnose.answer import Answer, document
 from holdfast.events import Outcome
 from holdfast.folder import RunFolder
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.answer import Answer
 
 
 def verdict(run: RunFolder, output: Output) -> Answer | None:
@@ -23,6 +27,8 @@ def verdict(run: RunFolder, output: Output) -> Answer | None:
 def print_verdict(run: RunFolder, answer: Answer, output: Output) -> None:
     """Say it."""
     if output is Output.JSON:
+        from holdfast.diagnose.answer import document
+
         say_json({"type": "diagnosis", "run": run.run, "answer": document(answer)})
         return
     say("")

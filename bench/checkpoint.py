@@ -1,0 +1,331 @@
+"""What a checkpoint costs the loop, and what loading one takes, beside torch.distributed.checkpoint.
+
+.venv/bin/python -m bench.checkpoint [--rounds N] [--loads N] [--layers N] [--folder FOLDER]
+
+One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
+with torch's `async_save` as it comes (A), once with holdfast (B), and once with torch again (A'), in an order that
+changes, with steps of training beside what is written. Measured of each save: how long the loop was kept from going on
+(the call, and where an optimiser's step had to wait for it); how long until it was on disk; how much lies there. Then
+each side's is loaded in turn, from the page cache: verified, which is what holdfast always does, and with the check
+left out. Copying the state once into memory that is there already is the floor of any stall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+
+from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
+from holdfast.findings import Finding
+from holdfast.train.checkpoint import Checkpoints
+from holdfast.train.depot import Copy, Shared
+from holdfast.train.ranks import Ranks
+from holdfast.train.retention import Retention
+from holdfast.train.seal import FileSum, Seal
+from holdfast.train.tenure import Writer
+from holdfast.train.training import Training
+
+STALL_GOAL, LOAD_GOAL, UNVERIFIED_GOAL, BYTES_GOAL, WALL_GOAL = 0.2, 1.1, 1.0, 1.01, 1.05
+ROUNDS, LOADS = 12, 12
+WIDTH, LAYERS, BATCH = 4096, 6, 16
+"""Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
+STEPS = 3
+"""Of training right after each save has begun; more follow until it is on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """What one save came to."""
+
+    stall_s: float
+    steps_s: float
+    """The call and the steps right after it, which share the cores with what is written."""
+    wall_s: float
+    disk_bytes: int
+
+
+@dataclass(frozen=True)
+class Believed:
+    """A checkpoint that is loaded without a check of its files."""
+
+    copy: Copy
+
+    @property
+    def step(self) -> int:
+        return self.copy.step
+
+    @property
+    def where(self) -> str:
+        return self.copy.where
+
+    @property
+    def folder(self) -> Path:
+        return self.copy.folder
+
+    def sealed(self) -> Seal | str:
+        return self.copy.sealed()
+
+    def have(self, names: Iterable[str]) -> None:
+        self.copy.have(names)
+
+    def damage(self, name: str, expected: FileSum) -> str | None:
+        return None
+
+    def set_aside(self, damage: str) -> Finding:
+        return self.copy.set_aside(damage)
+
+
+class Believing(Shared):
+    """A folder whose checkpoints are taken for good."""
+
+    def take_over(self) -> list[Copy]:
+        return [Believed(copy) for copy in super().take_over()]
+
+
+class Loop:
+    """A loop that trains, and both ways to save it."""
+
+    def __init__(self, folder: Path, layers: int) -> None:
+        self._folder = folder
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        self.training = Training(model=model, optimizer=optimizer)
+        self._batch = torch.randn(BATCH, WIDTH)
+        self._count = 0
+        self.train()
+        self._checkpoints = self._opened(Shared)
+        self._checkpoints.prepare()
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in _tensors(self.training.tensors()))
+
+    def _opened(self, kind: type[Shared]) -> Checkpoints:
+        ranks = Ranks()
+        depot = kind(self._folder / "ours", retention=Retention(keep=1), ranks=ranks, writer=Writer())
+        return Checkpoints(depot, training=self.training, ranks=ranks)
+
+    def train(self) -> None:
+        """One step."""
+        self._forward()
+        self.training.optimizer.step()
+
+    def _forward(self) -> None:
+        self.training.optimizer.zero_grad()
+        self.training.model(self._batch).square().mean().backward()
+
+    def _steps(self) -> None:
+        for _ in range(STEPS):
+            self.train()
+
+    def ours(self) -> Save:
+        """Save as a Session does."""
+        self._count += 1
+        self._checkpoints.take_waited_s()
+        began = time.perf_counter()
+        self._checkpoints.begin(self._count)
+        stall_s = time.perf_counter() - began
+        self._steps()
+        steps_s = time.perf_counter() - began
+        while (saved := self._checkpoints.finished()) is None:
+            self.train()
+        assert saved.problem is None, saved.problem
+        stall_s += self._checkpoints.take_waited_s()
+        return Save(stall_s=stall_s, steps_s=steps_s, wall_s=saved.took_s, disk_bytes=_disk_bytes(Path(saved.path)))
+
+    def theirs(self) -> Save:
+        """Save with torch's `async_save`, its defaults untouched."""
+        folder = self._folder / "theirs"
+        shutil.rmtree(folder, ignore_errors=True)
+        ended: list[float] = []
+        began = time.perf_counter()
+        saving = dcp.async_save(self.training.tensors(), checkpoint_id=folder)
+        stall_s = time.perf_counter() - began
+        saving.add_done_callback(lambda _: ended.append(time.perf_counter()))
+        self._steps()
+        steps_s = time.perf_counter() - began
+        while not ended:
+            self.train()
+        saving.result()
+        return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(folder))
+
+    def others(self, manager: Any) -> Save:
+        """Save with torch_checkpointing, whose `lock` is waited for before the optimiser changes anything."""
+        folder = self._folder / "others"
+        shutil.rmtree(folder, ignore_errors=True)
+        ended: list[float] = []
+        began = time.perf_counter()
+        saving = manager.save(str(folder), self.training.tensors())
+        stall_s = time.perf_counter() - began
+        saving.add_done_callback(lambda _: ended.append(time.perf_counter()))
+        self._forward()
+        asked = time.perf_counter()
+        with manager.lock():
+            stall_s += time.perf_counter() - asked
+            self.training.optimizer.step()
+        for _ in range(STEPS - 1):
+            self.train()
+        steps_s = time.perf_counter() - began
+        while not ended:
+            self.train()
+        saving.result()
+        return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(folder))
+
+    def load(self) -> float:
+        """Go on from torch's, in seconds."""
+        began = time.perf_counter()
+        state = self.training.tensors()
+        dcp.load(state, checkpoint_id=self._folder / "theirs")
+        self.training.take(state)
+        return time.perf_counter() - began
+
+    def restore(self, kind: type[Shared]) -> float:
+        """Go on from holdfast's, in seconds."""
+        checkpoints = self._opened(kind)
+        began = time.perf_counter()
+        restored = checkpoints.restore()
+        took_s = time.perf_counter() - began
+        assert (restored.step, restored.noticed) == (self._count, [])
+        checkpoints.close()
+        return took_s
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+    def floor_s(self) -> float:
+        """Copy all of the state once, in one thread, to where room has been made."""
+        sources = list(_tensors(self.training.tensors()))
+        room = [tensor.clone() for tensor in sources]
+        took_s: list[float] = []
+        with torch.no_grad():
+            for _ in range(5):
+                began = time.perf_counter()
+                for source, copy in zip(sources, room, strict=True):
+                    copy.copy_(source)
+                took_s.append(time.perf_counter() - began)
+        return median(took_s)
+
+
+def main() -> None:
+    """Measure, and print a line a round and a table."""
+    parser = argparse.ArgumentParser(prog="bench.checkpoint", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--loads", type=int, default=LOADS)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--folder", type=Path, help="where to save; a temporary folder, if not given")
+    options = parser.parse_args()
+    headline("checkpoint: one rank, saves beside training and loads, beside torch.distributed.checkpoint")
+    warnings.filterwarnings("ignore", module="torch")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        loop = Loop(Path(folder), options.layers)
+        say(f"state {loop.state_bytes / 2**30:.2f} GiB; copying it once takes {loop.floor_s():.3f} s")
+        for warm in (loop.theirs, loop.ours):
+            warm()
+        saves: dict[str, list[Save]] = {PEER: [], OURS: [], PEER_AGAIN: []}
+
+        def saved(side: str, save: Callable[[], Save]) -> Callable[[], float]:
+            def one() -> float:
+                saves[side].append(save())
+                return saves[side][-1].stall_s
+
+            return one
+
+        sides = {
+            PEER: saved(PEER, loop.theirs),
+            OURS: saved(OURS, loop.ours),
+            PEER_AGAIN: saved(PEER_AGAIN, loop.theirs),
+        }
+        stalls = interleave(sides, options.rounds, unit="s of stall")
+        floor_s = loop.floor_s()
+        rival = _rival(loop, options.rounds)
+        loop.close()
+        verified = interleave(
+            {PEER: loop.load, OURS: lambda: loop.restore(Shared), PEER_AGAIN: loop.load},
+            options.loads,
+            unit="s to load",
+        )
+        believed = interleave(
+            {PEER: loop.load, OURS: lambda: loop.restore(Believing), PEER_AGAIN: loop.load},
+            options.loads,
+            unit="s to load, unverified",
+        )
+    dist.destroy_process_group()
+
+    def of(measure: Callable[[Save], float]) -> list[Round]:
+        return [{side: measure(each[index]) for side, each in saves.items()} for index in range(options.rounds)]
+
+    measured = (
+        ("stall of the loop", STALL_GOAL, stalls),
+        (f"the save's call and {STEPS} steps after it", None, of(lambda save: save.steps_s)),
+        ("save, until it is on disk", WALL_GOAL, of(lambda save: save.wall_s)),
+        ("bytes on disk", BYTES_GOAL, of(lambda save: save.disk_bytes)),
+        ("load, verified", LOAD_GOAL, verified),
+        ("load, unverified", UNVERIFIED_GOAL, believed),
+    )
+    say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), [_row(*each) for each in measured]))
+    if rival:
+        say(table(("stall of the loop", "holdfast / torch_checkpointing", "A/A floor"), [rival]))
+    peer_s = median(each[PEER] for each in stalls)
+    say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
+
+
+def _rival(loop: Loop, rounds: int) -> tuple[str, str, str] | None:
+    """The same stall beside that of torch_checkpointing, where it is installed.
+
+    All as it comes but for direct I/O, with which its version 0.1.1 cannot end a file of other than whole blocks.
+    """
+    with suppress(ModuleNotFoundError):
+        from torch_checkpointing.checkpoint_manager import CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
+        loop.others(manager)
+
+        def theirs() -> float:
+            return loop.others(manager).stall_s
+
+        sides = {PEER: theirs, OURS: lambda: loop.ours().stall_s, PEER_AGAIN: theirs}
+        compared = compare(interleave(sides, rounds, unit="s of stall beside torch_checkpointing"))
+        manager.close()
+        return "torch_checkpointing", str(compared.ratio), str(compared.floor)
+    return None
+
+
+def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:
+    compared = compare(rounds)
+    peer = median(each[PEER] for each in rounds)
+    shown = f"{peer / 1e6:,.1f} MB" if peer > 1e6 else f"{peer:.2f} s"
+    aim, met = ("", "") if goal is None else (f"<= {goal}", compared.verdict(goal))
+    return what, aim, str(compared.ratio), str(compared.floor), shown, met
+
+
+def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(value)
+
+
+def _disk_bytes(folder: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    main()
