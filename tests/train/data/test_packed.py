@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from tests.train.data.test_stream import Plain
 from tests.train.data.trainings import Training
 
@@ -40,6 +40,7 @@ def as_lists(windows: list[torch.Tensor]) -> list[list[int]]:
 @pytest.mark.parametrize("documents", [DOCUMENTS, Read()], ids=["numbered", "stream"])
 @settings(deadline=None, max_examples=25)
 @given(attempts=attempts, length=st.integers(1, 15), seed=st.integers(0, 9))
+@example(attempts=[(1, 1, 0), (1, 1, 0), (1, 1, 0), (1, 2, 0), (1, 1, 0)], length=5, seed=0)  # inside the last document
 def test_windows_are_those_of_an_unbroken_pass_whatever_the_restarts_and_the_world_size(
     documents: Any, attempts: list[tuple[int, int, int]], length: int, seed: int
 ):

@@ -69,11 +69,15 @@ class Packed:
         begin, self._begin = self._begin, None
         self._left = np.array([], dtype=np.int64) if begin is None else begin["left"]
         self._cursor = Cursor(self._shelf, epoch=self._epoch, state=begin and begin["documents"])
+        yield from self._windows()  # of what an interrupted pass had read: no document may follow
         for document in self._cursor:
             self._left = np.concatenate([self._left, *self._tokens(document)])
-            while len(self._left) >= self._length:
-                window, self._left = self._left[: self._length], self._left[self._length :]
-                yield torch.from_numpy(window.copy())
+            yield from self._windows()
+
+    def _windows(self) -> Iterator[torch.Tensor]:
+        while len(self._left) >= self._length:
+            window, self._left = self._left[: self._length], self._left[self._length :]
+            yield torch.from_numpy(window.copy())
 
     def _tokens(self, document: Any) -> list[Tokens]:
         given = cast("dict[str, Any]", document).get(self._column) if isinstance(document, dict) else document
