@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("help", "launch", "recovery", "steady", "scale", "eventlog", "data")
+BENCHES = ("help", "launch", "recovery", "steady", "scale", "eventlog", "data", "checkpoint")
 
 
 def main() -> int:

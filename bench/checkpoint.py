@@ -1,6 +1,6 @@
 """What a checkpoint costs the loop, and what loading one takes, beside torch.distributed.checkpoint.
 
-.venv/bin/python -m bench.checkpoint [--rounds N] [--loads N] [--layers N] [--folder FOLDER]
+.venv/bin/python -m bench.checkpoint [--quick] [--rounds N] [--loads N] [--layers N] [--folder FOLDER]
 
 One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
 with torch's `async_save` as it comes (A), once with holdfast (B), and once with torch again (A'), in an order that
@@ -105,6 +105,7 @@ class Loop:
         self.training = Training(model=model, optimizer=optimizer)
         self._batch = torch.randn(BATCH, WIDTH)
         self._count = 0
+        self._theirs = folder / "theirs"
         self.train()
         self._checkpoints = self._opened(Shared)
         self._checkpoints.prepare()
@@ -147,12 +148,11 @@ class Loop:
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=saved.took_s, disk_bytes=_disk_bytes(Path(saved.path)))
 
     def theirs(self) -> Save:
-        """Save with torch's `async_save`, its defaults untouched."""
-        folder = self._folder / "theirs"
-        shutil.rmtree(folder, ignore_errors=True)
+        """Save with torch's `async_save`, its defaults untouched; the one before goes when this one is there."""
+        former, self._theirs = self._theirs, self._folder / f"theirs-{time.monotonic_ns()}"
         ended: list[float] = []
         began = time.perf_counter()
-        saving = dcp.async_save(self.training.tensors(), checkpoint_id=folder)
+        saving = dcp.async_save(self.training.tensors(), checkpoint_id=self._theirs)
         stall_s = time.perf_counter() - began
         saving.add_done_callback(lambda _: ended.append(time.perf_counter()))
         self._steps()
@@ -160,7 +160,8 @@ class Loop:
         while not ended:
             self.train()
         saving.result()
-        return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(folder))
+        shutil.rmtree(former, ignore_errors=True)
+        return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(self._theirs))
 
     def others(self, manager: Any) -> Save:
         """Save with torch_checkpointing, whose `lock` is waited for before the optimiser changes anything."""
@@ -188,7 +189,7 @@ class Loop:
         """Go on from torch's, in seconds."""
         began = time.perf_counter()
         state = self.training.tensors()
-        dcp.load(state, checkpoint_id=self._folder / "theirs")
+        dcp.load(state, checkpoint_id=self._theirs)
         self.training.take(state)
         return time.perf_counter() - began
 
@@ -226,7 +227,11 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=LOADS)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--folder", type=Path, help="where to save; a temporary folder, if not given")
+    parser.add_argument("--quick", action="store_true", help="only to see that it works")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds = options.loads = 2
+        options.layers = 1
     headline("checkpoint: one rank, saves beside training and loads, beside torch.distributed.checkpoint")
     warnings.filterwarnings("ignore", module="torch")
     torch.set_num_threads(1)
