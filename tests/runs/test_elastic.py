@@ -99,8 +99,8 @@ def test_spare_node_replaces_a_lost_one_without_shrinking(runs: Runs) -> None:
 def test_run_with_too_few_nodes_waits_says_so_and_goes_on_when_it_can(runs: Runs) -> None:
     watched = runs.steps(40, overrides=("nodes=2..3", *SHORT))
     lose(watched, 1, at_step=12)
+    lose(watched, 2, at_step=30)
     watched.until(WorldChanged)
-    lose(watched, 2)
     waiting = watched.until(FindingRaised, lambda event: "1 of 3 nodes are there" in event.finding.what)
     assert waiting.finding.code == "too-few-nodes"
     told = api.status(watched.folder).waiting_for
