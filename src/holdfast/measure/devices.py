@@ -2,8 +2,9 @@
 
 Figures of data sheets that count structured sparsity are halved; `stated` is the sheet's own for bf16 (or fp16). A
 source that is a link was compared with a second place that quotes the same page (TorchTitan's table of peaks, 2025);
-one that names a sheet was compared with tables that others made of it. What is not in the table has no peak, and
-nothing is claimed of it: a CPU has none, nor a slice of a GPU (MIG).
+one that names a sheet was compared with tables that others made of it for B300, GB200, L40S, L4 and A40 (bf16 alone),
+and with nothing yet for V100, T4, A10, A10G and MI355X. What is not in the table has no peak, and nothing is claimed of
+it: a CPU has none, nor a slice of a GPU (MIG).
 """
 
 from __future__ import annotations
