@@ -26,7 +26,7 @@ def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: P
 
 
 def test_killed_node_and_controller_are_recovered_in_namespaces(isolated: Runs) -> None:
-    watched = isolated.steps(60, 0.02, profile="apart")
+    watched = isolated.steps(400, 0.02, profile="apart")
     watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL, at_step=7)
     watched.drill(DrillTarget.NODE, 1, DrillAction.KILL, at_step=33)
     assert watched.end().outcome is Outcome.SUCCEEDED

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from holdfast.agent.memory import before, kills_since
 from holdfast.agent.pressure import LOOK_S, NEARLY, of_group
 from holdfast.host.cgroups import PREFIX, memory_group
+from holdfast.host.limits import RANK_OOM_SCORE
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+"""Little: until it is had, this process cannot see that one was ended."""
 WARNING_S = 2 * LOOK_S
 _ENOUGH = (1 + NEARLY) / 2
 
@@ -24,6 +27,8 @@ def main() -> None:
     group = memory_group()
     if group is None or not group.name.startswith(PREFIX):
         raise SystemExit("this node is held to no limit of its own")
+    # After a rank, and before the agent, where the kernel ends another before this process has seen the first.
+    Path("/proc/self/oom_score_adj").write_text(str(RANK_OOM_SCORE // 2))
     witness, hoard, warned = before(), os.memfd_create("holdfast-drill"), False
     while not kills_since(witness):
         reading = of_group(group)
