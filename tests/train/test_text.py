@@ -15,7 +15,8 @@ import zstandard
 
 from holdfast.errors import HoldfastError
 from holdfast.train import Text
-from holdfast.train.data import documents, shelf
+from holdfast.train.data import documents
+from holdfast.train.data.cache import fetch
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +153,7 @@ def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
 
     def rank(_: int) -> tuple[int, str]:
         began.wait(60)
-        tokens, digest = shelf.fetch(tmp_path, "key", np.uint8, parts())
+        tokens, digest = fetch(tmp_path, "key", np.uint8, parts())
         return len(tokens), digest
 
     with ThreadPoolExecutor(3) as ranks:

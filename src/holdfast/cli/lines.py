@@ -97,7 +97,11 @@ class Narrator:
         if early is None or self._steps.get(early.replica, -1) < early.step:
             return []
         self._early = None
-        return [line(early)]
+        step = self._held
+        if step is None or (step.replica, step.step) != (early.replica, early.step):
+            return [line(early)]
+        self._held = None
+        return [line(step), line(early)]
 
     def _due(self, event: StepCommitted | CheckpointCommitted) -> bool:
         last = self._last.get(type(event))

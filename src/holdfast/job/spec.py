@@ -1,7 +1,7 @@
 """Owns what a job is: every field a researcher can set, its unit, its default and what it means.
 
 Refuses to own how a job file is read (document.py), where it runs (profile.py), or what any back end makes of it.
-The same models are the Python API.
+The same models are the Python API. A long file, because it is the one list of what a job can say.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from holdfast.errors import ExitCode, failure
-from holdfast.train.data import documents, shelf
+from holdfast.train.data import documents
+from holdfast.train.data.cache import fetch, place
 from holdfast.train.data.order import Order
 from holdfast.train.data.tokens import Tokenizer, Tokens, tokenizer_of
 
@@ -49,8 +50,8 @@ class Text:
             found = documents.files(paths)
             said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
             key = "\n".join([made.name, column, *said])
-            folder = Path(cache) if cache is not None else shelf.place()
-            tokens, self.fingerprint = shelf.fetch(folder, key, made.dtype, _tokens(found, column, made))
+            folder = Path(cache) if cache is not None else place()
+            tokens, self.fingerprint = fetch(folder, key, made.dtype, _tokens(found, column, made))
         else:
             tokens = made.tokens("\n\n".join(_documentation()))
             self.fingerprint = f"documentation, {made.name}"

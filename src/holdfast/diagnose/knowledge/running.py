@@ -1,6 +1,6 @@
 """Owns what the findings mean that a run raises: failures of ranks and nodes, warnings, and faults of holdfast itself.
 
-One row for each code: its cause, how to confirm it, what to do.
+One row for each code: its cause, how to confirm it, what to do. A long file, because it is one table.
 """
 
 from __future__ import annotations
