@@ -19,7 +19,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import seal, tensors
+from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Written, failed, unreachable
+from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
 from holdfast.train.staging import Staging
@@ -64,6 +66,7 @@ class Checkpoints:
     def __init__(self, depot: Depot, *, training: Training, ranks: Ranks) -> None:
         self._depot = depot
         self._training = training
+        self._program = Program(training)
         self._ranks = ranks
         self._staging = Staging(training.optimizer)
         self._aside = ranks.aside()
@@ -86,7 +89,14 @@ class Checkpoints:
 
     def begin(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
         """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
-        sealed = Seal(step=step, world_size=self._ranks.world_size, samples=samples, node_s=node_s, files={})
+        sealed = Seal(
+            step=step,
+            world_size=self._ranks.world_size,
+            samples=samples,
+            node_s=node_s,
+            configured=self._program.configured,
+            files={},
+        )
         self._prepared = True
         began, own = time.monotonic(), self._training.own()
         try:
@@ -122,13 +132,15 @@ class Checkpoints:
         noticed: list[Finding] = []
         for copy in self._depot.take_over():
             sealed = copy.sealed()
-            damage = sealed if isinstance(sealed, str) else self._load(copy, sealed)
-            if isinstance(sealed, Seal) and damage is None:
+            loaded = sealed if isinstance(sealed, str) else self._load(copy, sealed)
+            if isinstance(sealed, Seal) and not isinstance(loaded, str):
+                if loaded:
+                    noticed.append(hyperparameters_changed(sealed.step, copy.where, loaded))
                 if sealed.world_size != self._ranks.world_size:
                     noticed.append(_world_changed(sealed, self._ranks.world_size))
                 self._depot.resumed(sealed.step)
                 return Restored(sealed.step, noticed, sealed.samples, sealed.node_s, copy.where)
-            noticed.append(copy.set_aside(str(damage)))
+            noticed.append(copy.set_aside(str(loaded)))
         if noticed:  # The model may hold what was read of them: nothing can begin with it.
             raise failure(
                 "no-good-checkpoint",
@@ -141,8 +153,8 @@ class Checkpoints:
             )
         return Restored(0, noticed)
 
-    def _load(self, copy: Copy, sealed: Seal) -> str | None:
-        """Put the loop where it was; returns the damage instead, on all ranks, where any rank finds some."""
+    def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:
+        """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
         if sealed.format > seal.FORMAT:
             raise failure(
                 "checkpoint-from-later-version",
@@ -151,7 +163,9 @@ class Checkpoints:
                 where=copy.where,
                 remedy="upgrade holdfast, or set `checkpoint.path` in the job to another folder",
             )
-        state = self._training.tensors()
+        state, was = self._training.tensors(), sealed.configured
+        if (why := self._program.ask_for(state, was)) is not None:
+            raise optimizer_changed(sealed.step, copy.where, why)
         # A rank beyond those that saved takes rank 0's part.
         own = _own_file(self._ranks.rank if self._ranks.rank < sealed.world_size else 0)
         try:
@@ -167,10 +181,11 @@ class Checkpoints:
             ) from error
         except tensors.Lost as error:
             raise unreachable(self._depot.where, str(error)) from error
-        if damage is None:
-            self._training.take(state)
-            self._training.take_own(copy.folder / own)
-        return damage
+        if damage is not None:
+            return damage
+        if (why := self._program.moved(state)) is not None:
+            raise optimizer_changed(sealed.step, copy.where, why)
+        return self._program.take(state, copy.folder / own, was)
 
     def _save(self, sealed: Seal, staged: dict[str, Any] | Finding, own: bytes, began: float) -> Saved:
         """The writer's part of a save; every rank's thread takes it."""

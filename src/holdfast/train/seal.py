@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.train.configured import Configured
+
 FORMAT = 1
 """Of the folder as a whole; raised when an older holdfast could not read it."""
 NAME = "seal.json"
@@ -38,6 +40,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that the steps so far have taken; none where the training does not tell."""
     node_s: float = 0.0
     """Seconds of training so far, of all nodes together."""
+    configured: Configured | None = None
+    """What the program had set; none of before this was noted, and of frameworks' own checkpoints."""
     files: dict[str, FileSum]
 
 

@@ -86,7 +86,14 @@ class Session:
         self._supply = Supply(self._liaison.found)
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
-            training = Training(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, data=self._supply)
+            training = Training(
+                model=model,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                extra=extra,
+                data=self._supply,
+                sequence_length=sequence_length,
+            )
             depot = _depot(told, told.checkpoint_path, ranks)
             self._checkpoints = Checkpoints(depot, training=training, ranks=ranks)
             self._resume(self._checkpoints)

@@ -47,6 +47,8 @@ class Training:
     scheduler: Stateful | None = None
     extra: Stateful | None = None
     data: Stateful | None = None
+    sequence_length: int | None = None
+    """Tokens, where the program says so; it is not saved, but a change is told."""
 
     def tensors(self) -> dict[str, Any]:
         """The model's and the optimiser's state as it lies in their own memory, by names that no sharding changes."""
@@ -74,14 +76,13 @@ class Training:
         torch.save(own, written)
         return written.getvalue()
 
-    def take_own(self, file: Path) -> None:
-        """Go on from such a part, in a file."""
+    def take_own(self, file: Path) -> dict[str, Any] | None:
+        """Go on from such a part, in a file; returns where the schedule stood, which is for program.py to take."""
         # Unpickled in full, since the user's own state may be anything: the folder is as trusted as the code.
         own: _Own = torch.load(file, weights_only=False)
-        if self.scheduler and own["scheduler"] is not None:
-            self.scheduler.load_state_dict(own["scheduler"])
         if self.extra and own["extra"] is not None:
             self.extra.load_state_dict(own["extra"])
         if self.data and (data := own.get("data")) is not None:
             self.data.load_state_dict(data)
         rng.restore(own["random"])
+        return own["scheduler"]

@@ -368,6 +368,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Look at the learning rate; each sample is still taken once.",
     ),
     (
+        "hyperparameters-changed",
+        "The program sets something of its optimiser or schedule otherwise than the checkpoint has it.",
+        "The evidence: each was -> is; what the program says is in force.",
+        "Nothing, if it was meant; else set them back, and start it again.",
+    ),
+    (
         "loader-resumes-inexactly",
         "Lightning's loader cannot tell which samples of an epoch were given.",
         "The evidence names the loader.",
@@ -378,6 +384,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "There are checkpoints, and every one of them is damaged.",
         "The storage; the evidence says what each file was found to be.",
         "Mend the storage; the next start begins at step 0.",
+    ),
+    (
+        "optimizer-changed",
+        "The optimiser, or its groups of parameters, are others than the checkpoint's, which is untouched.",
+        "The evidence says what was and what is.",
+        "The optimiser as it was, or another checkpoint.path and the weights alone.",
     ),
     (
         "process-group-missing",
