@@ -411,7 +411,7 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
 
     `known` are the events to go by; all of the log when they are not given.
     """
-    from holdfast.diagnose.athand import without
+    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, without
     from holdfast.diagnose.history import last_failure
     from holdfast.diagnose.pile import Pile
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
@@ -423,9 +423,11 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
     logs = tuple(
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
+    stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    answer = diagnose_pile(Pile(logs), known=(fact,), first_rank=failed.rank, fabric=fabric)
-    return without(answer) if len(logs) >= failed.world_size else answer
+    answer = diagnose_pile(Pile((*logs, *stacks)), known=(fact,), first_rank=failed.rank, fabric=fabric)
+    answer = without(answer, OF_STACKS) if stacks else answer
+    return without(answer, OF_A_RUN) if len(logs) >= failed.world_size else answer
 
 
 def _own(run: RunFolder) -> RunFolder:

@@ -38,6 +38,13 @@ def test_line_that_only_speaks_of_errors_is_none(tmp_path: Path, line: str) -> N
     assert last_error(log) == ("", "")
 
 
+def test_what_an_exception_of_native_code_says_belongs_to_its_line(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("terminate called after throwing an instance of 'c10::Error'\n  what():  bad shape\nFrame #0\n")
+    error = "terminate called after throwing an instance of 'c10::Error' what():  bad shape"
+    assert last_error(log) == (error, f"{log}:1")
+
+
 @pytest.mark.parametrize("mark", ["", "[rank3]: "])
 def test_whatever_a_traceback_ends_in_is_the_error(tmp_path: Path, mark: str) -> None:
     log = tmp_path / "rank-0.log"

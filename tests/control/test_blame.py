@@ -106,6 +106,32 @@ def test_lost_node_is_the_cause_of_a_hang_beside_it() -> None:
     assert failure.kind is FailureKind.NODE_LOST
 
 
+GAVE_UP = "RuntimeError: [..] Timed out waiting 2000ms for recv operation to complete"
+ASLEEP = {"innermost": "dream (dreamer.py:20)", "said_hello": False, "last_step": -1}
+IN_A_SUM = {"innermost": "all_reduce (torch/distributed/distributed_c10d.py:2841)"}
+
+
+def test_rank_that_others_gave_up_waiting_for_is_the_cause_where_it_was_seen_elsewhere() -> None:
+    failure = blamed(exits=(exited(0, 11.0, error=GAVE_UP),), hangs=(hung(2, **IN_A_SUM), hung(1, **ASLEEP)))
+    assert (failure.kind, failure.rank, failure.awaited_by) == (FailureKind.HUNG, 1, 0)
+    assert f"rank 0 gave up waiting: {GAVE_UP}" in failure.evidence
+
+
+@pytest.mark.parametrize(
+    ("end", "seen"),
+    [
+        (exited(0, 11.0, error=GAVE_UP), IN_A_SUM),
+        (exited(0, 11.0, error=GAVE_UP), {}),
+        (exited(0, 11.0, error="ValueError: ?"), ASLEEP),
+        (exited(0, 11.0, how=RankExit.OUT_OF_MEMORY, code=9), ASLEEP),
+    ],
+    ids=["it waits too", "its stack could not be taken", "an error of its own", "killed"],
+)
+def test_rank_that_was_looked_at_is_not_blamed_for_another_end(end: RankExited, seen: dict[str, object]) -> None:
+    failure = blamed(exits=(end,), hangs=(hung(1, **seen),))
+    assert failure.rank == 0
+
+
 @pytest.mark.parametrize(
     "culprit",
     [

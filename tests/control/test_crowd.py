@@ -180,6 +180,17 @@ def test_hangs_are_drawn_together_but_for_the_likeliest_causes_and_all_of_them_e
     assert run.state.replicas[0].failures[0].rank == 33
 
 
+def test_ranks_that_give_up_waiting_together_are_drawn_together_and_end_the_wait() -> None:
+    run = Run()
+    gave_up = "RuntimeError: [..] Timed out waiting 2000ms for recv operation to complete"
+    run.feed(exited(0, 1, error=gave_up))
+    assert run.phase is ReplicaPhase.JUDGING
+    events = gathered(run, *(exited(rank, 1, error=gave_up) for rank in range(1, NODES * EACH)))
+    assert any(isinstance(event, RanksExited) for event in events)
+    run.feed(*events)
+    assert run.phase is ReplicaPhase.STOPPING
+
+
 def test_word_heard_again_changes_nothing() -> None:
     run = Run()
     events = gathered(run, *(stopped(node) for node in range(NODES - 1)))

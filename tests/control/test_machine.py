@@ -129,6 +129,7 @@ def exited(
     rank: int | None = None,
     replica: int = 0,
     stopped: bool = False,
+    error: str = "",
 ) -> RankExited:
     return RankExited(
         at=at,
@@ -139,6 +140,7 @@ def exited(
         how=how,
         code=code,
         stopped=stopped,
+        error=error,
     )
 
 
@@ -166,8 +168,8 @@ def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> Stop:
     return Stop(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
 
 
-def look(*nodes: int) -> Look:
-    return Look(replica=0, attempt=0, nodes=nodes)
+def look(*nodes: int, everyone: bool = False) -> Look:
+    return Look(replica=0, attempt=0, nodes=nodes, everyone=everyone)
 
 
 # Gathering
@@ -433,6 +435,33 @@ def test_agent_that_returns_while_a_hang_is_judged_looks_at_its_silent_ranks_too
 def test_rank_that_dies_while_a_hang_is_judged_stops_all_at_once() -> None:
     run = Run().running()
     assert run.do(hung(0), killed(1, at=31.0)) == [look(0, 1), stop(0, 1)]
+
+
+GAVE_UP = "RuntimeError: [..] Timed out waiting 2000ms for recv operation to complete"
+
+
+def test_ranks_are_looked_at_before_they_are_stopped_where_one_gave_up_waiting() -> None:
+    run = Run().running()
+    gave_up = exited(0, code=1, error=GAVE_UP)
+    assert run.do(gave_up) == [look(0, 1, everyone=True)]
+    assert run.state.deadlines == {"judge:0": 10.0 + JUDGE_S}
+    assert run.do(hung(1, at=11.0)) == [stop(0, 1)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [exited(1, code=1, error=GAVE_UP, at=11.0), killed(1, at=11.0), DeadlinePassed(at=18.0, deadline="judge:0")],
+    ids=["gave up too", "died", "said nothing"],
+)
+def test_look_after_one_gave_up_ends_with_the_word_of_the_last_or_its_time(end: AnyEvent) -> None:
+    run = Run().running()
+    assert run.do(exited(0, code=1, error=GAVE_UP), end) == [look(0, 1, everyone=True), stop(0, 1)]
+
+
+def test_launcher_that_gave_up_speaks_for_all_its_ranks() -> None:
+    run = Run(ranks=4, launch=Launch.PER_NODE).running()
+    ends = exited(0, rank=0, code=1, error=GAVE_UP), exited(1, rank=4, code=1, error=GAVE_UP)
+    assert run.do(*ends) == [look(0, 1, everyone=True), stop(0, 1)]
 
 
 def test_ranks_that_end_well_while_a_hang_is_judged_have_succeeded() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.diagnose.logs import block, told
 
+from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.pipeline import diagnose, diagnose_blocks
@@ -131,3 +132,43 @@ def test_rank_that_the_first_to_fail_waited_for_is_the_culprit(tmp_path: Path) -
     (tmp_path / "rank-1.log").write_text("step 3\n")
     answer = diagnose(Pile((tmp_path,)), first_rank=0)
     assert (answer.code, answer.culprit and answer.culprit.rank) == ("never-entered", 1)
+
+
+def stack(name: str, *frames: str) -> Block:
+    text = "\n".join(('Thread 811 (idle): "MainThread"', *(f"    {frame}" for frame in frames), ""))
+    return Block(source=Source(name=name, rank=int(name[-1])), first_line=4, data=text.encode())
+
+
+SLEEPING = "load (data.py:7)"
+SUMMING = "all_reduce (torch/distributed/distributed_c10d.py:3211)"
+GAVE_UP = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv"
+)
+
+
+def test_rank_whose_stack_is_in_no_collective_is_the_one_that_never_entered() -> None:
+    gave_up = block(f"{GAVE_UP} operation to complete", name="rank-0.log", rank=0)
+    answer = diagnose_blocks([gave_up, stack("rank-1", SLEEPING, "train (train.py:9)")])
+    assert (answer.klass, answer.sure, answer.code) == (Class.COLLECTIVE_MISMATCH, Sureness.CERTAIN, "never-entered")
+    assert answer.culprit is not None
+    assert answer.culprit.rank == 1
+    assert (answer.evidence[0].where, "data.py:7 in load" in answer.evidence[0].text) == ("rank-1:4", True)
+
+
+def test_stacks_alone_tell_who_is_missing_from_a_collective() -> None:
+    inside = [stack(f"rank-{rank}", SUMMING, "train (train.py:9)") for rank in (0, 2)]
+    answer = diagnose_blocks([*inside, stack("rank-1", SLEEPING)])
+    assert (
+        answer.what
+        == "rank 1 never entered the collective (all_reduce) that rank 0, 2 waited in; it stood at data.py:7 in load"
+    )
+
+
+def test_stack_beside_nccls_watchdog_is_likely_for_its_calls_return_early() -> None:
+    answer = diagnose_blocks([block(waited(0), name="rank-0.log"), stack("rank-1", "step (train.py:9)")])
+    assert (answer.sure, answer.culprit and answer.culprit.rank) == (Sureness.LIKELY, 1)
+
+
+def test_stacks_of_ranks_that_all_wait_or_none_blame_nobody() -> None:
+    assert diagnose_blocks([stack(f"rank-{rank}", SUMMING) for rank in (0, 1)]).culprit is None
+    assert diagnose_blocks([stack(f"rank-{rank}", SLEEPING) for rank in (0, 1)]).culprit is None

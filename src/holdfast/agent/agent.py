@@ -231,7 +231,7 @@ class Agent:
             case Look():
                 team = self._teams.get(order.replica)
                 if team is not None and team.attempt == order.attempt:
-                    team.look()
+                    team.look(everyone=order.everyone)
             case Leave():
                 self._leaving.set()
             case _:

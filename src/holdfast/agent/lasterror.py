@@ -21,6 +21,7 @@ ERROR_CHARACTERS = 500
 # torch.distributed.DistNetworkError: The client socket has timed out ...
 # [rank1]: RuntimeError: [..] Connection closed by peer [127.0.0.1]:4242
 # terminate called after throwing an instance of 'std::runtime_error'
+#   what():  bad shape
 # python: can't open file '/x/train.py': [Errno 2] No such file or directory
 #
 # Traceback (most recent call last):
@@ -31,9 +32,12 @@ _ERROR = re.compile(
     rb"(?:Traceback \(most recent call last\):\r?\n"
     rb"(?:(?:\[rank\d+\]: )?[ \t].*\n)*(?:\[rank\d+\]: )?(?P<raised>[^\s\[].*)"
     rb"|(?P<line>(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration)\b.*)"
-    rb"|(?:terminate called .*)|(?:Fatal Python error: .*)|(?:\S*python[\w.]*: can't open file .*)))$",
+    rb"|(?:terminate called .*(?:\r?\n *what\(\): .*)?)|(?:Fatal Python error: .*)"
+    rb"|(?:\S*python[\w.]*: can't open file .*)))$",
     re.MULTILINE,
 )
+
+_LINE_END = re.compile(r"\s*\n\s*")
 
 # torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 _CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
@@ -56,7 +60,7 @@ def last_error(log: Path) -> tuple[str, str]:
             where = f"{log}:{_newlines(file, at) + 1}" if size <= COUNT_BYTES else str(log)
     except OSError:
         return "", ""
-    return error.decode(errors="replace").rstrip()[:ERROR_CHARACTERS], where
+    return _LINE_END.sub(" ", error.decode(errors="replace").strip())[:ERROR_CHARACTERS], where
 
 
 def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:

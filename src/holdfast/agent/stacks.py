@@ -16,8 +16,11 @@ TAKE_S = 5.0
 """Longest a dump may take; py-spy needs about a second for a large program."""
 
 # Thread 4242 (idle): "MainThread"
-#     all_reduce (torch/distributed/distributed_c10d.py:2841)
-_MAIN_FRAME = re.compile(r"^Thread .*\"MainThread\"\n\s+(?P<frame>\S.*)$", re.MULTILINE)
+#     all_reduce (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2841)
+_MAIN_FRAME = re.compile(
+    r"^Thread .*\"MainThread\"\n\s+(?P<function>\S+) \((?:.*/(?:site-packages|python3\.\d+)/|.*/)?(?P<place>.*)\)$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
             "dump",
             "--pid",
             str(pid),
+            "--full-filenames",  # which files are the user's shows by their folders
             *options,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -63,4 +67,4 @@ async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
         log.warning("stacks cannot be kept: %s", error)
         return Stacks()
     match = _MAIN_FRAME.search(output.decode(errors="replace"))
-    return Stacks(path=str(into), innermost=match["frame"] if match else "")
+    return Stacks(path=str(into), innermost=f"{match['function']} ({match['place']})" if match else "")

@@ -191,10 +191,10 @@ class Team:
             return None if pulse.over else pulse.pid
         return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
 
-    def look(self) -> None:
-        """Report the ranks that have yet to speak: others wait in vain, and may wait for these."""
+    def look(self, *, everyone: bool) -> None:
+        """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these."""
         running = (process for process in self.processes if process.running)
-        self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()})
+        self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()}, everyone=everyone)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.processes:

@@ -1,7 +1,7 @@
 """Owns the watch over an attempt's ranks on this node: how far each has come, and which has been silent for too long.
 
 Only a rank that has said hello is watched by the clock: a program without a Session has nothing to say. One that has
-not is looked at when another rank, here or elsewhere, waits in vain.
+not is looked at when another rank, here or elsewhere, waits in vain; and every one when another has given up waiting.
 """
 
 from __future__ import annotations
@@ -94,12 +94,14 @@ class Vigil:
         open_ones = ((rank, self.pulses[rank]) for rank in ranks if rank in self.pulses)
         return [rank for rank, pulse in open_ones if not pulse.over and identify(pulse.pid) is not None]
 
-    def look(self, running: Mapping[int, int]) -> None:
-        """Report those of these ranks (with their processes) that have yet to speak, each once."""
+    def look(self, running: Mapping[int, int], *, everyone: bool) -> None:
+        """Report those of these ranks (with their processes) that have yet to speak, or all of them, each once."""
         for rank, pid in running.items():
             if rank not in self.pulses and rank not in self._mute:
                 self._mute[rank] = Pulse(pid, said_hello=False, at=self._began)
                 self._report(rank, self._mute[rank])
+            elif everyone and (pulse := self.pulses.get(rank)) is not None and not pulse.hung and not pulse.over:
+                self._report(rank, pulse)
 
     async def _watch_for_hangs(self, deadline_s: float) -> None:
         while True:

@@ -22,6 +22,16 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 
+# What a rank says that has waited for its peers for as long as it was told to:
+#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
+#   torch.distributed.DistBackendError: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, ...
+#   torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0
+#   torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.
+_GAVE_UP = re.compile(
+    r"Timed out waiting \d+ms for (?:recv|send)|collective operation timeout|wait timeout after \d+ms|"
+    r"Timed out after \d+ seconds waiting for clients"
+)
+
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
     r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward"
@@ -53,11 +63,15 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
 
     Lost nodes and exits are ordered by their own clocks, with those that only speak of a vanished peer last. A hang is
     the cause only where no node was lost and no rank ended before it was reported: a death leaves the others waiting,
-    while ranks that end after the report end because a hung replica is being stopped.
+    while ranks that end after the report end because a hung replica is being stopped. And where those that ended only
+    gave up waiting: for the rank that was seen to do something else.
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = [exited for exited in replica.exits if is_failure(exited) and exited.at <= reported_at]
     known = (*(_from_exit(replica, exited) for exited in ends), *replica.losses)
+    awaited = [hung for hung in replica.hangs if _stands_apart(hung)]
+    if awaited and ends and not replica.losses and all(map(gave_up, ends)):
+        return _from_hang(replica, min(awaited, key=suspicion), min(ends, key=precedence))
     if known:
         return min(known, key=lambda failure: (failure.secondary, failure.at))
     if replica.hangs:
@@ -68,6 +82,16 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
 def precedence(exited: RankExited) -> tuple[bool, float]:
     """Smallest for the failure most likely to be the first: it does not only speak of a vanished peer, and is early."""
     return (bool(_SECONDARY.search(exited.error)), exited.at)
+
+
+def gave_up(exited: RankExited) -> bool:
+    """Whether a rank ended because it had waited for others as long as it was told to."""
+    return exited.how in (RankExit.CODE, RankExit.SIGNAL) and bool(_GAVE_UP.search(exited.error))
+
+
+def _stands_apart(hung: RankHung) -> bool:
+    """Whether a rank was seen to do something else than to wait for others."""
+    return hung.process_state == "T" or bool(hung.innermost and not _WAITING.search(hung.innermost))
 
 
 def suspicion(hung: RankHung) -> tuple[bool, bool, int, bool, float]:
@@ -106,7 +130,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
     )
 
 
-def _from_hang(replica: ReplicaState, hung: RankHung) -> Failure:
+def _from_hang(replica: ReplicaState, hung: RankHung, waiter: RankExited | None = None) -> Failure:
     state = {"T": "stopped by a signal", "D": "waiting in the kernel", "R": "running", "S": "sleeping"}
     evidence = [
         f"waited {hung.waited_s:.1f} s",
@@ -116,12 +140,15 @@ def _from_hang(replica: ReplicaState, hung: RankHung) -> Failure:
         evidence.append(f"innermost frame: {hung.innermost}")
     if hung.stacks:
         evidence.append(f"stacks: {hung.stacks}")
+    if waiter is not None:
+        evidence.append(f"rank {waiter.rank} gave up waiting: {waiter.error}")
     return Failure(
         kind=FailureKind.HUNG,
         at=hung.last_step_at,
         node=hung.node,
         attempt=hung.attempt,
         rank=hung.rank,
+        awaited_by=waiter.rank if waiter else None,
         error=f"no step after step {max(hung.last_step, 0)}" if hung.said_hello else "it has not opened its Session",
         evidence=tuple(evidence),
         step=replica.step,

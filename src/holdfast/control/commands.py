@@ -73,11 +73,12 @@ class WindDown:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Have these nodes report the ranks of an attempt that have yet to speak."""
+    """Have these nodes report the ranks of an attempt that have yet to speak; or every one that they have."""
 
     replica: int
     attempt: int
     nodes: tuple[int, ...]
+    everyone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

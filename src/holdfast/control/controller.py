@@ -491,8 +491,8 @@ class Controller:
                 self._order(command.nodes, lambda _: order)
             case WindDown(nodes=nodes, reason=reason):
                 self._order(nodes, lambda _: orders.WindDown(reason=reason))
-            case Look(replica=replica, attempt=attempt, nodes=nodes):
-                self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt))
+            case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
+                self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt, everyone=everyone))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
             case Inject(drill=drill, node=int(node)):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control import world
-from holdfast.control.blame import first_failure
+from holdfast.control.blame import first_failure, gave_up
 from holdfast.control.commands import Commands, Finish, Look, Record, Start, Stop
 from holdfast.control.drills import pending
-from holdfast.control.policy import STOP_GRACE_S, Action, Failure, FailureKind, Verdict, judge
+from holdfast.control.policy import JUDGE_S, STOP_GRACE_S, Action, Failure, FailureKind, Verdict, judge
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided
@@ -105,7 +105,7 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
 def _cleared(replica: ReplicaState) -> ReplicaState:
     """A replica whose attempt is over, and which is to start again."""
     gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False)
-    return replace(gathering, well=0, exits=(), hung=0, hangs=(), losses=())
+    return replace(gathering, well=0, exits=(), heard=0, hangs=(), losses=())
 
 
 def _all_well(job: Job, replica: ReplicaState) -> bool:
@@ -198,10 +198,29 @@ def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float) ->
     return Stop(replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s)
 
 
+def judge_soon(job: Job, state: State, index: int, at: float) -> Transition:
+    """Some wait in vain, and the one to blame differs only in its stack: stop when every rank's word of it is there.
+
+    Some have not come so far as to speak of their steps, so that no deadline watches them: those are asked for.
+    """
+    replica = replace(state.replicas[index], phase=ReplicaPhase.JUDGING)
+    state = state.with_replica(replica)
+    if (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size:
+        return halt(job, state, index, at)
+    if Deadline.JUDGE.of(index) in state.deadlines:
+        return state, ()
+    busy = tuple(node for node in state.nodes_of(index) if node.busy)
+    return state.with_deadline(Deadline.JUDGE.of(index), at + JUDGE_S), (look(replica, busy),)
+
+
 def look(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> Look:
-    """Have these nodes report ranks that no deadline watches: those that have yet to speak."""
+    """Have these nodes report ranks that no deadline watches: those that have yet to speak.
+
+    Where a rank gave up waiting there may be no deadline for steps, or a longer one: then all are asked for.
+    """
     numbers = tuple(node.node for node in nodes)
-    return Look(replica=replica.replica, attempt=replica.attempt, nodes=numbers)
+    everyone = any(map(gave_up, replica.exits))
+    return Look(replica=replica.replica, attempt=replica.attempt, nodes=numbers, everyone=everyone)
 
 
 def _record(replica: ReplicaState, verdict: Verdict, failure: Failure, at: float) -> Record:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from holdfast.control.blame import is_failure, precedence, suspicion
+from holdfast.control.blame import gave_up, is_failure, precedence, suspicion
 from holdfast.control.state import ReplicaPhase, State
 from holdfast.events import (
     AgentEvent,
@@ -63,16 +63,19 @@ class Crowd:
         replica = state.replicas[word.replica]
         if replica.slots.bit_count() <= CROWD or word.attempt != replica.attempt:
             return False
-        ending = replica.phase is ReplicaPhase.STOPPING
+        ending, judging = (replica.phase is phase for phase in (ReplicaPhase.STOPPING, ReplicaPhase.JUDGING))
         match word:
+            case RankExited() if judging and gave_up(word):
+                pass
             case RankExited() if not ending and (word.stopped or is_failure(word)):
                 return False
-            case RankHung() if not ending and replica.phase is not ReplicaPhase.JUDGING:
+            case RankHung() if not ending and not judging:
                 return False
             case _:
-                self._words[word.source, word.seq] = word
-                self._spoken[type(word), word.replica] |= 1 << word.node
-                return True
+                pass
+        self._words[word.source, word.seq] = word
+        self._spoken[type(word), word.replica] |= 1 << word.node
+        return True
 
     def wrote(self, taken_in: int) -> bool:
         """Whether words taken in that round are written."""

@@ -91,6 +91,8 @@ class Failure:
     lived_s: float = 0.0
     secondary: bool = False
     """Whether its error only speaks of a peer that went away."""
+    awaited_by: int | None = None
+    """The rank that gave up waiting for this one."""
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
@@ -315,6 +317,8 @@ def describe(failure: Failure) -> str:
             return f"the launcher of {who} ended with code 0 and left ranks at work"
         case FailureKind.PORT_TAKEN:
             return f"{who} found the port taken at which its attempt was to meet"
+        case FailureKind.HUNG if failure.awaited_by is not None:
+            return f"{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
         case FailureKind.HUNG:
             return f"{who} passed no step within its deadline"
         case FailureKind.NODE_LOST:

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.blame import is_failure, left_as_asked
+from holdfast.control.blame import gave_up, is_failure, left_as_asked
 from holdfast.control.commands import Inject
-from holdfast.control.course import halt, look, proceed
+from holdfast.control.course import halt, judge_soon, proceed
 from holdfast.control.drills import due
 from holdfast.control.growth import hurry
 from holdfast.control.nodes import fail
-from holdfast.control.policy import JUDGE_S
-from holdfast.control.state import Deadline, Pace, ReplicaPhase, ReplicaState, State, Transition
+from holdfast.control.state import Pace, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import (
     NodesStopped,
     RankExit,
@@ -40,8 +39,12 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     if left_as_asked(replica, event):
         return hurry(state, event.replica, event.at), ()
     if is_failure(event):
-        state = state.with_replica(replace(replica, exits=(*replica.exits, _on_its_node(job, replica, event))))
-        return halt(job, state, event.replica, event.at)
+        replica = replace(replica, exits=(*replica.exits, _on_its_node(job, replica, event)))
+        if not gave_up(event) or replica.phase is ReplicaPhase.STOPPING:
+            return halt(job, state.with_replica(replica), event.replica, event.at)
+        of_process = (1 << job.local_world_size // job.processes_per_node) - 1
+        state = state.with_replica(replace(replica, heard=replica.heard | of_process << event.rank))
+        return judge_soon(job, state, event.replica, event.at)
     if not event.stopped:
         return state.with_replica(replace(replica, well=replica.well | 1 << event.rank)), ()
     if replica.phase is ReplicaPhase.STOPPING:
@@ -61,22 +64,13 @@ def _on_its_node(job: Job, replica: ReplicaState, event: RankExited) -> RankExit
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
-    """Wait for the other ranks' word: in a hang everybody waits, and the one to blame differs only in its stack.
-
-    Or it has not come so far as to speak of its steps, so that no deadline watches it: those are asked for.
-    """
+    """Wait for the other ranks' word."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
         return state, ()
-    hung = replica.hung | 1 << event.rank
-    replica = replace(replica, phase=ReplicaPhase.JUDGING, hung=hung, hangs=(*replica.hangs, event))
-    state = state.with_replica(replica)
-    if hung.bit_count() >= len(replica.members) * job.local_world_size:
-        return halt(job, state, event.replica, event.at)
-    if Deadline.JUDGE.of(event.replica) in state.deadlines:
-        return state, ()
-    busy = tuple(node for node in state.nodes_of(event.replica) if node.busy)
-    return state.with_deadline(Deadline.JUDGE.of(event.replica), event.at + JUDGE_S), (look(replica, busy),)
+    heard = replica.heard | 1 << event.rank
+    state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
+    return judge_soon(job, state, event.replica, event.at)
 
 
 def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
@@ -99,23 +93,26 @@ def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
 
 
 def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
-    """Many ranks ended: well, or after their attempt had failed."""
+    """Many ranks ended: well, because they gave up waiting, or after their attempt had failed."""
     replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or event.stopped or event.how is not RankExit.CODE or event.code != 0:
+    if event.attempt != replica.attempt or event.stopped:
         return state, ()
+    if event.how is not RankExit.CODE or event.code != 0:
+        return _heard(job, state, replica, event)
     return state.with_replica(replace(replica, well=replica.well | _bits(event.ranks))), ()
 
 
 def ranks_hung(job: Job, state: State, event: RanksHung) -> Transition:
     """Many ranks hang, and others before them."""
     replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or replica.phase is not ReplicaPhase.JUDGING:
+    return _heard(job, state, replica, event) if event.attempt == replica.attempt else (state, ())
+
+
+def _heard(job: Job, state: State, replica: ReplicaState, event: RanksHung | RanksExited) -> Transition:
+    if replica.phase is not ReplicaPhase.JUDGING:
         return state, ()
-    hung = replica.hung | _bits(event.ranks)
-    state = state.with_replica(replace(replica, hung=hung))
-    if hung.bit_count() >= len(replica.members) * job.local_world_size:
-        return halt(job, state, event.replica, event.at)
-    return state, ()
+    state = state.with_replica(replace(replica, heard=replica.heard | _bits(event.ranks)))
+    return judge_soon(job, state, event.replica, event.at)
 
 
 def _bits(spans: Spans) -> int:

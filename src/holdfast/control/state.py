@@ -155,8 +155,8 @@ class ReplicaState:
     """Ranks of this attempt that ended by themselves with code 0, a bit each."""
     exits: tuple[RankExited, ...] = ()
     """How ranks of this attempt failed, in the order it was learnt."""
-    hung: int = 0
-    """Ranks of this attempt that were reported hung, a bit each."""
+    heard: int = 0
+    """Ranks of this attempt that were reported hung, or gave up waiting for others, a bit each."""
     hangs: tuple[RankHung, ...] = ()
     losses: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""

@@ -10,10 +10,12 @@ from holdfast.diagnose.rules.deciding import DECIDING
 
 OF_A_RUN = ("all-ranks", "peer-log", "first-traceback", "who-joined")
 """Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
+OF_STACKS = ("stacks",)
+"""The same where its agents took stacks, and they were read."""
 _INSTEAD = "own-words"
 
 
-def without(answer: Answer, names: tuple[str, ...] = OF_A_RUN) -> Answer:
+def without(answer: Answer, names: tuple[str, ...]) -> Answer:
     """The answer that asks for none of these facts; an unknown one asks why nobody wrote of it, if for nothing else."""
     known = {DECIDING[name].fact for name in names}
     missing = tuple(each for each in answer.missing if each.fact not in known)

@@ -119,38 +119,63 @@ def cause_of(rule: Rule, facts: Sequence[Fact]) -> Cause:
 
 
 def _from_deadlock(hang: Deadlock) -> Cause | None:
-    """What the watchdogs of several ranks say together, where they say more than that somebody waited."""
-    status = next((stand for stand in hang.behind), None)
+    """What the watchdogs and stacks of several ranks say together, where they say more than that somebody waited."""
+    waited = ranks_in_words(hang.waiting)
     if hang.differing:
         calls = ", ".join(f"rank {fact.who.rank} in {fact.values['op']}" for fact in hang.differing[:4])
-        says, sure, culprit, shown = (
-            f"ranks waited in different collectives: {calls}",
-            Sureness.LIKELY,
-            None,
-            hang.differing,
-        )
-    elif status is not None:
-        late = ", ".join(str(stand.rank) for stand in hang.behind[:8])
-        at = f"collective {status.completed}" if not status.waits else f"collective {status.enqueued}"
-        says = f"rank {late} never entered the collective that {ranks_in_words(hang.waiting)} waited in; it was at {at}"
-        sure, culprit = Sureness.LIKELY, Culprit(rank=status.rank, node=status.fact.who.node, host=status.fact.who.host)
-        shown = tuple(stand.fact for stand in hang.behind) + hang.facts[:3]
-    elif hang.silent and len(hang.silent) <= 8:
-        says = f"{ranks_in_words(hang.waiting)} waited in a collective; rank {', '.join(map(str, hang.silent))} did not"
-        sure, culprit, shown = Sureness.LIKELY, Culprit(rank=min(hang.silent)), hang.facts
-    else:
-        return None
+        says = f"ranks waited in different collectives: {calls}"
+        return _not_together(says, hang.differing, None, code="collective-differs")
+    if hang.elsewhere and len(hang.elsewhere) <= len(hang.waiting):
+        return _stood_elsewhere(hang, waited)
+    if hang.behind:
+        first, late = hang.behind[0], ", ".join(str(stand.rank) for stand in hang.behind[:8])
+        at = f"collective {first.enqueued if first.waits else first.completed}"
+        says = f"rank {late} never entered the collective that {waited} waited in; it was at {at}"
+        culprit = Culprit(rank=first.rank, node=first.fact.who.node, host=first.fact.who.host)
+        return _not_together(says, (*(stand.fact for stand in hang.behind), *hang.facts[:3]), culprit)
+    if 0 < len(hang.silent) <= 8:
+        says = f"{waited} waited in a collective; rank {', '.join(map(str, hang.silent))} did not"
+        return _not_together(says, hang.facts, Culprit(rank=min(hang.silent)))
+    return None
+
+
+def _stood_elsewhere(hang: Deadlock, waited: str) -> Cause:
+    """The stack of a rank that was not in the collective is what decides."""
+    late, place = hang.elsewhere[0], hang.elsewhere[0].values["stands_at"]
+    away = ranks_in_words([fact.who.rank or 0 for fact in hang.elsewhere])
+    ops = (fact.values["op"] for fact in hang.inside)
+    op = next((f" ({call})" for call in (*ops, *(fact.values.get("raised_at") for fact in hang.facts)) if call), "")
+    # NCCL's calls return before they are done: a rank that stands at `loss.item()` waits for one all the same.
+    gpu = any(fact.rule.code == "watchdog-timeout" for fact in hang.facts)
+    return _not_together(
+        f"{away} never entered the collective{op} that {waited} waited in; it stood at {place}",
+        (*hang.elsewhere, *hang.inside[:2], *hang.facts[:3]),
+        culprit_of(late),
+        sure=Sureness.LIKELY if gpu else Sureness.CERTAIN,
+        look=f"see why rank {late.who.rank} stood at {place} instead of coming to the collective",
+    )
+
+
+def _not_together(
+    says: str,
+    facts: tuple[Fact, ...],
+    culprit: Culprit | None,
+    *,
+    code: str = "never-entered",
+    sure: Sureness = Sureness.LIKELY,
+    look: str = "see what that rank did instead of the collective: its own last lines, `py-spy dump`",
+) -> Cause:
     return Cause(
-        code="never-entered" if not hang.differing else "collective-differs",
+        code=code,
         classes=(Class.COLLECTIVE_MISMATCH, Class.STRAGGLER, Class.HANG_UNKNOWN),
         sure=sure,
         says=says,
         remedy=(
-            "see what that rank did instead of the collective: its own last lines, `py-spy dump`",
+            look,
             "every rank must make the same calls in the same order: equal numbers of batches, no branch by rank",
         ),
         decides=("stacks", "last-collectives"),
-        facts=shown,
+        facts=facts,
         culprit=culprit,
     )
 

@@ -1,7 +1,7 @@
-"""Owns what the words of many ranks' watchdogs say together: who waited, in what, and who never came.
+"""Owns what the words of many ranks' watchdogs and their stacks say together: who waited, in what, and who never came.
 
 A watchdog's line names a rank that waited, never the one at fault. That one has a lower last enqueued collective, or
-the same one enqueued and completed, or says nothing at all.
+the same one enqueued and completed, or stands elsewhere in its program, or says nothing at all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role
 
 _WAITED = {"watchdog-timeout", "gloo-timeout"}
@@ -38,6 +39,10 @@ class Deadlock:
     waiting: tuple[int, ...]
     behind: tuple[Stand, ...]
     """Ranks that had not entered the collective that others waited in."""
+    elsewhere: tuple[Fact, ...]
+    """Stacks of ranks that stood in no collective while others waited in one."""
+    inside: tuple[Fact, ...]
+    """Stacks of ranks that waited."""
     differing: tuple[Fact, ...]
     """Lines of ranks that waited in different collectives at one number of the sequence."""
     silent: tuple[int, ...]
@@ -46,27 +51,37 @@ class Deadlock:
 
 
 def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int | None) -> Deadlock | None:
-    """Join the watchdogs' facts over ranks; None when no watchdog spoke."""
+    """Join the watchdogs' facts and the stacks over ranks; None when no watchdog spoke and no stack waits."""
     facts = list(facts)
     said = [fact for fact in facts if fact.rule.code in _WAITED or fact.rule.code == "collective-status"]
-    if not said:
+    stacks = {fact.who.rank: fact for fact in facts if fact.rule is STACK and "stands_at" in fact.values}
+    inside = [fact for fact in stacks.values() if "op" in fact.values]
+    if not said and not inside:
         return None
     timeouts = [fact for fact in said if fact.rule.code in _WAITED]
-    failed = {fact.who.rank for fact in facts if fact.rule.role is Role.PRIMARY and fact not in said}
+    failed = {fact.who.rank for fact in facts if _is_of_itself(fact) and fact not in said}
     stands = _stands(said)
     furthest = max((stand.enqueued for stand in stands if stand.waits), default=None)
     behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
-    waiting = {fact.who.rank for fact in timeouts} | {stand.rank for stand in stands if stand.waits}
+    waiting = {fact.who.rank for fact in (*timeouts, *inside)} | {stand.rank for stand in stands if stand.waits}
     waiting = {rank for rank in waiting if rank is not None} - {stand.rank for stand in behind}
+    elsewhere = {rank: fact for rank, fact in stacks.items() if rank is not None and rank not in waiting | failed}
     known = ranks_with_logs or frozenset(range(min(world or 0, MOST_RANKS) if len(waiting) > 1 else 0))
-    silent = known - waiting - failed - {stand.rank for stand in behind}
+    silent = known - waiting - failed - elsewhere.keys() - {stand.rank for stand in behind}
     return Deadlock(
         waiting=tuple(sorted(waiting)),
         behind=behind,
+        elsewhere=tuple(fact for _, fact in sorted(elsewhere.items())) if waiting else (),
+        inside=tuple(inside),
         differing=_differing(timeouts),
         silent=tuple(sorted(silent)) if len(silent) <= len(waiting) else (),
         facts=tuple(said),
     )
+
+
+def _is_of_itself(fact: Fact) -> bool:
+    """Whether a line tells of a failure of its rank's own, rather than of its having waited."""
+    return fact.rule.role is Role.PRIMARY and not fact.rule.code.startswith("run-")
 
 
 def _stands(facts: Sequence[Fact]) -> list[Stand]:

@@ -1,18 +1,31 @@
-"""Owns where an exception was raised: the innermost frame of the user's own code in the traceback above its line."""
+"""Owns the frames of Python: where an exception was raised, and where a thread of a stack dump stands.
+
+What counts is the innermost frame of the user's own code. Refuses to own which lines are looked at (scan.py), and what
+it means where ranks stand (deadlock.py).
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
 LOOK_BYTES = 64 << 10
-"""A traceback that begins further up is not looked for."""
+"""A traceback that begins further up is not looked for, nor frames that are further down."""
 LINES_BELOW = 6
 """Most lines between the last frame and the exception: its source, marks below it, what the exception says first."""
 
 _BEGIN = b"Traceback (most recent call last)"
-_FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}), in (?P<function>[\w.<>]{1,100})')
-_NOT_OWN = (b"/torch/", b"/site-packages/", b"/dist-packages/", b"/lib/python3", b"<")
+#   File "/home/ada/train.py", line 42, in step                          traceback
+#   File "/home/ada/train.py", line 42 in step                           faulthandler
+_FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? in (?P<function>[\w.<>]{1,100})')
+#     all_reduce (torch/distributed/distributed_c10d.py:2841)            py-spy
+_SPIED = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
+_NOT_OWN = (b"/torch/", b"/site-packages/", b"/dist-packages/", b"/lib/python3", b"/holdfast/train/", b"<")
+_NAMES_NOT_OWN = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
+_TOGETHER = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
+"""Where a thread waits for other ranks, or may."""
 
 
 def raised_at(data: bytes, start: int) -> str | None:
@@ -23,7 +36,43 @@ def raised_at(data: bytes, start: int) -> str | None:
     frames = list(_FRAME.finditer(data, begin, start))
     if not frames or data.count(b"\n", frames[-1].end(), start) > LINES_BELOW:
         return None
-    own = [frame for frame in frames if not any(part in frame["file"] for part in _NOT_OWN)]
-    frame = (own or frames)[-1]
+    return _place(next((frame for frame in reversed(frames) if _is_own(frame["file"])), frames[-1]))
+
+
+def stands(data: bytes, end: int) -> Mapping[str, str]:
+    """Where the thread stands whose frames follow: its place, and the call in which it waits for others, if it does.
+
+    Empty where no frame follows.
+    """
+    frames = list(_below(data, end))
+    own = next((number for number, frame in enumerate(frames) if _is_own(frame["file"])), None)
+    if not frames:
+        return {}
+    inner = frames[: len(frames) if own is None else own]
+    call = next((frame["function"] for frame in inner if any(part in frame["file"] for part in _TOGETHER)), b"")
+    return {"stands_at": _place(frames[own or 0])} | ({"op": call.decode()} if call else {})
+
+
+def _below(data: bytes, end: int) -> Iterator[re.Match[bytes]]:
+    """The frames on the lines that follow, up to one that is none; variables that py-spy can show are passed over."""
+    for line in _lines(data, end):
+        frame = _FRAME.search(line) or _SPIED.search(line)
+        if frame is not None:
+            yield frame
+        elif not line.startswith(b"    "):
+            return
+
+
+def _lines(data: bytes, begin: int) -> Iterable[bytes]:
+    return data[begin : begin + LOOK_BYTES].splitlines()
+
+
+def _is_own(file: bytes) -> bool:
+    """Whether it is the user's; py-spy leaves out the folder in which a package or a module of Python's lies."""
+    first = file.partition(b"/")[0].removesuffix(b".py")
+    return first not in _NAMES_NOT_OWN and not any(part in file for part in _NOT_OWN)
+
+
+def _place(frame: re.Match[bytes]) -> str:
     file, function = PurePosixPath(frame["file"].decode("utf-8", "replace")), frame["function"].decode()
     return f"{file.name}:{frame['line'].decode()} in {function}"

@@ -22,6 +22,7 @@ from holdfast.events import (
     DrillDone,
     DrillTarget,
     FindingRaised,
+    RankHung,
     RecoveryDecided,
     StopDecided,
 )
@@ -48,6 +49,8 @@ class Failed:
     event: AnyEvent
     """Where the log says so."""
     fact: Fact
+    stacks: tuple[str, ...] = ()
+    """Files that hold where its ranks stood, of those that were at work."""
 
 
 def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
@@ -64,6 +67,14 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
             rank=rank,
             event=decided,
             fact=fact,
+            stacks=tuple(
+                event.stacks
+                for event in events
+                if isinstance(event, RankHung)
+                and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+                and event.stacks
+                and event.process_state != "T"
+            ),
         )
     noticed = next((event for event in reversed(events) if _finding(event) is not None), None)
     finding = _finding(noticed) if noticed else None

@@ -17,6 +17,7 @@ from holdfast.diagnose.cause import DEPTH, HANGS, Cause, cause_of, causes_of, is
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.deadlock import deadlock
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Sureness
 from holdfast.diagnose.wording import culprit_of, deciding, evidence, filled, shown
 
@@ -116,7 +117,7 @@ def _about(cause: Cause, rank: int) -> Cause:
 def _is_found_by_others(cause: Cause) -> bool:
     """Whether the culprit wrote none of the lines: a rank that those which failed had waited for in vain."""
     rank = cause.culprit.rank if cause.culprit else None
-    return rank is not None and rank not in {fact.who.rank for fact in cause.facts}
+    return rank is not None and rank not in {fact.who.rank for fact in cause.facts if fact.rule is not STACK}
 
 
 def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:

@@ -18,9 +18,10 @@ import re2
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.frames import raised_at
+from holdfast.diagnose.frames import raised_at, stands
 from holdfast.diagnose.prefix import clock_of, writer_of
 from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Rule
 
 LINE_BYTES = 2000
@@ -121,9 +122,7 @@ class Scanner:
             if facts:
                 number += data.count(b"\n", counted, start)
                 counted = start
-                at = raised_at(data, start) if any(fact.rule.role is Role.PRIMARY for fact in facts) else None
-                more = {"raised_at": at} if at else {}
-                yield from (replace(fact, line=number, values={**fact.values, **more}) for fact in facts)
+                yield from (_with_frames(replace(fact, line=number), data, start, end) for fact in facts)
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
         if len(which) > 1:
@@ -153,6 +152,16 @@ class Scanner:
         if values.get("rank"):
             who = replace(who, rank=int(values["rank"][:9]))
         return Fact(rule=rule, source=source.name, line=0, text=text, who=who, at=clock_of(text), values=values)
+
+
+def _with_frames(fact: Fact, data: bytes, start: int, end: int) -> Fact:
+    """The fact with what the frames above or below its line say."""
+    if fact.rule is STACK:
+        found = stands(data, end)
+        text = f"{fact.text} {found['stands_at']}" if found else fact.text
+        return replace(fact, text=text, values={**fact.values, **found})
+    at = raised_at(data, start) if fact.rule.role is Role.PRIMARY else None
+    return replace(fact, values={**fact.values, "raised_at": at}) if at else fact
 
 
 def _around(line: bytes, start: int) -> str:

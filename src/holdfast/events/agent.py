@@ -108,7 +108,7 @@ class NodeLeaving(Event, frozen=True, kw_only=True):
 
 
 class RankHung(Event, frozen=True, kw_only=True):
-    """A rank passed no step within its deadline, or had yet to say hello when another was found to hang."""
+    """A rank passed no step within its deadline, or was looked at because another waited in vain."""
 
     node: int
     replica: int

@@ -108,6 +108,8 @@ class Look(Order, frozen=True, kw_only=True, tag="look"):
 
     replica: int
     attempt: int
+    everyone: bool = False
+    """Report those that have spoken too: another one has given up waiting, and may have waited for these."""
 
 
 class Leave(Order, frozen=True, kw_only=True, tag="leave"):

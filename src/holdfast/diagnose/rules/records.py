@@ -1,9 +1,9 @@
-"""Rules for structured records: flight recorder dumps, and the events of a run of holdfast."""
+"""Rules for what was recorded of a rank that stands still: flight recorder dumps, and stacks."""
 
 from __future__ import annotations
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Rule, Sureness
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
 
 _TORCH = "torch flight recorder"
 _TORCH_SINCE = "torch 2.4 and later"
@@ -50,4 +50,18 @@ FLIGHT_ALL_INSIDE = Rule(
     source=_TORCH,
 )
 
-RULES: tuple[Rule, ...] = (FLIGHT_MISMATCH, FLIGHT_BEHIND, FLIGHT_ABSENT, FLIGHT_ALL_INSIDE)
+STACK = Rule(
+    code="stack",
+    lines=(
+        'Thread 811 (idle): "MainThread"',
+        'Thread 0x7F04A8B1C740 (active+gil): "MainThread"',
+        "Current thread 0x00007f04a8b1c740 (most recent call first):",
+        "[rank3]: Thread 0x00007f04a8b1c740 [python] (most recent call first):",
+    ),
+    pattern=r'^(?:\[rank(?P<rank>\d{1,7})\]: ?)?(?:Thread \S{1,20} \([\w+]{1,20}\): "MainThread"|(?:Current t|T)hread 0x[0-9a-f]{1,16} (?:\[[^\]\n]{1,80}\] )?\(most recent call first\):)',
+    role=Role.CONTEXT,
+    says="where a rank stood: {stands_at}",
+    source="py-spy dump, Python's faulthandler",
+)
+
+RULES: tuple[Rule, ...] = (FLIGHT_MISMATCH, FLIGHT_BEHIND, FLIGHT_ABSENT, FLIGHT_ALL_INSIDE, STACK)

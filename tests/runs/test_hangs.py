@@ -1,0 +1,37 @@
+"""A rank that keeps the others waiting is found and named, whether or not it says how far it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runs.conftest import Runs
+
+from holdfast import api
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.events import RankHung, RecoveryDecided
+
+DREAMER = str(Path(__file__).parents[1] / "programs" / "dreamer.py")
+ONCE = ("recovery.max_restarts=0", "env.OMP_NUM_THREADS=1")
+
+
+@pytest.mark.slow
+def test_rank_that_another_gave_up_waiting_for_is_named_with_where_it_stood(runs: Runs) -> None:
+    watched = runs.start(sys.executable, DREAMER, "1", "4", overrides=ONCE)
+    watched.end()
+    (seen,) = watched.all(RankHung)
+    assert seen.innermost.startswith("dream (dreamer.py:")
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    answer = api.diagnose_run(watched.folder)
+    assert (answer.klass, answer.sure, str(answer.culprit)) == (
+        Class.COLLECTIVE_MISMATCH,
+        Sureness.CERTAIN,
+        "rank 1 on node1",
+    )
+    assert "rank 1 never entered the collective" in answer.what
+    assert answer.evidence[0].where.startswith(seen.stacks)
+    assert "dreamer.py:" in answer.evidence[0].text
+    assert answer.missing == ()
