@@ -13,7 +13,7 @@ FABRIC_SOURCE = "holdfast, init logs of NCCL"
 RANKS: tuple[tuple[str, str, str, str], ...] = (
     (
         "never-entered",
-        "Some ranks waited in a collective that another never entered, as the numbers in their words show.",
+        "Some ranks waited in a collective that another never entered, as their numbers or stacks show.",
         "`py-spy dump --pid PID` on the rank that is behind; flight recorder dumps of all.",
         "The same calls in the same order on every rank: equal numbers of batches, no branch by rank.",
     ),
