@@ -116,7 +116,7 @@ def test_checkpoints_go_to_the_profiles_storage(home: Path, tmp_path: Path) -> N
     profiles = tmp_path / ".holdfast" / "profiles"
     profiles.mkdir(parents=True)
     (profiles / "shared.yaml").write_text("storage: /shared\n")
-    text = api.render(api.load_job(None, command=["true"]), "shared", base=tmp_path)
+    text = api.render(api.load_job(None, command=["true"]), "shared", base=tmp_path).text
     assert "HOLDFAST_CHECKPOINT_PATH=/shared/" in text
 
 

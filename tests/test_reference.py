@@ -22,6 +22,8 @@ OTHER_WORDS = {
     "per-node",
     "accelerate-launch",
     "in-place",
+    "oke-roce",
+    "rdma-shared",
     "unicode-escape",
     "util-linux",
 }

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
@@ -48,7 +48,7 @@ from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
-from holdfast.job.profile import Delivery, Profile, find_profile
+from holdfast.job.profile import KUBERNETES, Delivery, Profile, find_profile
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
@@ -63,6 +63,7 @@ from holdfast.shortage import lacking, room
 
 if TYPE_CHECKING:
     from holdfast.diagnose.answer import Answer
+    from holdfast.launch.kubernetes.submission import Submission
 
 BEAT_S = 0.1
 """How often `follow` looks for new events."""
@@ -116,6 +117,11 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     from holdfast.launch.local.possible import possible
 
     place, loaded = _profile(profile, base), _loaded(job)
+    if place.backend == KUBERNETES:
+        from holdfast.launch.kubernetes.possible import possible as possible_there
+
+        there = possible_there(_submission(loaded.job, place, profile, None))
+        return (*loaded.findings, *map(loaded.placed, there))
     code = _survey(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
     here = possible(
         loaded.job,
@@ -128,10 +134,39 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     return (*loaded.findings, *map(loaded.placed, (*here, *code)))
 
 
-def render(job: Job | Loaded, profile: str, *, base: Path) -> str:
-    """Exactly what would be sent to the place, or given to each rank; nothing is started."""
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """Exactly what would be sent to a place, or given to each rank."""
+
+    text: str
+    findings: tuple[Finding, ...]
+    objects: tuple[dict[str, Any], ...] = ()
+    """The same as data, where it is sent to a cluster."""
+
+
+def render(job: Job | Loaded, profile: str, *, base: Path) -> Rendered:
+    """Exactly what would be sent to the place, or given to each rank; nothing is started.
+
+    Raises HoldfastError where a cluster could make nothing of it.
+    """
+    loaded, place = _loaded(job), _profile(profile, base)
+    if place.backend == KUBERNETES:
+        return _render_objects(loaded, place, profile, base)
     with tempfile.TemporaryDirectory() as aside:
-        return render_local(_accepted(_loaded(job).job, profile, base, Path(aside)))
+        text = render_local(_accepted(loaded.job, profile, base, Path(aside)))
+    return Rendered(text=text, findings=loaded.findings)
+
+
+def _render_objects(loaded: Loaded, place: Profile, profile: str, base: Path) -> Rendered:
+    from holdfast.launch.kubernetes.render import render
+
+    findings = check(loaded, profile, base=base)
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
+    with tempfile.TemporaryDirectory() as aside:
+        code = _ship(loaded.job, base, Path(aside)) if place.agent else None
+        rendering = render(_submission(loaded.job, place, profile, code))
+    return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
 
 
 # Run
@@ -144,6 +179,10 @@ def start(
 
     `tell` is given the warnings, before anything is started.
     """
+    if _profile(profile, base).backend == KUBERNETES:
+        what = "runs cannot be started on Kubernetes yet"
+        remedy = f"`holdfast render --on {profile}` shows what would be sent."
+        raise failure("not-yet", what, exit_code=ExitCode.IMPOSSIBLE, remedy=remedy)
     findings = check(job, profile, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
@@ -513,6 +552,24 @@ def _ship(job: Job, base: Path, into: Path) -> Shipped:
     found = _survey(job, base)
     packed = pack(found, into)
     return Shipped(digest=packed.digest, bytes=packed.bytes, files=found.files, cwd=found.cwd)
+
+
+def _submission(job: Job, place: Profile, name: str, code: Shipped | None) -> Submission:
+    """The job on its way to a cluster, where relative paths start from the shared volume."""
+    from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
+    from holdfast.launch.kubernetes.submission import HOME, Submission
+
+    fabric = resolve(job.fabric.name, place.fabric)
+    accepted = Accepted(
+        job=job,
+        base=HOME,
+        created_at=0.0,  # known when the run is started
+        code=code,
+        fabric=fabric.name,
+        fabric_env=dict(fabric.env),
+        profile=name,
+    )
+    return Submission(accepted=accepted, profile=place, names=Names.of(job, UNKNOWN_ID))
 
 
 def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:

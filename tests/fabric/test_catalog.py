@@ -8,7 +8,7 @@ from holdfast.fabric.catalog import AUTO, CATALOG, NAMES, Fabric, resolve
 
 
 def test_names_auto_and_every_row() -> None:
-    assert {"auto", "tcp", "infiniband", "roce", "efa"} == set(NAMES)
+    assert {"auto", "tcp", "infiniband", "roce", "efa", "rdma-shared", "sriov", "oke-roce"} == set(NAMES)
 
 
 @pytest.mark.parametrize("fabric", CATALOG.values(), ids=lambda fabric: fabric.name)

@@ -60,8 +60,10 @@ def test_unknown_profile_known_ones_listed(tmp_path: Path, name: str) -> None:
     [
         ("isolation: netsn", "bad-value", ":1"),
         ("backend: local\nisolaton: netns", "unknown-field", ":2"),
-        ("backend: kubernetes", "not-yet", ":1"),
+        ("backend: slurm", "not-yet", ":1"),
         ("backend: kubernets", "unknown-backend", ":1"),
+        ("backend: kubernetes\nnamespace: My Space", "bad-name", ":2"),
+        ("volume: {claim: Ckpt}", "bad-name", ":1"),
         ("fabric: tpc", "unknown-fabric", ":1"),
         ("[", "bad-yaml", ":1"),
     ],
@@ -71,4 +73,4 @@ def test_wrong_profile_said_with_its_line(tmp_path: Path, text: str, code: str, 
     finding = refused("p", tmp_path)
     assert finding.code == code
     assert finding.where.endswith(f"p.yaml{where}")
-    assert finding.remedy or code == "bad-yaml"
+    assert finding.remedy or code in {"bad-yaml", "bad-name"}

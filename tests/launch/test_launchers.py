@@ -78,6 +78,6 @@ def test_jax_ranks_each_take_gpus_of_their_own() -> None:
 )
 def test_render_shows_what_a_launcher_is_told(tmp_path: Path, launch: str, command: str, shown: str) -> None:
     job = api.load_job(None, command=command.split(), nodes=2, overrides=(f"launch={launch}",))
-    text = api.render(job, "local", base=tmp_path)
+    text = api.render(job, "local", base=tmp_path).text
     assert shown in text.split("# node1, rank 1\n")[1]
     assert os.fspath(tmp_path) in text

@@ -108,7 +108,7 @@ def test_ranks_run_in_the_working_directory_below_the_root(runs: Runs, project: 
 
 def test_status_summary_and_render_name_the_digest(runs: Runs, project: Path) -> None:
     job = api.load_job(None, command=COMMAND, nodes=2, overrides=("env={A: b}",))
-    rendered = api.render(job, "shipped", base=project)
+    rendered = api.render(job, "shipped", base=project).text
     watched = start(runs, 3)
     watched.end()
     assert f"# sha256: {digest(watched)}" in rendered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,7 +46,9 @@ def fabric(
 
 
 def _data(row: Fabric) -> dict[str, object]:
-    return {field.name: dict(row.env) if field.name == "env" else getattr(row, field.name) for field in fields(row)}
+    data: dict[str, object] = {field.name: getattr(row, field.name) for field in fields(row)}
+    data["env"], data["pod"] = dict(row.env), asdict(row.pod) if row.pod else None
+    return data
 
 
 def _settings(row: Fabric) -> str:

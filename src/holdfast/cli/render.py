@@ -27,7 +27,7 @@ def render(
     name: NameOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show exactly what each rank would be given.
+    """Show exactly what each rank, or a cluster, would be given.
 
     Nothing is started. Secrets are named, not shown.
     """
@@ -35,10 +35,11 @@ def render(
     from holdfast.cli.findings import tell
 
     loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
-    text = api.render(loaded, on, base=base)
-    if loaded.findings:
-        tell(loaded.findings, output)
+    rendered = api.render(loaded, on, base=base)
+    if rendered.findings:
+        tell(rendered.findings, output)
     if output is Output.JSON:
-        say_json({"profile": on, "job": loaded.job.model_dump(mode="json"), "rendered": text})
+        answer = {"profile": on, "job": loaded.job.model_dump(mode="json"), "rendered": rendered.text}
+        say_json(answer | ({"objects": rendered.objects} if rendered.objects else {}))
     else:
-        say(text.rstrip("\n"))
+        say(rendered.text.rstrip("\n"))

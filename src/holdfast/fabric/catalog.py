@@ -19,6 +19,26 @@ _NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 
 
 @dataclass(frozen=True, kw_only=True)
+class PodAccess:
+    """What a pod on Kubernetes needs to reach a fabric, beyond its own network; a profile's `fabric_device` goes over
+    the first three.
+    """
+
+    resource: str = ""
+    """Name under which a device plugin offers the fabric's devices, where it has one that most clusters use."""
+    per_node: int = 0
+    """Devices that a node of the job asks for; none where no device plugin is needed."""
+    attached: bool = False
+    """Whether Multus gives the pod an interface for each device, by a network that the profile names."""
+    capabilities: tuple[str, ...] = ()
+    host_network: bool = False
+    """The pod shares its machine's network: addresses, names and all."""
+    privileged: bool = False
+    host_paths: tuple[str, ...] = ()
+    """Folders of the machine that the pod sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fabric:
     """A network that can carry collectives."""
 
@@ -33,6 +53,8 @@ class Fabric:
     """Line rate in Gbit/s, by generation where there are several; what a node gets is this times its ports."""
     source: str
     """Where the variables and the figures come from."""
+    pod: PodAccess | None = None
+    """How a pod on Kubernetes reaches it; none where the name alone does not say how."""
 
 
 # NCCL_NET names the one network module NCCL may use; where it cannot be had, NCCL fails instead of falling back.
@@ -44,6 +66,7 @@ _ROWS = (
         network="Socket",
         expected_bandwidth="that of the network card, less what one core can copy",
         source=f"{_NCCL_ENV}#nccl-net",
+        pod=PodAccess(),
     ),
     Fabric(
         name="infiniband",
@@ -73,6 +96,48 @@ _ROWS = (
         expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
         source="https://github.com/aws/aws-ofi-nccl/pull/530; "
         "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html",
+    ),
+    Fabric(
+        # RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
+        name="rdma-shared",
+        what="InfiniBand or RoCE adapters that pods share, given out by the RDMA shared device plugin.",
+        env=MappingProxyType({"NCCL_NET": "IB"}),
+        network="IB",
+        expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
+        source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
+        pod=PodAccess(resource="rdma/hca_shared_devices_a", per_node=1, capabilities=("IPC_LOCK",)),
+    ),
+    Fabric(
+        name="sriov",
+        what="InfiniBand or RoCE virtual functions of the pod's own, each attached by Multus.",
+        env=MappingProxyType({"NCCL_NET": "IB"}),
+        network="IB",
+        expected_bandwidth="per function: what the adapter's port gives it",
+        source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
+        pod=PodAccess(per_node=1, attached=True, capabilities=("IPC_LOCK",)),
+    ),
+    Fabric(
+        # As published for bare-metal shapes on their host network; the adapters named are those of BM.GPU.H100.8.
+        name="oke-roce",
+        what="RoCE of Oracle's bare-metal GPU shapes (OKE) on the host network; the adapters are those of H100.",
+        env=MappingProxyType(
+            {
+                "NCCL_NET": "IB",
+                "NCCL_CUMEM_ENABLE": "0",
+                "NCCL_IB_SPLIT_DATA_ON_QPS": "0",
+                "NCCL_IB_GID_INDEX": "3",
+                "NCCL_IB_HCA": "=" + ",".join(f"mlx5_{port}" for port in (0, 1, *range(3, 11), *range(12, 18))),
+                "NCCL_IB_TC": "41",
+                "NCCL_IB_SL": "0",
+                "NCCL_IB_TIMEOUT": "22",
+                "NCCL_SOCKET_IFNAME": "eth0",
+                "NCCL_IGNORE_CPU_AFFINITY": "1",
+            }
+        ),
+        network="IB",
+        expected_bandwidth="per node: 16 ports of 200 Gbit/s",
+        source="https://github.com/oracle-quickstart/oci-hpc-oke/blob/main/manifests/nccl-tests/host-network/",
+        pod=PodAccess(capabilities=("IPC_LOCK",), host_network=True, privileged=True, host_paths=("/dev/infiniband",)),
     ),
 )
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,13 +18,18 @@ from holdfast.findings import Finding
 from holdfast.job.complaints import finding_at, nearest
 from holdfast.job.document import read_text, validate
 from holdfast.job.source import Source, parse, shown
-from holdfast.job.spec import Count, Filled, Model
+from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Filled, Model
 
 LOCAL = "local"
-PLANNED_BACKENDS = ("kubernetes", "slurm", "monarch")
+KUBERNETES = "kubernetes"
+BACKENDS = (LOCAL, KUBERNETES)
+PLANNED_BACKENDS = ("slurm", "monarch")
 """Back ends that the design has and the code has not."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
+
+ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN)]
+QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN)]
 
 
 class Isolation(StrEnum):
@@ -51,11 +57,56 @@ class Template(StrEnum):
     PRODUCTION = "production"
 
 
+class Workload(StrEnum):
+    """The kind of object that a cluster's operators turn into the nodes of a run."""
+
+    JOBSET = "jobset"
+    TRAINJOB = "trainjob"
+    """Kubeflow Trainer's, with a runtime of the run's own."""
+    PYTORCHJOB = "pytorchjob"
+    """Training-operator's."""
+    MPIJOB = "mpijob"
+    """MPI-operator's; it has no place for holdfast's agents, so it goes with `agent: false`."""
+
+
+class Volume(Model):
+    """What every node of a cluster mounts at /holdfast: checkpoints, and the run's own folder with its log."""
+
+    claim: ObjectName
+    """Name of a PersistentVolumeClaim that many nodes may write to (ReadWriteMany)."""
+    size: Bytes | None = None
+    """Size of the claim, in bytes or such as `10TiB`, where the run is to make it; it outlives the run."""
+    storage_class: ObjectName | None = None
+    """Storage class of a claim that is made; none means the cluster's default."""
+
+
+class FabricDevice(Model):
+    """What this cluster calls the devices by which a pod reaches the fabric; what is left out is the catalogue's."""
+
+    resource: QualifiedName | None = None
+    """Name under which a device plugin offers them, such as `rdma/hca_shared_devices_a`."""
+    per_node: Count | None = Field(default=None, ge=1, le=64)
+    """How many of them a node of the job gets."""
+    network: Filled | None = None
+    """The attachment that Multus gives for each of them, such as `rdma/sriov-rail`."""
+
+
+class Toleration(Model):
+    """A taint of nodes that a run's pods put up with."""
+
+    key: QualifiedName
+    """The taint's key."""
+    value: str | None = None
+    """The taint's value; none means any."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The taint's effect; none means any."""
+
+
 class Profile(Model):
     """A place to run jobs."""
 
     backend: Filled = LOCAL
-    """What starts the nodes; only `local` is built yet."""
+    """What starts the nodes: `local` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local back end: `process`, or `netns` for a network namespace per node."""
     code: Delivery = Delivery.IN_PLACE
@@ -67,15 +118,35 @@ class Profile(Model):
     """
     context: Filled | None = None
     """Cluster back ends: the kubeconfig context; none means the current one."""
-    namespace: Filled | None = None
+    namespace: ObjectName = "default"
     """Cluster back ends: the namespace that jobs go to."""
-    queue: Filled | None = None
-    """Cluster back ends: the queue of jobs that name none."""
+    queue: ObjectName | None = None
+    """Cluster back ends: the queue of jobs that name none; on Kubernetes a LocalQueue of Kueue's."""
+    workload: Workload = Workload.JOBSET
+    """Kubernetes: the kind of object that a run becomes: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
+    agent: bool = True
+    """Kubernetes: whether holdfast supervises the run; without, the command is started as it is, once on every node."""
+    volume: Volume | None = None
+    """Kubernetes: the shared volume; without one, checkpoints and log are lost with their pod."""
+    fabric_device: FabricDevice = FabricDevice()
+    """Kubernetes: what this cluster calls the fabric's devices."""
+    fabric_verified: Filled | None = None
+    """When and how it was seen that this fabric carries collectives here; `template: production` asks for it."""
+    user: Annotated[Count, Field(ge=0, le=2**31 - 1)] = 1000
+    """Kubernetes: user and group id that containers run as, and that owns the volume's files; 0 is root."""
+    priority_class: ObjectName | None = None
+    """Kubernetes: the PriorityClass of the run's pods."""
+    image_pull_secrets: tuple[ObjectName, ...] = ()
+    """Kubernetes: secrets that hold what the image's registry asks for."""
+    node_selector: dict[QualifiedName, str] = {}
+    """Kubernetes: labels that a node must have."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Kubernetes: taints of nodes that are put up with."""
     fabric: Filled | None = None
     """What `fabric: auto` means here; none means the back end's own choice, which is `tcp` locally."""
     storage: Filled | None = None
-    """Folder that every node reaches; a job that names no `checkpoint.path` has its checkpoints in a folder there."""
-    gpu_resource: Filled = "nvidia.com/gpu"
+    """Local back end: folder for the checkpoints of jobs that name no `checkpoint.path`, each in one of its own."""
+    gpu_resource: QualifiedName = "nvidia.com/gpu"
     """Cluster back ends: the resource by which a GPU is asked for."""
     template: Template = Template.DEMO
     """Cluster back ends: `demo` for a small test cluster, `production` for a shared one."""
@@ -143,13 +214,13 @@ def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastEr
 
 
 def _backend_problems(backend: str, source: Source) -> Iterator[Finding]:
-    if backend == LOCAL:
+    if backend in BACKENDS:
         return
     if backend in PLANNED_BACKENDS:
-        what, remedy = f"the back end `{backend}` is not built yet", "Use `backend: local`."
+        what, remedy = f"the back end `{backend}` is not built yet", "Use `backend: local` or `backend: kubernetes`."
         yield finding_at(source.place(("backend",)), ("backend",), code="not-yet", what=what, remedy=remedy)
     else:
-        yield _unknown("unknown-backend", source, "backend", backend, (LOCAL, *PLANNED_BACKENDS))
+        yield _unknown("unknown-backend", source, "backend", backend, (*BACKENDS, *PLANNED_BACKENDS))
 
 
 def _fabric_problems(profile: Profile, source: Source, fabrics: Collection[str]) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ from pydantic_core import PydanticCustomError
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 NODES_PATTERN = r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$"
+OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}$"
+QUALIFIED_NAME_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 MAX_NODES = 100_000
 LEAST_LOG_BYTES = 1 << 20
 SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
@@ -27,6 +29,8 @@ SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
 PATTERN_WORDS: Mapping[str, str] = {
     JOB_NAME_PATTERN: "lower-case letters, digits and hyphens, starting with a letter, at most 40",
     ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
+    OBJECT_NAME_PATTERN: "lower-case letters, digits, hyphens and dots, as names of Kubernetes objects do, at most 63",
+    QUALIFIED_NAME_PATTERN: "a prefix such as `nvidia.com/`, and letters, digits, hyphens, underscores and dots",
 }
 """What each pattern a field must match means to a person."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from holdfast.diagnose.knowledge import classes, cuda, describing, nccl, running, signals, together, xid
+from holdfast.diagnose.knowledge import classes, cluster, cuda, describing, nccl, running, signals, together, xid
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
@@ -46,6 +46,7 @@ def _of_rule(rule: Rule) -> Explanation:
 
 GROUPS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _own(describing.ROWS),
+    "Findings of a cluster": _own(cluster.ROWS),
     "Findings of a run": _own(running.ROWS),
     "Classes of diagnosis": list(classes.rows()),
     "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],

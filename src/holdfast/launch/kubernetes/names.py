@@ -1,0 +1,59 @@
+"""Owns what a run's objects are called, and where its parts find one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.job.spec import Job
+
+UNKNOWN_ID = "000000"
+"""Stands in a rendered manifest for the six characters that a run's id ends in; none of them is a zero."""
+
+LONGEST = 43
+"""Of a label's 63 characters the longest tail takes 20: `-node-0-` with a pod's five digits and `-` with five of chance
+(the JobSet webhook counts them so), and a point to spare."""
+
+RUN_LABEL = "holdfast/run"
+PART_LABEL = "holdfast/part"
+NODE = "node"
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of one run's objects; `name` is the run's id, with less of the job's name where that is too long."""
+
+    name: str
+
+    @classmethod
+    def of(cls, job: Job, run_id: str) -> Names:
+        """Names for a run whose id ends in these characters."""
+        kept = job.name[: LONGEST - len(run_id) - 1].rstrip("-")
+        return cls(f"{kept}-{run_id}")
+
+    @property
+    def controller(self) -> str:
+        return f"{self.name}-controller"
+
+    @property
+    def secrets(self) -> str:
+        return f"{self.name}-secrets"
+
+    @property
+    def keys(self) -> str:
+        return f"{self.name}-keys"
+
+    @property
+    def first_node(self) -> str:
+        """DNS name of a JobSet's first pod."""
+        return f"{self.name}-{NODE}-0-0.{self.name}"
+
+    def labels(self, part: str | None = None) -> dict[str, str]:
+        """What every object of the run is found by, or those of one part of it."""
+        labels = {"app.kubernetes.io/name": "holdfast", RUN_LABEL: self.name}
+        return labels if part is None else labels | {PART_LABEL: part}
+
+    def selector(self, part: str | None = None) -> dict[str, dict[str, str]]:
+        """The same as a selector."""
+        labels = {RUN_LABEL: self.name} | ({} if part is None else {PART_LABEL: part})
+        return {"matchLabels": labels}

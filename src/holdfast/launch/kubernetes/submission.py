@@ -1,0 +1,52 @@
+"""Owns what a rendering starts from: the job as accepted, the place it goes to, and what its parts will be called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
+from holdfast.job.accepted import Accepted
+from holdfast.job.profile import Profile, Workload
+from holdfast.job.spec import Job, Launch
+from holdfast.launch.kubernetes.names import Names
+
+HOME = "/holdfast"
+"""Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One run on its way to a cluster."""
+
+    accepted: Accepted
+    profile: Profile
+    names: Names
+
+    @property
+    def job(self) -> Job:
+        return self.accepted.job
+
+    @property
+    def fabric(self) -> Fabric:
+        return CATALOG[self.accepted.fabric]
+
+    @property
+    def access(self) -> PodAccess:
+        """How its pods reach the fabric, with what this cluster calls the devices."""
+        device, pod = self.profile.fabric_device, self.fabric.pod or PodAccess()
+        return replace(pod, resource=device.resource or pod.resource, per_node=device.per_node or pod.per_node)
+
+    @property
+    def workload(self) -> Workload:
+        """The kind of object it becomes: what the profile says, but for `mpirun` without an agent to start it by."""
+        if self.job.launch is Launch.MPI and not self.profile.agent:
+            return Workload.MPIJOB
+        return self.profile.workload
+
+    @property
+    def queue(self) -> str | None:
+        return self.job.queue or self.profile.queue
+
+    @property
+    def run_folder(self) -> str:
+        return f"{HOME}/runs/{self.names.name}"

@@ -1,0 +1,105 @@
+"""What is refused before anything is rendered, and what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.cases import CASES, Case, submission
+
+from holdfast.findings import Finding, Severity
+from holdfast.launch.kubernetes.possible import possible
+
+PRODUCTION = {"template": "production", "fabric_verified": "2026-11-20, nccl-tests over both rails"}
+
+
+def found(job: Mapping[str, Any] | None = None, place: Mapping[str, Any] | None = None) -> dict[str, Finding]:
+    return {finding.code: finding for finding in possible(submission(Case(job=job or {}, place=place or {})))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_golden_case_may_be_rendered(name: str) -> None:
+    findings = possible(submission(CASES[name]))
+    assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("job", "place", "code", "where"),
+    [
+        ({"image": None}, {}, "no-image", "image"),
+        ({"checkpoint": "/home/me/checkpoints"}, {}, "path-not-shared", "checkpoint.path"),
+        ({"checkpoint": "~/checkpoints"}, {}, "path-not-shared", "checkpoint.path"),
+        ({"resources": {"cpu": 0.0001}}, {}, "impossible-quantity", "resources.cpu"),
+        ({"resources": {"memory": "1GiB", "shm": "2GiB"}}, {}, "impossible-quantity", "resources.shm"),
+        ({"queue": "Our queue"}, {}, "bad-name", "queue"),
+        ({"queue": "q" * 64}, {}, "bad-name", "queue"),
+        ({"fabric": "infiniband"}, {}, "fabric-unreachable", "fabric.name"),
+        ({"fabric": "sriov"}, {}, "fabric-device-unnamed", "profile cluster"),
+        ({}, {"workload": "mpijob"}, "needs-no-agent", "launch"),
+        ({}, {"workload": "mpijob", "agent": False}, "needs-agent", "launch"),
+        ({}, {"agent": False}, "needs-agent", "launch"),
+        (
+            {"launch": "accelerate", "command": "accelerate launch train.py"},
+            {"agent": False},
+            "needs-agent",
+            "launch",
+        ),
+    ],
+)
+def test_what_a_cluster_can_make_nothing_of_is_refused(
+    job: Mapping[str, Any], place: Mapping[str, Any], code: str, where: str
+) -> None:
+    finding = found(job, place)[code]
+    assert (finding.severity, finding.where) == (Severity.ERROR, where)
+    assert finding.remedy
+
+
+@pytest.mark.parametrize("path", ["checkpoints", "s3://bucket/run", "/holdfast/team/run"])
+def test_a_path_that_all_nodes_reach_is_taken(path: str) -> None:
+    assert "path-not-shared" not in found({"checkpoint": path})
+
+
+@pytest.mark.parametrize(
+    ("job", "place", "code"),
+    [
+        ({"nodes": "2..4"}, {}, "gang-of-one-size"),
+        ({"fabric": "rdma-shared"}, {}, "memory-lock"),
+        ({"fabric": "oke-roce"}, {}, "host-network"),
+    ],
+)
+def test_what_will_be_otherwise_is_warned_of(job: Mapping[str, Any], place: Mapping[str, Any], code: str) -> None:
+    assert found(job, place)[code].severity is Severity.WARNING
+
+
+def test_root_may_lock_memory() -> None:
+    assert "memory-lock" not in found({"fabric": "rdma-shared"}, {"user": 0})
+
+
+def test_production_that_has_it_all_is_rendered() -> None:
+    assert found({}, PRODUCTION) == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "place", "code"),
+    [
+        ({}, {"fabric_verified": None}, "fabric-not-verified"),
+        ({}, {"volume": None}, "checkpoint-not-shared"),
+        ({}, {"queue": None}, "no-gang"),
+        ({"recovery": {}}, {}, "no-restart-budget"),
+    ],
+)
+def test_production_that_lacks_one_thing_is_refused_and_a_demo_is_told(
+    job: Mapping[str, Any], place: Mapping[str, Any], code: str
+) -> None:
+    refused = found(job, {**PRODUCTION, **place})
+    assert set(refused) == {code}
+    assert refused[code].severity is Severity.ERROR
+    told = found(job, {**PRODUCTION, **place, "template": "demo"})
+    assert set(told) == {"demo-template"}
+    assert told["demo-template"].severity is Severity.INFO
+    assert told["demo-template"].evidence == (refused[code].what,)
+
+
+def test_one_node_needs_neither_gang_nor_fabric() -> None:
+    assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
