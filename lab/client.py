@@ -1,0 +1,60 @@
+"""Owns how the lab itself speaks with its API server: plain HTTPS with the administrator's token."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+
+_TIMEOUT_S = 60.0
+_CONNECTIONS = 16
+
+
+class Client:
+    """The API server of a lab, as its administrator; may be used from several threads."""
+
+    def __init__(self, server: str, pki: Path) -> None:
+        self._http = httpx.Client(
+            base_url=server,
+            verify=ssl.create_default_context(cafile=pki / "ca.crt"),
+            headers={"Authorization": f"Bearer {(pki / 'token').read_text()}"},
+            timeout=_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=_CONNECTIONS),
+        )
+
+    def get(self, path: str) -> Any:
+        """What lies at a path, such as /api/v1/nodes."""
+        return self._answer(self._http.get(path))
+
+    def create(self, one: dict[str, Any]) -> Any:
+        """Make an object."""
+        return self._answer(self._http.post(path_of(one), json=one))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _answer(self, response: httpx.Response) -> Any:
+        if response.is_success:
+            return response.json()
+        raise failure(
+            "lab-refused",
+            f"the lab's API server answered {response.status_code} to {response.request.method}",
+            exit_code=ExitCode.INTERNAL,
+            where=response.request.url.path,
+            evidence=(response.text[:2000],),
+            fault=Fault.HOLDFAST,
+        )
+
+
+def path_of(one: dict[str, Any]) -> str:
+    """Where objects of this one's kind are made."""
+    version, kind = one["apiVersion"], one["kind"]
+    base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    namespace = one["metadata"].get("namespace")
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return f"{base}{within}/{kind.lower()}s"

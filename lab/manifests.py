@@ -1,0 +1,172 @@
+"""Owns which objects the operators publish for a cluster: their CRDs, roles and webhooks, read from their own modules.
+
+They go through kustomize, never as the raw files: it is there that names get their prefixes and webhooks their
+selectors. What runs an operator (Deployments, Services) is left out, since the lab runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from lab.cache import cached
+from lab.toolchain import CONTROLPLANE, OPERATORS, program_folder, source_folder, sources
+
+COMPONENT = "lab.holdfast/component"
+"""The label that says whose object it is."""
+
+_KINDS = (
+    "Namespace",
+    "CustomResourceDefinition",
+    "ServiceAccount",
+    "ClusterRole",
+    "Role",
+    "ClusterRoleBinding",
+    "RoleBinding",
+    "ValidatingWebhookConfiguration",
+    "MutatingWebhookConfiguration",
+)
+"""In the order in which they are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publisher:
+    """An operator, and the folders of its module that kustomize is given."""
+
+    component: str
+    module: str
+    folders: tuple[str, ...]
+    namespace: str
+    """Where its objects lie that name no namespace themselves."""
+    leaves_out: tuple[str, ...] = ()
+    """Objects of its that another one brings in a version we use."""
+
+
+PUBLISHERS = (
+    Publisher(component="kueue", module="sigs.k8s.io/kueue", folders=("config/default",), namespace="kueue-system"),
+    Publisher(component="jobset", module="sigs.k8s.io/jobset", folders=("config/default",), namespace="jobset-system"),
+    Publisher(
+        component="trainer",
+        module="github.com/kubeflow/trainer/v2",
+        folders=("manifests/base/crds", "manifests/base/rbac", "manifests/base/webhook"),
+        namespace="kubeflow-system",
+    ),
+    Publisher(
+        component="training-operator",
+        module="github.com/kubeflow/training-operator",
+        folders=("manifests/overlays/standalone",),
+        namespace="kubeflow",
+        # v1 of what mpi-operator has as v2beta1.
+        leaves_out=("mpijobs.kubeflow.org",),
+    ),
+    Publisher(
+        component="mpi-operator",
+        module="github.com/kubeflow/mpi-operator",
+        folders=("manifests/base",),
+        namespace="mpi-operator",
+    ),
+)
+
+
+_STAGES = (
+    "node/fast/node-initialize",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease",
+    "pod/fast/pod-ready",
+    "pod/fast/pod-delete",
+)
+"""KWOK's own, but for the one that completes every Job's pods at once, in whose place the lab has another."""
+
+_OWN_STAGES = Path(__file__).with_name("stages.yaml")
+
+
+def collected() -> Path:
+    """The folder of objects.json and stages.yaml, of all that is published."""
+    ingredients = [*sources(OPERATORS), Path(__file__).read_bytes(), _OWN_STAGES.read_bytes()]
+    return cached("manifests", ingredients, _collect)
+
+
+def published(folder: Path) -> list[dict[str, Any]]:
+    """Every object of every operator; webhooks still name services, of which the lab has none."""
+    return json.loads((folder / "objects.json").read_text())
+
+
+def _collect(folder: Path) -> None:
+    stages = source_folder(OPERATORS, "sigs.k8s.io/kwok") / "kustomize" / "stage"
+    texts = [(stages / f"{name}.yaml").read_text() for name in _STAGES]
+    (folder / "stages.yaml").write_text("\n---\n".join([*texts, _OWN_STAGES.read_text()]))
+    seen: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for publisher in PUBLISHERS:
+        for one in (_namespace(publisher), *_objects(publisher)):
+            seen.setdefault((one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]), one)
+    ordered = sorted(seen.values(), key=lambda one: _KINDS.index(one["kind"]))
+    (folder / "objects.json").write_text(json.dumps(ordered))
+
+
+def _namespace(publisher: Publisher) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": publisher.namespace, "labels": {COMPONENT: publisher.component}},
+    }
+
+
+def _objects(publisher: Publisher) -> Iterator[dict[str, Any]]:
+    base = source_folder(OPERATORS, publisher.module)
+    for folder in publisher.folders:
+        for one in yaml.load_all(_kustomize(base / folder), yaml.CSafeLoader):
+            if one and one["kind"] in _KINDS and one["metadata"]["name"] not in publisher.leaves_out:
+                yield _settled(one, publisher)
+
+
+def _settled(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
+    one["metadata"].setdefault("labels", {})[COMPONENT] = publisher.component
+    if one["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+        one["metadata"].setdefault("namespace", publisher.namespace)
+    for subject in one.get("subjects", ()):
+        if subject["kind"] == "ServiceAccount":
+            subject.setdefault("namespace", publisher.namespace)
+    if one["kind"] == "CustomResourceDefinition":
+        for version in one["spec"]["versions"]:
+            version["schema"] = _without_descriptions(version["schema"])
+        if publisher.component == "jobset":
+            # It serves one version, and nothing at the path where it says that it converts.
+            one["spec"].pop("conversion", None)
+    return one
+
+
+def _without_descriptions(schema: Any, *, names: bool = False) -> Any:
+    """The schema without its prose, which is nine tenths of it; `names` where keys are names of properties."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_descriptions(value, names=key == "properties" and not names)
+            for key, value in schema.items()
+            if names or key != "description" or not isinstance(value, str)
+        }
+    if isinstance(schema, list):
+        return [_without_descriptions(value) for value in schema]
+    return schema
+
+
+def _kustomize(folder: Path) -> str:
+    # By its full path: one that begins with `github.com` is taken for an address.
+    program = program_folder(CONTROLPLANE) / "kubectl"
+    done = subprocess.run([program, "kustomize", folder], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise failure(
+            "lab-manifests-unreadable",
+            "what an operator publishes could not be put together",
+            exit_code=ExitCode.INTERNAL,
+            where=str(folder),
+            evidence=tuple(done.stderr.splitlines()),
+            remedy="See whether the Go module cache is whole: go clean -modcache, and try again.",
+            fault=Fault.HOLDFAST,
+        )
+    return done.stdout

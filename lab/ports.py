@@ -1,0 +1,79 @@
+"""Owns which ports a lab has: a block of its own, chosen once and kept for as long as any of its programs lives.
+
+A block is a file that is locked. Every program of the lab inherits the lock, so it ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from lab.cache import home
+
+_SIZE = 24
+_FIRST = 20_000
+# Where this machine gives ports to whoever asks for any, one may be gone between the choice and the use of it.
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+NAMES = (
+    "etcd",
+    "etcd-peer",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kueue",
+    "kueue-webhook",
+    "jobset",
+    "jobset-webhook",
+    "trainer",
+    "trainer-webhook",
+    "training-operator",
+    "training-operator-webhook",
+    "mpi-operator",
+    "kwok",
+    "kubelet",
+)
+
+
+def claim() -> tuple[int, dict[str, int]]:
+    """Take a free block; the descriptor that holds it, and the ports by name."""
+    folder = home() / "ports"
+    folder.mkdir(parents=True, exist_ok=True)
+    end = int(_RANGE.read_text().split()[0])
+    blocks = list(range(_FIRST, end - _SIZE, _SIZE))
+    random.shuffle(blocks)
+    for first in blocks:
+        descriptor = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _locks(descriptor) and all(_free(port) for port in range(first, first + len(NAMES))):
+            return descriptor, {name: first + index for index, name in enumerate(NAMES)}
+        os.close(descriptor)
+    raise failure(
+        "lab-no-free-ports",
+        f"no {_SIZE} ports in a row are free between {_FIRST} and {end}",
+        exit_code=ExitCode.IMPOSSIBLE,
+        remedy="End labs that nobody needs (python -m lab down), or see `ss -tln`.",
+        fault=Fault.CLUSTER,
+    )
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

