@@ -27,11 +27,29 @@ def test_blocks_are_whole_lines_with_their_numbers(tmp_path: Path, monkeypatch: 
     (tmp_path / "log").write_bytes(TEXT)
     expected = 1
     for block in Pile((tmp_path / "log",)).blocks():
-        assert block.first_line == expected
+        assert int(block.first_line) == expected
         assert block.data.startswith(b"line %d\n" % (expected - 1))
         assert block.data.endswith(b"\n")
         expected += block.data.count(b"\n")
     assert expected == 100_001
+
+
+@pytest.mark.parametrize("through", ["a file", "standard input"])
+def test_lines_are_numbered_behind_one_that_is_cut(
+    through: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piles, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(piles, "LINE_BYTES", 3000)
+    data = TEXT[:5000] + b"x" * 10_000 + b"\n" + TEXT
+    path = tmp_path / "log"
+    path.write_bytes(data)
+    pile = Pile((Path("-"),), stdin=io.BytesIO(data)) if through == "standard input" else Pile((path,))
+    blocks = list(pile.blocks())
+    assert any("very long" in note for note in pile.notes)
+    lines = data.split(b"\n")
+    for block in (*blocks[::-1], *blocks):  # asked for in any order
+        first = block.data.split(b"\n", 1)[0]
+        assert lines[int(block.first_line) - 1].startswith(first[:3000])
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])

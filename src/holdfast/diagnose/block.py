@@ -6,6 +6,7 @@ Refuses to own how a pile becomes blocks, and what a line means.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import SupportsInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,6 @@ class Block:
     """Whole lines of one source, as they were written: up to a few MiB, never ending within a line."""
 
     source: Source
-    first_line: int
-    """The number of the first line, from 1."""
+    first_line: SupportsInt
+    """The number of the first line, from 1; it may be counted only when somebody asks."""
     data: bytes

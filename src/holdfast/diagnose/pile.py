@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import zstandard
 
 from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.numbering import LineAt, Lines
 from holdfast.diagnose.structured import documents, flight
 
 BLOCK_BYTES = 1 << 18
@@ -84,11 +85,11 @@ class Pile:
                 self._left_out["sockets, pipes or devices"] += 1
                 return
             with path.open("rb") as file:
-                yield from self._stream(file, source)
+                yield from self._stream(file, source, Lines(path))
         except OSError as error:
             self.notes.append(f"{source.name} cannot be read: {error.strerror or error}")
 
-    def _stream(self, file: BinaryIO, source: Source) -> Iterator[Block]:
+    def _stream(self, file: BinaryIO, source: Source, lines: Lines | None = None) -> Iterator[Block]:
         self.files += 1
         reader = _buffered(file)
         unpack = next((unpack for magic, unpack in _PACKED.items() if reader.peek(SNIFF_BYTES).startswith(magic)), None)
@@ -107,7 +108,9 @@ class Pile:
             if encoding is None and _is_binary(head):
                 self._left_out["files that are no text"] += 1
                 return
-            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding, begun)
+            if unpack or encoding:
+                lines = None  # an offset here is none in the file
+            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding, begun, lines)
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             self.notes.append(f"{source.name} is damaged, and read up to there: {error}")
 
@@ -124,10 +127,16 @@ class Pile:
         return documents.blocks(kind, source, data) if kind else None
 
     def _whole_lines(
-        self, reader: Reader, source: Source, most: int | None, encoding: str | None, begun: bytes
+        self,
+        reader: Reader,
+        source: Source,
+        most: int | None,
+        encoding: str | None,
+        begun: bytes,
+        lines: Lines | None,
     ) -> Iterator[Block]:
         """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not."""
-        number, rest, taken, passing = 1, b"", 0, False
+        number, rest, taken, begins, passing = 1, b"", 0, 0, False
         decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
         while data := begun or reader.read(BLOCK_BYTES):
             begun = b""
@@ -148,9 +157,11 @@ class Pile:
                     rest, passing = rest[:LINE_BYTES], True
                 continue
             block = b"".join((rest, memoryview(data)[:end]))
-            yield Block(source=source, first_line=number, data=block)
-            number += block.count(b"\n")
+            yield Block(source=source, first_line=LineAt(lines, begins) if lines else number, data=block)
+            if lines is None:
+                number += block.count(b"\n")
             rest = data[end:]
+            begins = taken - len(rest)
             if len(rest) > LINE_BYTES:
                 self._left_out["ends of very long lines"] += 1
                 rest, passing = rest[:LINE_BYTES], True
@@ -158,7 +169,7 @@ class Pile:
                 self.notes.append(f"{source.name}: only the first {taken >> 30} GiB of what is packed in it were read")
                 return
         if rest:
-            yield Block(source=source, first_line=number, data=rest)
+            yield Block(source=source, first_line=LineAt(lines, begins) if lines else number, data=rest)
 
 
 def _is_binary(head: bytes) -> bool:

@@ -115,11 +115,12 @@ class Scanner:
             data = _ESCAPES.sub(b"", data)
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        number, counted = block.first_line, 0
+        number, counted = 0, 0
         lines, self.set_up = self._known.lines(data)
         for start, end, which in lines:
             facts = self._facts_of(block.source, data[start:end].rstrip(b"\n"), which)
             if facts:
+                number = number or int(block.first_line)
                 number += data.count(b"\n", counted, start)
                 counted = start
                 yield from (_with_frames(replace(fact, line=number), data, start, end) for fact in facts)

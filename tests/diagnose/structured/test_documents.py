@@ -82,8 +82,8 @@ def test_line_names_its_place_and_its_pod() -> None:
     found = told("pods.json", document.encode())
     assert [block.source.node for block in found] == ["worker-0", "worker-3", "worker-3"]
     lines = document.splitlines()
-    assert "Insufficient" in lines[found[0].first_line - 1]
-    assert "OOMKilled" in lines[found[1].first_line - 1]
+    assert "Insufficient" in lines[int(found[0].first_line) - 1]
+    assert "OOMKilled" in lines[int(found[1].first_line) - 1]
 
 
 def test_error_file_of_elastic_is_told_as_a_traceback_and_its_error() -> None:

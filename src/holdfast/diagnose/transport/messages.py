@@ -12,8 +12,7 @@ from re import Pattern
 
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import words
-from holdfast.diagnose.transport.records import Connection, Joined, ProcessRecord, Quote, Session, ThreadRecord
-from holdfast.diagnose.transport.result import Link, Side
+from holdfast.diagnose.transport.records import Joined, ProcessRecord, Quote, Session, ThreadRecord
 
 _REMEMBERED = 1 << 12
 """Of messages that many processes write alike, how many are parsed once."""
@@ -71,17 +70,11 @@ def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quo
 def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
     """Put what the thread has connected by now aside as one session, under the name of what that completes."""
     if thread.connections:
-        links = [
-            Link(one.sender, one.receiver, one.channels, one.way, _own(one)) for one in thread.connections.values()
-        ]
-        session = Session(thread, links, stage, thread.opening)
+        session = Session(thread, list(thread.connections.values()), stage, thread.opening)
         process.sessions.append(session)
         thread.recent.append(session)
         thread.connections.clear()
-
-
-def _own(one: Connection) -> int:
-    return one.receiver if one.way.side is Side.RECEIVE and one.receiver >= 0 else one.sender
+        thread.alike.clear()
 
 
 def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
@@ -171,12 +164,18 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
             if joined.rank >= joined.size:
                 return
             process.joined.append(joined)
-        _identify(joined, dict(grammar.EXTRA.findall(extra)), thread)
+        _identify(joined, _extras(extra), thread)
         if began:
             thread.opening = joined
             thread.said = message.partition(b"- Init START")[0]
         else:
             _completed(joined, thread, process)
+
+
+@lru_cache(_REMEMBERED)
+def _extras(said: bytes) -> Mapping[bytes, bytes]:
+    """What a set-up's line names besides, which is the same for all ranks of a communicator."""
+    return dict(grammar.EXTRA.findall(said))
 
 
 def _completed(joined: Joined, thread: ThreadRecord, process: ProcessRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.diagnose.transport.records import Joined, ProcessRecord, Session, ThreadRecord
-from holdfast.diagnose.transport.result import Kind, Link
+from holdfast.diagnose.transport.result import COLLNET, P2P, SHM, Link
 
 _NO_NODES: Mapping[int, str] = {}
 
@@ -78,7 +78,7 @@ def _agreement(links: Sequence[Link], nodes: Mapping[int, str]) -> int:
     score = 0
     for link in links:
         sender, receiver = nodes.get(link.sender), nodes.get(link.receiver)
-        if sender is not None and receiver is not None and link.way.kind is not Kind.COLLNET:
-            within = link.way.kind is Kind.SHM or (link.way.kind is Kind.P2P and link.way.name != "MNNVL")
+        if sender is not None and receiver is not None and link.way.kind is not COLLNET:
+            within = link.way.kind is SHM or (link.way.kind is P2P and link.way.name != "MNNVL")
             score += 1 if within == (sender == receiver) else -1
     return score

@@ -16,8 +16,8 @@ from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
 from holdfast.diagnose.transport.messages import Handler, cut, handler
-from holdfast.diagnose.transport.records import Connection, ProcessRecord, Quote, ThreadRecord
-from holdfast.diagnose.transport.result import Evidence, Transport
+from holdfast.diagnose.transport.records import ProcessRecord, Quote, ThreadRecord
+from holdfast.diagnose.transport.result import RECEIVE, Evidence, Link, Transport
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
 
@@ -94,12 +94,12 @@ class Reading:
         threads = self._threads.setdefault(node, {})
         channels = grammar.channels()
         handlers = self._handlers
-        line, counted, offset, number = block.first_line, 0, 0, 0
+        line, counted, offset, number = 0, 0, 0, 0
 
         def quote() -> Evidence:
             """The line that the mark before this message stands in."""
             nonlocal line, counted, offset
-            begin = offset
+            line, begin = line or int(block.first_line), offset
             offset += sum(map(len, islice(pieces, counted, number))) + (number - counted) * len(MARK)
             line += block.data.count(b"\n", begin, offset)
             counted = number
@@ -117,24 +117,28 @@ class Reading:
                 last = head
             label, _, rest = piece.partition(b" : ")
             bit = channels.get(label)
-            if bit is None or thread is None:
-                message, _, head = piece.partition(b"\n")
-                word = message.partition(b" ")[0]
-                found = handlers[word] if word in handlers else self._handler(word)
-                if found is not None and thread is not None:
-                    try:
-                        found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
-                    except _TooMuch:
-                        self._left_out += 1
+            if bit is not None and thread is not None:
+                known = thread.alike.get(rest)
+                if known is not None:
+                    known.channels |= bit  # and the line after it begins as this one does
+                    continue
+                key, newline, next_head = rest.partition(b"\n")
+                if not newline:
+                    self._torn += 1  # what is missing could be "/GDRDMA"
+                elif (known := thread.connections.get(key) or self._connect(bit, key, thread, quote)) is not None:
+                    known.channels |= bit
+                    if next_head == head:
+                        thread.alike[rest] = known
+                head = next_head
                 continue
-            key, newline, head = rest.partition(b"\n")
-            known = thread.connections.get(key)
-            if not newline:
-                self._torn += 1  # what is missing could be "/GDRDMA"
-            elif known is not None:
-                known.channels |= bit
-            else:
-                self._connect(bit, key, thread, quote)
+            message, _, head = piece.partition(b"\n")
+            word = message.partition(b" ")[0]
+            found = handlers[word] if word in handlers else self._handler(word)
+            if found is not None and thread is not None:
+                try:
+                    found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
+                except _TooMuch:
+                    self._left_out += 1
 
     def _handler(self, word: bytes) -> Handler | None:
         found = handler(word)
@@ -142,8 +146,8 @@ class Reading:
             self._handlers[word] = found
         return found
 
-    def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> None:
-        """A connection that this thread has not told of yet."""
+    def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> Link | None:
+        """A connection that this thread has not told of yet; None for a line that tells of none, or of one too many."""
         # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
         parts = key[: _LONGEST_BYTES + 1].split(b" ", 3)
         if len(parts) == 4 and parts[1] == b"->":
@@ -157,10 +161,13 @@ class Reading:
             self._left_out += 1
         else:
             self._connections += 1
-            thread.connections[key] = Connection(sender, receiver, way, bit)
+            own = receiver if way.side is RECEIVE and receiver != grammar.SWITCH else sender
+            known = thread.connections[key] = Link(sender, receiver, bit, way, own)
             process = self._processes[thread.process]
             if way.route not in process.evidence and self._quotes < _MOST_QUOTES:
                 process.note(way.route, way.route, quote)
+            return known
+        return None
 
     def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, node: str | None) -> ThreadRecord | None:
         """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""
@@ -193,6 +200,6 @@ class Reading:
             if match := grammar.VERSION.match(block.data, at):
                 version = f"{words(match[1])}+cuda{words(match[2])}"
                 if version not in self._versions:
-                    line = block.first_line + block.data.count(b"\n", 0, at)
+                    line = int(block.first_line) + block.data.count(b"\n", 0, at)
                     self._versions[version] = Evidence(block.source.name, line, words(match[0]))
             at = block.data.find(grammar.VERSION_BEGINS, at + 1)

@@ -8,21 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
-from holdfast.diagnose.transport.result import Evidence, Link, Way
+from holdfast.diagnose.transport.result import Evidence, Link
 
 Quote = Callable[[], Evidence]
 """The line that is read, as evidence; only called for what is kept."""
-
-
-class Connection(msgspec.Struct, gc=False):
-    """A connection as one thread tells of it, channel after channel."""
-
-    sender: int
-    receiver: int
-    way: Way
-    channels: int
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +59,10 @@ class ThreadRecord:
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
     said: bytes = b""
     """What the line that began it says of it; the one that ends it says the same."""
-    connections: dict[bytes, Connection] = field(default_factory=dict[bytes, Connection])
+    connections: dict[bytes, Link] = field(default_factory=dict[bytes, Link])
     """By what follows `Channel 00/0 : ` in their lines."""
+    alike: dict[bytes, Link] = field(default_factory=dict[bytes, Link])
+    """The same by that and the beginning of the line after it, where that is this thread's too: nearly always."""
     recent: list[Session] = field(default_factory=list[Session])
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")

@@ -42,6 +42,11 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
         return f"{self.source}:{self.line}: {self.text}"
 
 
+# Python 3.11 takes ten times as long for a member by its class as for a name, and there are millions of links.
+NET, COLLNET, P2P, SHM = Kind.NET, Kind.COLLNET, Kind.P2P, Kind.SHM
+RECEIVE = Side.RECEIVE
+
+
 class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What NCCL wrote after `via`: how one end of a connection sends or receives."""
 
@@ -61,8 +66,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Kind, name and whether GPU memory is reached directly, as NCCL writes it: `NET/IB/GDRDMA`, `P2P/CUMEM`."""
 
 
-class Link(msgspec.Struct, frozen=True, gc=False):
-    """One end's word on how two ranks are joined, over one or more channels."""
+class Link(msgspec.Struct, gc=False):
+    """One end's word on how two ranks are joined, over one or more channels; those are added while its lines are read.
+
+    There are millions, so it is made once.
+    """
 
     sender: int
     receiver: int

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.diagnose.transport.networks import network
-from holdfast.diagnose.transport.result import Communicator, Kind, Link, Process, Side, Way
+from holdfast.diagnose.transport.result import COLLNET, NET, P2P, RECEIVE, SHM, Communicator, Link, Process, Side, Way
 
 Cells = Mapping[tuple[str, str], Mapping[str, int]]
 """For sender and receiver (nodes, or ranks as text) the labels of their connections, and how many channels each has."""
@@ -67,9 +67,9 @@ def survey(processes: Sequence[Process], communicators: Sequence[Communicator]) 
             if (node, id(way)) not in noted:
                 noted.add((node, id(way)))
                 nodes[node].routes[way.route].add(way.side)
-                if way.kind is Kind.NET and way.nic is not None and way.proxy is None:
+                if way.kind is NET and way.nic is not None and way.proxy is None:
                     nodes[node].nics[way.name].add(way.nic)
-            if way.kind is Kind.NET or (way.kind is Kind.P2P and _crosses(link, places)):
+            if way.kind is NET or (way.kind is P2P and _crosses(link, places)):
                 across[way.route] += link.channels.bit_count()
                 nodes[node].across += 1
         disagreements += _disagreements(communicator, places)
@@ -90,8 +90,8 @@ def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> lis
     sends: dict[tuple[int, int], Way] = {}
     receives: dict[tuple[int, int], Way] = {}
     for link in communicator.links:
-        if link.way.kind is not Kind.COLLNET:
-            ends = receives if link.way.side is Side.RECEIVE else sends
+        if link.way.kind is not COLLNET:
+            ends = receives if link.way.side is RECEIVE else sends
             ends.setdefault((link.sender, link.receiver), link.way)
     found: list[Disagreement] = []
 
@@ -119,7 +119,7 @@ def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> lis
 
 def _alike(one: Way, other: Way) -> bool:
     """Whether two ends use the same means; whether each reaches GPU memory directly is its own node's matter."""
-    return one.kind is other.kind and (one.kind is not Kind.NET or one.name == other.name)
+    return one.kind is other.kind and (one.kind is not NET or one.name == other.name)
 
 
 def node_cells(communicator: Communicator, processes: Sequence[Process]) -> Cells:
@@ -159,9 +159,9 @@ class Labels:
     def of(self, link: Link) -> str:
         """A short word: `NVLink`, `P2P`, `SHM`, `IB+GDR`, `RoCE`, `OFI+GDR`, `TCP`, …"""
         way = link.way
-        if way.kind is Kind.P2P:
+        if way.kind is P2P:
             return "NVLink" if self._nvlink or way.name == "MNNVL" else "P2P"
-        if way.kind is Kind.SHM:
+        if way.kind is SHM:
             return "SHM"
         name = network(way.name).name
         name = way.name if name == "plugin" else "RoCE" if name == "IB" and self._roce else name
