@@ -127,7 +127,7 @@ class Scanner:
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
         if len(which) > 1:
-            which = [index for index in which if not self._known.rules[index].fallback] or which
+            which = [index for index in which if not self._known.rules[index].fallback] or which[:1]
         found = (self._fact(source, line, index) for index in which)
         return [fact for fact in found if fact is not None]
 

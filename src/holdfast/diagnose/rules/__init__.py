@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.rules import fabric, gpu, memory, network, program, rdma, records, run, torchrun
+from holdfast.diagnose.rules import fabric, gpu, memory, network, program, rdma, records, run, starting, torchrun
 
-_TABLES = (memory, gpu, rdma, network, torchrun, program, run, fabric, records)
+_TABLES = (memory, gpu, rdma, network, torchrun, program, starting, run, fabric, records)
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

@@ -11,6 +11,7 @@ DRAIN = (
 
 _XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\((?:PCI:)?[0-9a-fA-F:., ]{1,24}\)[ :]{0,3})?"
 """What stands before the number; the digits of the GPU's address are none."""
+_SXID = r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?(?P<sxid>\d{5})\b"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -23,8 +24,8 @@ RULES: tuple[Rule, ...] = (
             "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
         ),
         pattern=_XID
-        + r"(?P<xid>8|46|48|54|56|57|58|62|63|64|69|74|78|79|92|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
-        r"|149|150|151|154|155|156|157|158|160|161|167|168|169|171|172)\b",
+        + r"(?P<xid>8|46|48|54|56|57|58|62|64|69|74|78|79|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
+        r"|149|150|151|154|155|156|157|158|160|161|167|168|169)\b",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="the driver reported a failing GPU or link (Xid {xid})",
@@ -50,6 +51,18 @@ RULES: tuple[Rule, ...] = (
         source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
     ),
     Rule(
+        code="xid-recorded",
+        lines=(
+            "NVRM: Xid (PCI:0000:07:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
+        ),
+        pattern=_XID + r"(?P<xid>63|92|171|172)\b",
+        classes=(Class.GPU_XID,),
+        says="the driver recorded memory errors of a GPU that it could mend (Xid {xid})",
+        remedy=("holdfast explain XID-{xid}",),
+        decides=("xid", "all-ranks"),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
         code="xid-consequence",
         lines=("NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",),
         pattern=_XID + r"(?P<xid>43|45)\b",
@@ -60,14 +73,26 @@ RULES: tuple[Rule, ...] = (
         source="NVIDIA driver",
     ),
     Rule(
-        code="sxid",
+        code="sxid-fatal",
         lines=("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
-        pattern=r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?(?P<sxid>\d{5})\b",
+        pattern=_SXID + r", Fatal",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="an NVSwitch reported a failing link (SXid {sxid})",
         remedy=(DRAIN,),
         source="NVIDIA NVSwitch driver",
+    ),
+    Rule(
+        code="sxid",
+        lines=("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",),
+        pattern=_SXID,
+        classes=(Class.GPU_XID,),
+        sure=Sureness.LIKELY,
+        says="an NVSwitch reported an error of a link (SXid {sxid})",
+        remedy=("holdfast explain SXID-{sxid}", DRAIN),
+        decides=("fabric-manager",),
+        source="NVIDIA NVSwitch driver",
+        fallback=True,
     ),
     Rule(
         code="gpu-lost",
@@ -79,8 +104,8 @@ RULES: tuple[Rule, ...] = (
             "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
             "GPU 5 is in an error state: GPU requires reset",
         ),
-        pattern=r"GPU(?: at \S+)? (?:has fallen off the bus|is lost)|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action (?:changed|is)|(?:dcgm|DCGM)\w*.{0,80}(?:[Ff]ail|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|krcWatchdog|(?:nvidia|NVRM).{0,60}GPU.{0,40}(?:unhealthy|not healthy)|[Uu]nhealthy (?:GPU|gpu)|PCIe Bus Error: severity=Uncorrected",
+        pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
+        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action (?:changed|is)|(?:dcgm|DCGM)\w*.{0,80}(?:[Ff]ail|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|krcWatchdog|(?:nvidia|NVRM).{0,60}GPU.{0,40}(?:unhealthy|not healthy)|[Uu]nhealthy (?:GPU|gpu)",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="a GPU is no longer on the bus",
@@ -89,9 +114,22 @@ RULES: tuple[Rule, ...] = (
         source="NVIDIA driver, nvidia-smi",
     ),
     Rule(
+        code="pcie-error",
+        lines=(
+            "pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0",
+            "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+        ),
+        pattern=r"PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
+        classes=(Class.GPU_XID, Class.NETWORK_LOSS, Class.STORAGE),
+        says="a PCIe device of the node failed; the address says which",
+        remedy=("lspci -s ADDRESS names the device: a GPU, a NIC or a disk",),
+        decides=("xid", "link-counters"),
+        source="the kernel, AER",
+    ),
+    Rule(
         code="gpu-ecc",
         lines=(
-            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
             "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         ),

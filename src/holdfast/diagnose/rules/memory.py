@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
             "torch.AcceleratorError: CUDA error: out of memory",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
         ),
-        pattern=r"CUDA out of memory|(?:cuda\.)?OutOfMemoryError: |CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        pattern=r"CUDA out of memory|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
         classes=(Class.OOM_GPU,),
         sure=Sureness.CERTAIN,
@@ -86,14 +86,14 @@ RULES: tuple[Rule, ...] = (
         code="shm-dataloader",
         lines=(
             "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
-            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+            "[rank1]: ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
             "RuntimeError: unable to allocate shared memory(shm) for file </torch_123>: Resource temporarily unavailable (11)",
             "RuntimeError: unable to write to file </torch_210_2231908_3>",
         ),
         pattern=r"killed by signal: Bus error|[Uu]nexpected bus error|insufficient shared memory"
         r"|unable to (?:allocate|mmap|resize|open) shared memory|unable to write to file </torch_",
         classes=(Class.SHM_TOO_SMALL,),
-        sure=Sureness.CERTAIN,
+        sure=Sureness.LIKELY,
         says="a DataLoader worker ran out of /dev/shm",
         remedy=(
             "docker run --shm-size=16g, or on Kubernetes an emptyDir with medium: Memory at /dev/shm",
@@ -124,9 +124,10 @@ RULES: tuple[Rule, ...] = (
             "n1:8:90 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed",
             "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
             "n1:8:90 [1] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+            "ib_md.c:364 UCX ERROR ibv_reg_mr(address=0x7f1c, length=8192, access=0xf) failed: Cannot allocate memory",
         ),
         pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_cq|create_qp|alloc_pd|open_device) failed(?: with error (?:12 )?Cannot allocate memory"
-        r"|$)|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
+        r"|$)|ibv_\w+\([^)]{0,80}\) failed: Cannot allocate memory|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
         r"|fi_mr_reg.*Cannot allocate memory|max locked memory.*(?:too low|limited|insufficient)",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
@@ -158,8 +159,9 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "OpenBLAS blas_thread_init: pthread_create failed for thread 17 of 64: Resource temporarily unavailable",
             "RuntimeError: can't start new thread",
+            "n1:8:9 [0] NCCL WARN Error: failed to create thread: Resource temporarily unavailable",
         ),
-        pattern=r"pthread_create failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC",
+        pattern=r"pthread_create failed|failed to create thread|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
         says="a process may not start as many threads as it needs",
@@ -175,14 +177,14 @@ RULES: tuple[Rule, ...] = (
             "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=985",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
             "    Reason:       OOMKilled",
-            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi.",
             "Warning  OOMKilling  node/n1  Out of memory: Kill process 4242 (python) score 1985 or sacrifice child",
             "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             "Container train exceeded its memory limit and was killed",
+            "srun: error: n1: task 3: Out Of Memory",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
         r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
-        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|oom_score_adj.{0,40}[Kk]illed",
+        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,
         says="the kernel killed a process because host memory ran out",
@@ -191,6 +193,17 @@ RULES: tuple[Rule, ...] = (
             "no copy of the dataset or checkpoint per rank",
         ),
         source="the kernel, Slurm, Kubernetes",
+    ),
+    Rule(
+        code="memory-eviction",
+        lines=("The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi.",),
+        pattern=r"low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True",
+        classes=(Class.OOM_HOST, Class.PREEMPTED),
+        sure=Sureness.LIKELY,
+        says="the node ran short of memory, and pods are evicted from it",
+        remedy=("resources.requests.memory of what the rank really uses, so that it is placed where there is room",),
+        decides=("pod-status", "kernel-log"),
+        source="kubelet",
     ),
     Rule(
         code="host-memory-error",
@@ -218,9 +231,13 @@ RULES: tuple[Rule, ...] = (
             "[2025-01-01 00:00:00,000] [ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
             "command terminated with exit code 137",
             "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed.",
+            "Killed",
+            "train.sh: line 7: 81234 Killed                  python train.py",
+            "srun: error: n1: tasks 0-3: Killed",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
         ),
         pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
-        r"|killed by signal: Killed|exited on signal 9|status 137\b|died with <Signals.SIGKILL",
+        r"|killed by signal: Killed|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed",
         classes=(Class.OOM_HOST, Class.PREEMPTED, Class.NODE_LOST),
         says="a rank was killed with SIGKILL; the line alone does not say by whom",
         remedy=(

@@ -42,11 +42,11 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
             "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
             "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
-            "[n1][[38971,1],2][btl_tcp_endpoint.c:796:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: Connection refused (111)",
+            "[n1][[5,1],0][btl_tcp_endpoint.c:818:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: No route to host (113)",
         ),
         pattern=r"(?:onnect(?:ing|\(\))? to |remote=|peer )\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
         r"|(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
-        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:|NET/Socket : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:|(?:Bootstrap|NET/Socket) : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
         sure=Sureness.LIKELY,
         says="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
@@ -120,9 +120,10 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"UFW BLOCK|FINAL_REJECT|IPTABLES.{0,10}DROP|nft.{0,20}(?:DROP|REJECT)|[Pp]olicy denied|calico-packet: .*DROP|firewalld? .{0,40}(?:block|reject|drop)",
         classes=(Class.FIREWALL,),
-        sure=Sureness.CERTAIN,
+        sure=Sureness.LIKELY,
         says="a packet filter dropped a connection between the job's nodes",
         remedy=OPEN_PORTS,
+        decides=("reachable",),
         source="ufw, firewalld, Cilium, Calico",
     ),
     Rule(
@@ -150,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"gai error: -?\d+|gaierror|Name or service not known|[Tt]emporary failure in name resolution|[Cc]ould not resolve (?:host|hostname)|nodename nor servname|no such host"
         r"|[Uu]nknown host\b|NXDOMAIN|getaddrinfo.{0,40}fail|No address associated with hostname|Name does not resolve",
         classes=(Class.RENDEZVOUS,),
-        sure=Sureness.CERTAIN,
+        sure=Sureness.LIKELY,
         says="the name of the master or of a peer does not resolve",
         remedy=(
             "Kubernetes: a headless service with publishNotReadyAddresses: true, hostname and subdomain on the pods; wait with nslookup in an init container",
@@ -158,20 +159,22 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("resolves",),
         source="libc getaddrinfo, torch c10d socket.cpp",
+        fallback=True,
     ),
     Rule(
         code="rendezvous-timeout",
         lines=(
             "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError: The rendezvous has timed out.",
-            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",
+            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
             "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 29500).",
             "RuntimeError: The client socket has failed to connect to any network address of (10.0.0.1, 29500).",
             "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
             "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Failed to connect to distributed coordination service",
             "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
         ),
         pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\. Original timeout"
-        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|rendezvous.{0,60}(?:timed out|timeout|failed to)"
+        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|[Ff]ailed to connect to (?:distributed )?coordination service|rendezvous.{0,60}(?:timed out|timeout|failed to)"
         r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
         classes=(Class.RENDEZVOUS, Class.FIREWALL, Class.RANK_COUNT),
         sure=Sureness.LIKELY,
@@ -232,7 +235,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="connection-closed",
         lines=(
-            "n1:8:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n2<51159>",
+            "n1:8:9 [0] misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer n2<40112>",
             "n1:8:9 [0] proxy.cc:1521 NCCL WARN Socket recv failed while polling for opId=0x7f",
             "n1:8:9 [0] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to recv from 10.0.0.2<36173> failed : Connection reset by peer",
             "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:12345",
@@ -240,10 +243,11 @@ RULES: tuple[Rule, ...] = (
             "[W TCPStore.cpp:141] recvValue failed on SocketImpl(fd=3, addr=[n1]:42, remote=[n0]:29500): failed to recv, got 0 bytes",
             "torch.distributed.DistNetworkError: Connection reset by peer",
             "BrokenPipeError: [Errno 32] Broken pipe",
+            "coordination_service_agent.cc:1: /job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed unexpectedly.",
         ),
         pattern=r"Connection closed by (?:remote )?peer|Socket recv failed|[Cc]all to (?:recv|send)\w* (?:from|to) \S+ failed|Connection reset by peer|remote process exited or there was a network error"
         r"|recvValue(?:WithTimeout)? failed|sendBytes failed|failed to recv, got 0 bytes|Broken pipe|store->get\(.{0,80}got error|[Ff]ailed to check the \"should dump\" flag"
-        r"|peer closed the connection|ncclRemoteError|Server unexpectedly shut down|TCPStore server has shut down",
+        r"|peer closed the connection|ncclRemoteError|heartbeat timeout.{0,40}the remote task has failed|Server unexpectedly shut down|TCPStore server has shut down",
         role=Role.SECONDARY,
         classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.NODE_LOST, Class.NETWORK_LOSS),
         says="the process at the other end of a connection was gone",

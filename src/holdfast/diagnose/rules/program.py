@@ -9,7 +9,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="index-out-of-range",
         lines=(
-            '../aten/src/ATen/native/cuda/IndexKernel.cu:92: operator(): block: [12,0,0], thread: [96,0,0] Assertion `index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
+            '../aten/src/ATen/native/cuda/IndexKernel.cu:93: operator(): block: [3,0,0], thread: [17,0,0] Assertion `index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
             "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
             "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",
             "RuntimeError: CUDA error: device-side assert triggered",
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
         ),
         pattern=r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)|(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)|loss scale already at minimum|contains either `inf`, `nan`|FloatingPointError|(?i:nan (?:detected|loss|gradients?|encountered))"
-        r"|Function '\w+' returned nan values|(?:grad_norm|grad norm|loss)['\"]?[:=] ?['\"]?nan\b",
+        r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|(?:grad_norm|grad norm|loss)['\"]?[:=] ?['\"]?nan\b",
         classes=(Class.NAN_DATA,),
         sure=Sureness.LIKELY,
         says="the loss or the gradients are no numbers any more",
@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "OSError: [Errno 28] No space left on device: '/checkpoints/step-100'",
             "RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/12: file write failed",
-            "OSError: [Errno 122] Disk quota exceeded",
+            "OSError: [Errno 122] Disk quota exceeded: '/home/ada/checkpoints'",
         ),
         pattern=r"No space left on device|[Dd]isk quota exceeded|PytorchStreamWriter failed writing|ENOSPC|EDQUOT",
         classes=(Class.STORAGE,),
@@ -107,8 +107,9 @@ RULES: tuple[Rule, ...] = (
             "slurmstepd: error: *** STEP 123.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
             "Normal  Preempted  pod/worker-1  Preempted by default/other on node n1",
             "The node was low on resource: ephemeral-storage.",
+            "Normal  EvictedDueToPreempted  workload/job-a  Preempted to accommodate a workload (UID: 12) due to prioritization in the ClusterQueue",
         ),
-        pattern=r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)|CANCELLED AT \S+|\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)|[Ss]pot (?:instance )?(?:interruption|termination)|instance-action|node was low on resource: \[?(?:ephemeral|disk|pid|inodes)|\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)|DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)|Workload.{0,20}(?:evicted|preempted)|DeadlineExceeded.{0,40}(?:Job|active)|maintenance event.{0,40}(?:terminat|migrat)",
+        pattern=r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)|CANCELLED AT \S+|\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)|[Ss]pot (?:instance )?(?:interruption|termination)|instance-action|node was low on resource: \[?(?:ephemeral|disk|pid|inodes)|\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)|DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)|Workload.{0,20}(?:evicted|preempted)|EvictedDueToPreempted|Preempted to accommodate a |DeadlineExceeded.{0,40}(?:Job|active)|maintenance event.{0,40}(?:terminat|migrat)",
         classes=(Class.PREEMPTED,),
         sure=Sureness.LIKELY,
         says="the scheduler or a person took the job's nodes away",
@@ -187,6 +188,23 @@ RULES: tuple[Rule, ...] = (
         role=Role.CONTEXT,
         says="one process does long work of its own",
         source="datasets, transformers, Megatron-LM",
+    ),
+    Rule(
+        code="service-unreachable",
+        lines=(
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.",
+            "wandb: Network error (ConnectTimeout), entering retry loop.",
+        ),
+        pattern=r"HTTPS?ConnectionPool\(host=|We couldn't connect to 'https?://|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled|wandb: Network error|CommError: .{0,60}(?:timed out|[Nn]etwork)",
+        classes=(Class.PROGRAM_ERROR, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="the program could not reach a service on the internet: models, data or a tracker",
+        remedy=(
+            "fetch it before the job and set HF_HUB_OFFLINE=1, WANDB_MODE=offline; or let the nodes out (proxy, egress policy)",
+        ),
+        decides=("first-traceback", "reachable"),
+        source="requests, huggingface_hub, wandb",
     ),
     Rule(
         code="module-not-found",

@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="completion-protection",
         lines=(
-            "n2:51:90 [0] transport/net_ib.cc:830 NCCL WARN NET/IB : Got completion from peer 10.0.35.1<49189> with error 4, opcode 129, len 0, vendor err 81",
+            "n2:51:90 [0] transport/net_ib.cc:830 NCCL WARN NET/IB : Got completion from peer 10.9.0.7<40112> with error 4, opcode 129, len 0, vendor err 81",
             "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=81",
         ),
         pattern=r"LOC_PROT_ERR|Got completion .*(?:with error |status=)4\b|local protection error",
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
             "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
         ),
         pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|port active|GID table change|GID change|local catastrophic|CQ error|P_Key)"
-        r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link down|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
+        r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link (?:down|DOWN)|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
         r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|symbol_error|port_rcv_errors|out_of_sequence|PFC storm|pause storm",
         classes=(Class.NETWORK_LOSS,),
         sure=Sureness.LIKELY,
@@ -270,11 +270,10 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
             "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
             "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
-            "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
             "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
         ),
         pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
-        r"|NET/OFI .*fi_getinfo.*(?:fail|No data)|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)|NET/OFI .*[Nn]o (?:suitable )?providers? found",
+        r"|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)|NET/OFI .*[Nn]o (?:suitable )?providers? found",
         classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
         sure=Sureness.LIKELY,
         says="the libfabric plugin found no EFA provider or device, so NCCL goes over TCP",
@@ -284,6 +283,23 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("net-plugin",),
         source="aws-ofi-nccl",
+    ),
+    Rule(
+        code="ofi-no-device",
+        lines=(
+            "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+            "libfabric:85:1::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+        ),
+        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|No valid EFA devices found",
+        classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
+        sure=Sureness.LIKELY,
+        says="libfabric sees no device that it can open, so NCCL goes over TCP",
+        remedy=(
+            "the container must have the devices: docker --device /dev/infiniband, Kubernetes resources.limits vpc.amazonaws.com/efa",
+            "`fi_info -p efa` in the container must list devices; the security group must allow all traffic to itself",
+        ),
+        decides=("net-plugin",),
+        source="libfabric, aws-ofi-nccl",
     ),
     Rule(
         code="net-plugin-failed",

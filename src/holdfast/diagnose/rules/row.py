@@ -57,6 +57,6 @@ class Rule:
     source: str = ""
     """Who writes it: a file of a library, or an address."""
     fallback: bool = False
-    """Whether it counts only on a line that no other rule recognises."""
+    """Whether it counts only on a line that no other rule recognises; of several such the first."""
     degrades: bool = False
     """Whether it makes a run slow rather than ending it: the cause only where nothing else is found."""

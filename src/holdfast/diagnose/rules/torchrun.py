@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"undefined symbol: |(?:libcud\w+|libnccl|libc10|libtorch\w*|libnvidia-ml|libmpi|libcublas\w*|libcudnn\w*)\.so\S*: cannot open shared object|compiled with different CUDA major"
         r"|no kernel image is available|version `\w+[_\d.]+' not found|module 'torch\S*' has no attribute|cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)"
         r"|NCCL library (?:version )?is (?:too old|not backwards compatible)|compiled with (?:too old )?(?:version of )?NCCL|PyTorch and torch\w+ (?:were|was) compiled|incompatible with (?:this|your) (?:version|installed)"
-        r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|RuntimeError: operator \S+ does not exist",
+        r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist",
         classes=(Class.VERSION_MISMATCH,),
         sure=Sureness.LIKELY,
         says="a library does not fit the one that loads it",
@@ -315,7 +315,7 @@ RULES: tuple[Rule, ...] = (
             "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
         ),
         pattern=r"ChildFailedError|returned non-zero exit status|ProcessRaisedException|ProcessExitedException|exitcode *: *1\b|To enable traceback see|exits with return code = [1-9]\d?\b|exited with exit code [1-9]\b"
-        r"|Exception raised from \w+ at|terminated with exit code 1\b|srun: error: .{0,60}Exited with exit code|torch\.distributed\.elastic\.\S*: \[FAILED\]",
+        r"|Exception raised from \w+ at|terminated with exit code 1\b|srun: error: .{0,60}Exited with exit code|torch\.distributed\.elastic\.\S*: \[FAILED\]|MPI_ABORT was invoked on rank",
         role=Role.SECONDARY,
         classes=(Class.PROGRAM_ERROR,),
         says="a rank ended with an error, and its launcher tells so; the rank's own words say why",
@@ -330,7 +330,7 @@ RULES: tuple[Rule, ...] = (
             "terminate called after throwing an instance of 'c10::DistBackendError'",
             "To avoid data inconsistency, we are taking the entire process down.",
         ),
-        pattern=r"exitcode *: *-6\b|Signal 6 \(SIGABRT\)|terminate called after throwing|taking the entire process down|return code = -6\b|Fatal Python error: Aborted|exited on signal 6",
+        pattern=r"exitcode *: *-6\b|Signal 6 \(SIGABRT\)|terminate called after throwing|taking the entire process down|Some NCCL operations have failed or timed out|return code = -6\b|Fatal Python error: Aborted|exited on signal 6",
         role=Role.SECONDARY,
         classes=HANG,
         says="a rank aborted itself, as NCCL's watchdog does",

@@ -1,0 +1,80 @@
+"""Rules for what keeps a job from starting: schedulers that refuse, containers without a GPU, launchers without a shell."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="request-refused",
+        lines=(
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "srun: error: Unable to create step for job 123: Invalid generic resource (gres) specification",
+            "salloc: error: Job submit/allocate failed: Job violates accounting/QOS policy",
+            "Warning  UnexpectedAdmissionError  pod/w-0  Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected",
+            "Message:  Pod Node didn't have enough resource: cpu, requested: 4000, used: 61000, capacity: 64000",
+            "There are not enough slots available in the system to satisfy the 16 slots that were requested by the application:",
+        ),
+        pattern=r"(?:sbatch|srun|salloc): error: (?:Batch job submission failed|Unable to (?:create step|allocate resources)|Job submit/allocate failed)|UnexpectedAdmissionError|requested number of devices unavailable|Node didn't have enough resource|\bOutOf(?:cpu|memory|pods|ephemeral-storage|\S+/\S*gpu)\b"
+        r"|There are not enough slots available|EvictedDueToPodsReadyTimeout|couldn't assign flavors|Couldn't schedule PodGang",
+        classes=(Class.NOT_STARTED,),
+        sure=Sureness.LIKELY,
+        says="the scheduler or the node refused what the job asks for",
+        remedy=(
+            "ask for what is there: `sinfo -o '%P %D %G %c %m'`, `kubectl describe node | grep -A8 Allocatable`; fewer ranks per node",
+        ),
+        decides=("pod-status",),
+        source="Slurm, kubelet, Kueue, Open MPI",
+    ),
+    Rule(
+        code="container-without-gpu",
+        lines=(
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+            "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
+        ),
+        pattern=r"could not select device driver|nvidia-container-cli: (?:initialization|mount|detection|device) error|nvidia-container-runtime.{0,80}(?:error|fail)|CUDA driver initialization failed|CUDA unknown error - this may be due",
+        classes=(Class.DRIVER,),
+        sure=Sureness.LIKELY,
+        says="the driver does not reach the container, or does not run",
+        remedy=(
+            "nvidia-smi on the node, then in the container; install or restart the NVIDIA container toolkit (nvidia-ctk runtime configure), reload nvidia_uvm",
+        ),
+        decides=("gpus-seen", "xid"),
+        source="Docker, NVIDIA container toolkit, torch CUDAFunctions.h",
+    ),
+    Rule(
+        code="no-shell",
+        lines=(
+            "Permission denied (publickey,password).",
+            "Host key verification failed.",
+            "pdsh@head: n2: ssh exited with exit code 255",
+            "ORTE was unable to reliably start one or more daemons.",
+            "ssh: connect to host n2 port 22: Connection refused",
+        ),
+        pattern=r"Permission denied \((?:publickey|gssapi|keyboard|password)|Host key verification failed|ssh exited with exit code 255|(?:ORTE|PRTE) was unable to reliably start|ssh: connect to host \S+ port \d+"
+        r"|PRTE daemon.{0,60}failed to (?:start|launch)|orted: command not found",
+        classes=(Class.RENDEZVOUS, Class.NOT_STARTED, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="the launcher cannot start its ranks on another node: ssh refuses or fails",
+        remedy=("ssh NODE true must work from the launcher's node without a question: keys, known_hosts, user, port",),
+        decides=("reachable", "who-joined"),
+        source="OpenSSH, pdsh, Open MPI",
+    ),
+    Rule(
+        code="barrier-waits",
+        lines=(
+            "Waiting in store based barrier to initialize process group for rank: 3, key: store_based_barrier_key:1 (world_size=8, worker_count=5, timeout=0:30:00)",
+        ),
+        pattern=r"Waiting in store based barrier.{0,80}rank: (?P<rank>\d+), key: \S+ \(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
+        role=Role.SECONDARY,
+        classes=(Class.RENDEZVOUS, Class.PROGRAM_ERROR, Class.STRAGGLER, Class.RANK_COUNT),
+        says="{came} of {world} ranks have come to make a process group, and wait for the others",
+        decides=("who-joined", "stacks", "all-ranks"),
+        versions="torch 1.8 to 2.1",
+        source="torch distributed_c10d.py",
+        fallback=True,
+    ),
+)
