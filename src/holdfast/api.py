@@ -49,6 +49,7 @@ from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
 from holdfast.job.profile import KUBERNETES, Delivery, Profile, find_profile
+from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
@@ -530,7 +531,7 @@ def _make_folder(name: str) -> RunFolder:
 def _loaded(job: Job | Loaded) -> Loaded:
     if isinstance(job, Loaded):
         return job
-    return Loaded(job=job, findings=check_job(job, NAMES), source=Source(name=""))
+    return Loaded(job=divided(job), findings=check_job(job, NAMES), source=Source(name=""))
 
 
 def _profile(name: str, base: Path) -> Profile:

@@ -406,7 +406,7 @@ async def serve(
     def start_orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
             replica=start.replica,
-            replica_count=1,
+            replica_count=accepted.job.recovery.replicas,
             attempt=start.attempt,
             nodes=tuple(member.node for member in members),
             master_addr=start.master_addr,
@@ -424,7 +424,7 @@ async def serve(
                 attempt=start.attempt,
                 ranks=ranks,
                 env=env,
-                progress_s=progress_interval_s(len(members)),
+                progress_s=progress_interval_s(accepted.job.nodes.max),
                 step_deadline_s=accepted.job.recovery.step_deadline_s,
                 code=accepted.code.digest if accepted.code else "",
                 log_max_bytes=accepted.job.logs.max_bytes,

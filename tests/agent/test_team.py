@@ -645,8 +645,8 @@ def test_ranks_that_have_yet_to_speak_are_told_when_they_are_looked_at_and_once(
         await team.start()
         await bench.until(CheckpointCommitted)
         await asyncio.to_thread(until_stopped, bench.all(RanksStarted)[0].ranks[2].pid)
-        team.look()
-        team.look()
+        team.look(everyone=False)
+        team.look(everyone=False)
         await bench.until(RankHung, 2)
         team.stop(0.0)
         await bench.until(RanksStopped)
@@ -670,7 +670,7 @@ def test_silent_rank_under_a_launcher_is_known_by_its_own_process(tmp_path: Path
         stopped = await asyncio.to_thread(until_marked, own, "1")
         await asyncio.to_thread(until_stopped, stopped)
         assert team.processes[0].pids() == {0: own, 1: stopped, 2: await asyncio.to_thread(until_marked, own, "2")}
-        team.look()
+        team.look(everyone=False)
         await bench.until(RankHung, 3)
         assert {one.rank: one.process_state for one in bench.all(RankHung)} == {0: "S", 1: "T", 2: "S"}
         team.stop(0.0)

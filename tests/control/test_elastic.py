@@ -129,8 +129,8 @@ def test_lost_nodes_that_cannot_be_had_are_done_without_and_ranks_stay_in_a_row(
     assert isinstance(changed, WorldChanged)
     assert (changed.nodes, changed.missing) == ((1, 2), (0, 3))
     assert (changed.world_size, changed.former_world_size, changed.full_world_size) == (2, 4, 4)
-    assert run.state.holder(1, 1) == 2
-    assert run.state.holder(2, 1) is None
+    assert run.state.holder(0, 1) == 2
+    assert run.state.holder(0, 2) is None
 
 
 def test_no_rank_starts_while_those_of_a_lost_node_may_live() -> None:

@@ -19,6 +19,8 @@ from holdfast.control.commands import (
     Start,
     Stop,
     SubmitNodes,
+    TellBack,
+    TellLost,
 )
 from holdfast.control.machine import Machine
 from holdfast.control.policy import JUDGE_S, STOP_GRACE_S
@@ -76,9 +78,9 @@ class Run:
             nodes=Nodes(min=least or nodes, max=nodes),
             ranks_per_node=ranks,
             launch=launch,
-            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2, **recovery),
+            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2, replicas=replicas, **recovery),
         )
-        self.machine = Machine(self.job, replicas=replicas)
+        self.machine = Machine(self.job)
         self.state = State()
         self.decisions: list[AnyEvent] = []
         self.do(RunCreated(at=0.0, run="r", job={}), ControllerStarted(at=0.0, pid=1, incarnation="c"))
@@ -279,8 +281,13 @@ def test_attempt_follows_when_all_is_quiet_with_a_fresh_port() -> None:
 def test_failure_of_one_replica_leaves_the_other_alone() -> None:
     run = Run(nodes=2, replicas=2).running()
     commands = run.do(killed(1, rank=0, replica=1))
-    assert commands == [Stop(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
+    lost = TellLost(replica=1, attempt=0, nodes=(0,))
+    assert commands == [lost, Stop(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
     assert run.phase(0) is ReplicaPhase.RUNNING
+    started = run.do(stopped(1, replica=1))
+    assert [(one.replica, one.attempt, one.nodes) for one in started if isinstance(one, Start)] == [(1, 1, (1,))]
+    assert started[-1] == TellBack(replica=1, attempt=1, nodes=(0,))
+    assert [replica.attempt for replica in run.state.replicas] == [0, 1]
 
 
 def test_verdict_to_stop_ends_the_run_with_the_jobs_code() -> None:

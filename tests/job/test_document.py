@@ -180,11 +180,6 @@ def test_reserved_field_refused_as_not_built_yet(field: str) -> None:
     assert f"`{field}`" in finding.what
 
 
-def test_one_replica_accepted_as_what_every_job_has() -> None:
-    assert parse_job("command: [a]\nrecovery: {replicas: 1}", "job.yaml").recovery.max_restarts == 10
-    assert only("command: [a]\nrecovery: {replicas: true}").code == "not-yet"
-
-
 def test_wrong_secret_never_quoted() -> None:
     examined = examine("command: [a]\nsecrets: {TOKEN: hf_abcdef}", "job.yaml", ["secrets.OTHER=hf_abcdef"])
     assert len(examined.findings) == 2

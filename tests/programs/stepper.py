@@ -8,6 +8,8 @@ HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there,
 STEPPER_METRICS=N so many more figures go with each step. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of
 raise, exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. Step 0 is
 before the rank says hello.
+
+One of several replicas steps by itself, with a folder of its own, and says what it is told of the others.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +30,10 @@ FAULT = sys.argv[3].split("@") if len(sys.argv) > 3 else []
 RANK = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]
+REPLICA = os.environ["HOLDFAST_REPLICA"]
 FOLDER = Path(os.environ["HOLDFAST_CHECKPOINT_PATH"])
+if os.environ["HOLDFAST_REPLICA_COUNT"] != "1":
+    FOLDER /= f"replica-{REPLICA}"
 MORE = {f"figure{number}": 0.125 for number in range(int(os.environ.get("STEPPER_METRICS", "0")))}
 CHECKPOINT = FOLDER / "step.txt"
 
@@ -90,6 +96,12 @@ def fault(step: int) -> None:
             subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 
+def listen(agent: socket.socket) -> None:
+    """Say what the agent tells."""
+    for line in agent.makefile():
+        print(f"told {line}", end="", flush=True)
+
+
 def main() -> None:
     fault(0)
     agent = socket.socket(socket.AF_UNIX)
@@ -98,6 +110,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     first = int(CHECKPOINT.read_text()) + 1 if CHECKPOINT.exists() else 1
     print(f"rank {RANK} of {WORLD_SIZE} starts at step {first}", flush=True)
+    threading.Thread(target=listen, args=(agent,), daemon=True).start()
     peers = rendezvous()
     started = time.time()
     for step in range(first, STEPS + 1):

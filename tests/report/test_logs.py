@@ -98,7 +98,7 @@ def test_only_what_was_asked_for_is_read(run: RunFolder) -> None:
     for attempt in range(3):
         for rank in range(3):
             write(run, f"{attempt}.{rank}\n".encode(), attempt=attempt, rank=rank)
-    assert lines(list(MergedLog(run, ranks={1}).rest(0))) == ["0.1", "1.1", "2.1"]
+    assert lines(list(MergedLog(run, ranks={(0, 1)}).rest(0))) == ["0.1", "1.1", "2.1"]
     assert lines(list(MergedLog(run, from_attempt=1, to_attempt=1).rest(0))) == ["1.0", "1.1", "1.2"]
 
 

@@ -79,8 +79,8 @@ class Watched:
             step for event in self.all(StepCommitted) for step in range(event.step - event.steps + 1, event.step + 1)
         ]
 
-    def log(self, rank: int, attempt: int = 0) -> str:
-        return self.folder.rank_log(attempt, rank).read_text()
+    def log(self, rank: int, attempt: int = 0, replica: int = 0, replicas: int = 1) -> str:
+        return self.folder.rank_log(attempt, rank, replica, replicas).read_text()
 
 
 def steps_done(watched: Watched) -> list[int]:

@@ -27,7 +27,7 @@ from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.clock import LOOK_S, Clock, clock_jumped
-from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped
+from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped, rank
 from holdfast.events.orders import (
     PROTOCOL,
     AnyOrder,
@@ -36,6 +36,8 @@ from holdfast.events.orders import (
     Leave,
     Look,
     Progress,
+    ReplicaBack,
+    ReplicaLost,
     StartRanks,
     StopRanks,
     WindDown,
@@ -232,10 +234,19 @@ class Agent:
                 team = self._teams.get(order.replica)
                 if team is not None and team.attempt == order.attempt:
                     team.look(everyone=order.everyone)
+            case ReplicaLost() | ReplicaBack():
+                self._tell_others(order)
             case Leave():
                 self._leaving.set()
             case _:
                 log.warning("an order this agent does not know: %s", order)
+
+    def _tell_others(self, order: ReplicaLost | ReplicaBack) -> None:
+        """Pass on what befell a replica to the ranks of the others."""
+        kind = rank.ReplicaLost if isinstance(order, ReplicaLost) else rank.ReplicaBack
+        for team in self._teams.values():
+            if team.replica != order.replica:
+                team.ask(kind(replica=order.replica, attempt=order.attempt))
 
     def _start(self, order: StartRanks) -> None:
         if order.attempt <= self._attempts.get(order.replica, -1) or self._farewell is not None:

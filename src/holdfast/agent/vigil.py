@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from holdfast.agent.stacks import take
 from holdfast.clock import Clock
@@ -20,6 +22,15 @@ from holdfast.host.processes import identify, state_letter
 
 FIRST_STEP_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
+
+AUTO_FACTOR, AUTO_MORE_S, AUTO_FIRST_STEP_S = 3.0, 1.0, 600.0
+"""`auto`: so many times the 99th percentile of a rank's own steps, and so many seconds; the first step gets its own."""
+
+AUTO_STEPS = 512
+"""Of so many latest steps the percentile is taken."""
+
+AGAIN_S = 15.0
+"""Least time between two reports of one silence: the first may have been passed over because others were to blame."""
 
 
 @dataclass
@@ -34,16 +45,33 @@ class Pulse:
     at: float = field(default_factory=time.monotonic)
     """Monotonic seconds of its last word, or of its start where it has said none."""
     hung: bool = False
+    reported_at: float = 0.0
+    """Monotonic seconds of the latest report, where it hangs."""
     over: bool = False
     """Whether it has hung up or ended: it is silent for a reason."""
+    steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_STEPS))
+    """Seconds from each of the latest steps' ends to the next."""
 
     def passed(self, step: int) -> None:
         """It has finished a step, so it does not hang."""
-        self.step, self.at, self.hung = step, time.monotonic(), False
+        now = time.monotonic()
+        self.steps_s.append(now - self.at)
+        self.step, self.at, self.hung = step, now, False
+
+    def due(self, deadline_s: float | Literal["auto"]) -> float:
+        """When it is to have passed its next step, in monotonic seconds; when it is reported again, where it hangs."""
+        if deadline_s != "auto":
+            allowed_s = deadline_s if self.step >= 0 else deadline_s * FIRST_STEP_FACTOR
+        elif self.step < 0:
+            allowed_s = AUTO_FIRST_STEP_S
+        else:
+            steps_s = sorted(self.steps_s)
+            allowed_s = AUTO_FACTOR * steps_s[len(steps_s) * 99 // 100] + AUTO_MORE_S
+        return self.reported_at + max(AGAIN_S, allowed_s) if self.hung else self.at + allowed_s
 
 
 class Vigil:
-    """Watches one attempt's ranks, and reports each that hangs, once a silence."""
+    """Watches one attempt's ranks, and reports each that hangs; again, now and then, while it is silent."""
 
     def __init__(
         self, order: StartRanks, *, node: int, folder: Path, clock: Clock, say: Callable[[AgentEvent], int]
@@ -103,23 +131,21 @@ class Vigil:
             elif everyone and (pulse := self.pulses.get(rank)) is not None and not pulse.hung and not pulse.over:
                 self._report(rank, pulse)
 
-    async def _watch_for_hangs(self, deadline_s: float) -> None:
+    async def _watch_for_hangs(self, deadline_s: float | Literal["auto"]) -> None:
         while True:
             now = time.monotonic()
-            next_at = now + deadline_s
+            next_at = now + (AUTO_MORE_S if deadline_s == "auto" else deadline_s)
             for rank, pulse in self.pulses.items():
-                if pulse.hung or pulse.over:
+                if pulse.over:
                     continue
-                allowed_s = deadline_s if pulse.step >= 0 else deadline_s * FIRST_STEP_FACTOR
-                if now >= pulse.at + allowed_s:
+                if now >= pulse.due(deadline_s):
                     self._report(rank, pulse)
-                else:
-                    next_at = min(next_at, pulse.at + allowed_s)
+                next_at = min(next_at, pulse.due(deadline_s))
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 
     def _report(self, rank: int, pulse: Pulse) -> None:
         """Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away."""
-        pulse.hung = True
+        pulse.hung, pulse.reported_at = True, time.monotonic()
         report = asyncio.ensure_future(self._report_hang(rank, pulse))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)

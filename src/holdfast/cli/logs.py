@@ -16,6 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
     from holdfast.folder import RunFolder
+    from holdfast.job.spec import Job
     from holdfast.report.logs import MergedLog, RankLog, Said
 
 LOOK_S = 0.025
@@ -32,7 +33,10 @@ def logs(
     run: RunArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     rank: Annotated[
-        str | None, typer.Option("--rank", metavar="RANKS", help="Only these ranks, such as 3 or 0-7,12.")
+        str | None,
+        typer.Option(
+            "--rank", metavar="RANKS", help="Only these ranks, such as 3 or 0-7,12; counted through the replicas."
+        ),
     ] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", help="Of this attempt; the latest if not given.")
@@ -51,18 +55,18 @@ def logs(
     from holdfast.report.logs import MergedLog, first_failures, rank_logs
 
     found = api.find_run(run)
-    wanted = _ranks(rank, api.accepted(found).job.world_size, found)
-    known = [source for source in rank_logs(found) if wanted is None or source.rank in wanted]
-    chosen = attempt if attempt is not None else max((source.attempt for source in known), default=0)
-    if not follow and not any(source.attempt == chosen for source in known):
-        what = f"no output of {'any rank' if rank is None else f'rank {rank}'} in attempt {chosen} of {found.run}"
+    wanted = _ranks(rank, api.accepted(found).job, found)
+    known = [one for one in rank_logs(found) if wanted is None or (one.replica, one.rank) in wanted]
+    if not follow and not any(attempt in (None, source.attempt) for source in known):
+        which = f" in attempt {attempt}" if attempt is not None else ""
+        what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run}"
         raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"))
     colours = output is Output.TEXT and not is_plain(sys.stdout)
     merged = MergedLog(
         found,
         ranks=wanted,
-        from_attempt=chosen,
-        to_attempt=None if follow else chosen,
+        from_attempt=attempt,
+        to_attempt=None if follow else attempt,
         last_lines=tail,
         colours=colours,
     )
@@ -73,10 +77,11 @@ def logs(
         printer.print(merged.rest(time.monotonic(), first_failures(api.events(found))))
 
 
-def _ranks(text: str | None, world_size: int, run: RunFolder) -> frozenset[int] | None:
-    """The ranks that `0-7,12` names; None for all."""
+def _ranks(text: str | None, job: Job, run: RunFolder) -> frozenset[tuple[int, int]] | None:
+    """The ranks, each with its replica, that `0-7,12` names, counted through the replicas; None for all."""
     if text is None:
         return None
+    world_size = job.world_size
     ranks: set[int] = set()
     for part in text.split(","):
         span = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
@@ -90,7 +95,7 @@ def _ranks(text: str | None, world_size: int, run: RunFolder) -> frozenset[int] 
             remedy = f"It has ranks 0 to {world_size - 1}."
             raise failure("no-such-rank", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
         ranks.update(range(first, last + 1))
-    return frozenset(ranks)
+    return frozenset(divmod(rank, job.replica_world_size) for rank in ranks)
 
 
 def _follow(run: RunFolder, merged: MergedLog, printer: Printer) -> None:

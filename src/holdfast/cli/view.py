@@ -168,18 +168,22 @@ def nodes_table(status: RunStatus) -> Table:
 
 def _rows(status: RunStatus) -> Iterator[_Row]:
     ranks: dict[int, list[RankStatus]] = {}
+    whose: dict[int, str] = {}
     for replica in status.replicas.values():
         for rank in replica.ranks.values():
             ranks.setdefault(rank.node, []).append(rank)
+            whose[rank.node] = f" of replica {replica.replica}" if len(status.replicas) > 1 else ""
     one_each = sum(map(len, ranks.values())) <= MOST_ROWS
     for node in status.nodes.values():
         mine = ranks.get(node.node, [])
         if one_each and mine:
             for rank in mine:
-                yield _Row(node, str(rank.rank), str(rank.pid or ""), _doing([rank]), _well(node, [rank]))
+                yield _Row(
+                    node, f"{rank.rank}{whose[node.node]}", str(rank.pid or ""), _doing([rank]), _well(node, [rank])
+                )
         else:
             numbers = listed([rank.rank for rank in mine])
-            yield _Row(node, numbers, "", _doing(mine), _well(node, mine))
+            yield _Row(node, f"{numbers}{whose.get(node.node, '')}", "", _doing(mine), _well(node, mine))
 
 
 def _well(node: NodeStatus, ranks: list[RankStatus]) -> bool:

@@ -69,7 +69,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = [exited for exited in replica.exits if is_failure(exited) and exited.at <= reported_at]
     known = (*(_from_exit(replica, exited) for exited in ends), *replica.losses)
-    awaited = [hung for hung in replica.hangs if _stands_apart(hung)]
+    awaited = [hung for hung in replica.hangs if stands_apart(hung)]
     if awaited and ends and not replica.losses and all(map(gave_up, ends)):
         return _from_hang(replica, min(awaited, key=suspicion), min(ends, key=precedence))
     if known:
@@ -89,15 +89,19 @@ def gave_up(exited: RankExited) -> bool:
     return exited.how in (RankExit.CODE, RankExit.SIGNAL) and bool(_GAVE_UP.search(exited.error))
 
 
-def _stands_apart(hung: RankHung) -> bool:
+def stands_apart(hung: RankHung) -> bool:
     """Whether a rank was seen to do something else than to wait for others."""
-    return hung.process_state == "T" or bool(hung.innermost and not _WAITING.search(hung.innermost))
+    return hung.process_state == "T" or bool(hung.innermost and not _waits(hung))
 
 
 def suspicion(hung: RankHung) -> tuple[bool, bool, int, bool, float]:
     """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer."""
-    waiting = bool(_WAITING.search(hung.innermost))
-    return (hung.process_state != "T", hung.said_hello, hung.last_step, waiting, hung.last_step_at)
+    return (hung.process_state != "T", hung.said_hello, hung.last_step, _waits(hung), hung.last_step_at)
+
+
+def _waits(hung: RankHung) -> bool:
+    """Whether a rank is where ranks wait when another is late."""
+    return bool(_WAITING.search(hung.innermost))
 
 
 def _kind(exited: RankExited) -> FailureKind:

@@ -82,6 +82,24 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TellLost:
+    """Have these nodes tell their ranks that another replica's attempt is over."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellBack:
+    """Have these nodes tell their ranks that another replica is starting."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inject:
     """Break something on request; `node` is None for the controller itself."""
 
@@ -115,6 +133,8 @@ Command = (
     | Stop
     | WindDown
     | Look
+    | TellLost
+    | TellBack
     | Inject
     | Checkpoint
     | Record

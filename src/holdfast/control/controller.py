@@ -35,6 +35,8 @@ from holdfast.control.commands import (
     Start,
     Stop,
     SubmitNodes,
+    TellBack,
+    TellLost,
     Uncordon,
     WindDown,
 )
@@ -493,13 +495,17 @@ class Controller:
                 self._order(nodes, lambda _: orders.WindDown(reason=reason))
             case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
                 self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt, everyone=everyone))
+            case TellLost(replica=replica, attempt=attempt, nodes=nodes):
+                self._order(nodes, lambda _: orders.ReplicaLost(replica=replica, attempt=attempt))
+            case TellBack(replica=replica, attempt=attempt, nodes=nodes):
+                self._order(nodes, lambda _: orders.ReplicaBack(replica=replica, attempt=attempt))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
             case Inject(drill=drill, node=int(node)):
                 order = Break(
                     requested_at=drill.at,
                     target=drill.target,
-                    rank=drill.index,
+                    rank=drill.index % self._machine.job.replica_world_size,
                     action=drill.action,
                     at_step=drill.at_step,
                     for_s=drill.for_s,

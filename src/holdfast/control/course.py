@@ -9,9 +9,20 @@ from dataclasses import replace
 
 from holdfast.control import world
 from holdfast.control.blame import first_failure, gave_up
-from holdfast.control.commands import Commands, Finish, Look, Record, Start, Stop
+from holdfast.control.commands import Commands, Finish, Look, Record, Start, Stop, TellBack, TellLost
 from holdfast.control.drills import pending
-from holdfast.control.policy import JUDGE_S, STOP_GRACE_S, Action, Failure, FailureKind, Verdict, judge
+from holdfast.control.policy import (
+    JUDGE_S,
+    STOP_GRACE_S,
+    Action,
+    Failure,
+    FailureKind,
+    Verdict,
+    judge,
+    left,
+    replicas_told,
+)
+from holdfast.control.slots import asked_again, emptied, expect
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided
@@ -23,10 +34,38 @@ def halt(job: Job, state: State, index: int, at: float) -> Transition:
     replica = state.replicas[index]
     commands: Commands = ()
     if replica.phase is not ReplicaPhase.STOPPING:
-        state = state.with_replica(replace(replica, phase=ReplicaPhase.STOPPING))
-        state, commands = stop_busy(job, state, index, at)
+        lost = lost_to_others(state, replica) if replica.at_work else ()
+        before, state = state, state.with_replica(replace(replica, phase=ReplicaPhase.STOPPING))
+        state, stops = stop_busy(job, state, index, at)
+        commands = (*lost, *stops, *_strength(job, before, state, at))
     state, more = proceed(job, state, index, at)
     return state, (*commands, *more)
+
+
+def lost_to_others(state: State, replica: ReplicaState) -> Commands:
+    """Tell the ranks of other replicas that this one's attempt is over: what they wait for will not come."""
+    nodes = _others(state, replica.replica)
+    return (TellLost(replica=replica.replica, attempt=replica.attempt, nodes=nodes),) if nodes else ()
+
+
+def _others(state: State, index: int) -> tuple[int, ...]:
+    """The nodes on which other replicas are at work."""
+    return tuple(node for replica in state.at_work if replica.replica != index for node in replica.members)
+
+
+def enough(job: Job, state: State) -> bool:
+    """Whether so many replicas are at work that steps are committed."""
+    return len(state.at_work) >= job.recovery.min_replicas
+
+
+def _strength(job: Job, before: State, after: State, at: float) -> Commands:
+    """What there is to say when there begin to be too few replicas for a step, or enough again."""
+    was, now = enough(job, before), enough(job, after)
+    began = any(replica.attempt > 0 for replica in after.replicas) or was
+    if was == now or after.ending or not after.several or after.trained or not began:
+        return ()
+    finding = replicas_told(len(after.at_work), len(after.replicas), job.recovery.min_replicas)
+    return (Record(event=FindingRaised(at=at, finding=finding)),)
 
 
 def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
@@ -67,6 +106,8 @@ def proceed(job: Job, state: State, index: int, at: float) -> Transition:
                 state = state.with_deadline(over.of(index), None)
             return _quiet(job, state, replica, at)
         case ReplicaPhase.GATHERING:
+            if Deadline.BACK_OFF.of(index) in state.deadlines:
+                return state, ()
             members = world.company(job, state, replica)
             return _launch(job, state, replica, members, at) if members else (state, ())
         case ReplicaPhase.DONE:
@@ -86,11 +127,15 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     """No rank of this attempt is left: it has succeeded, or is judged."""
     if state.ending or _all_well(job, replica):
         state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
-        return _done(state, at)
+        return _done(job, state, at)
     if _leaves_as_planned(replica, at):
         state = state.with_replica(replace(_cleared(replica), growths=(*replica.growths, at)))
         return proceed(job, state, replica.replica, at)
     failure = first_failure(replica, at)
+    if state.trained:
+        record = _record(replica, left(failure), failure, at)
+        state, commands = _done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
+        return state, (record, *commands)
     verdict = judge(failure, replica.failures, job.recovery)
     record = _record(replica, verdict, failure, at)
     state = state.with_replica(replace(_cleared(replica), failures=(*replica.failures, failure)))
@@ -98,13 +143,27 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         ending = Ending(outcome=Outcome.FAILED, exit_code=verdict.exit_code, reason=verdict.finding.what)
         state, commands = end(job, state, ending, at, verdict)
     else:
+        state, asked = _tried_otherwise(job, state, failure, verdict, at)
         state, commands = proceed(job, state, replica.replica, at)
+        commands = (*asked, *commands)
     return state, (record, *commands)
+
+
+def _tried_otherwise(job: Job, state: State, failure: Failure, verdict: Verdict, at: float) -> Transition:
+    """What a replica that fails again and again is given beside another try: time, and at last another node."""
+    replica = state.nodes[failure.node].replica
+    if verdict.wait_s:
+        state = state.with_deadline(Deadline.BACK_OFF.of(replica), at + verdict.wait_s)
+    if not verdict.renews:
+        return state, ()
+    fresh = emptied(state.nodes[failure.node], at, verdict.finding.what, haunted=False)
+    state = expect(job, state, fresh).with_deadline(Deadline.AWAY.of(fresh.node), None)
+    return state, asked_again((fresh,), at, fresh.reason)
 
 
 def _cleared(replica: ReplicaState) -> ReplicaState:
     """A replica whose attempt is over, and which is to start again."""
-    gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False)
+    gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False, stepped=False)
     return replace(gathering, well=0, exits=(), heard=0, hangs=(), losses=())
 
 
@@ -139,10 +198,12 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         master_port=head.port,
         nodes=members,
     )
-    state = state.with_replica(replica)
+    before, state = state, state.with_replica(replica)
+    back = TellBack(replica=replica.replica, attempt=replica.attempt, nodes=_others(state, replica.replica))
+    told = ((back,) if back.nodes and replica.attempt > 0 else ()) + _strength(job, before, state, at)
     drills = tuple(drill for node in members for drill in pending(job, state, node)) if state.drills else ()
     said = (Record(event=changed), Record(event=started)) if changed else (Record(event=started),)
-    return state, (*said, start(replica, nodes), *drills)
+    return state, (*said, start(replica, nodes), *told, *drills)
 
 
 def end(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | None = None) -> Transition:
@@ -163,17 +224,25 @@ def end(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | No
             case ReplicaPhase.STOPPING:
                 state, more = stop_busy(job, state, replica.replica, at)
             case ReplicaPhase.GATHERING:
-                state, more = _done(state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
+                state, more = _done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
             case ReplicaPhase.DONE:
                 continue
         commands = (*commands, *more)
     return state, commands
 
 
-def _done(state: State, at: float) -> Transition:
-    """A replica has ended; when it was the last, so has the run."""
+def _done(job: Job, state: State, at: float) -> Transition:
+    """A replica has ended; when it was the last, so has the run, and when it was the first to finish, the training."""
+    commands: Commands = ()
+    for replica in state.replicas if state.trained else ():
+        late = replica.at_work and replica.step > 0 and not replica.stepped
+        if replica.phase is ReplicaPhase.GATHERING and replica.attempt >= 0:
+            state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
+        elif late:
+            state, more = halt(job, state, replica.replica, at)
+            commands = (*commands, *more)
     if not state.done:
-        return state, ()
+        return state, commands
     if state.ending:
         return state, (Finish(),)
     ending = Ending(outcome=Outcome.SUCCEEDED, exit_code=ExitCode.OK, reason="every rank finished")
@@ -201,11 +270,14 @@ def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float) ->
 def judge_soon(job: Job, state: State, index: int, at: float) -> Transition:
     """Some wait in vain, and the one to blame differs only in its stack: stop when every rank's word of it is there.
 
+    Of several replicas another may be to blame, so all that may say so get their time.
+
     Some have not come so far as to speak of their steps, so that no deadline watches them: those are asked for.
     """
     replica = replace(state.replicas[index], phase=ReplicaPhase.JUDGING)
     state = state.with_replica(replica)
-    if (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size:
+    all_heard = (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size
+    if all_heard and not state.several:
         return halt(job, state, index, at)
     if Deadline.JUDGE.of(index) in state.deadlines:
         return state, ()

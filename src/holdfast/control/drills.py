@@ -67,5 +67,6 @@ def _node_of(job: Job, state: State, drill: DrillRequested) -> int | None:
     if _by(drill) is not Doer.AGENT:
         return None
     if drill.target is DrillTarget.RANK:
-        return state.holder(drill.index, job.local_world_size)
+        replica, rank = divmod(drill.index, job.replica_world_size)
+        return state.holder(replica, rank // job.local_world_size)
     return drill.index

@@ -2,9 +2,8 @@
 
 The log holds the events this machine was fed, so folding the log through it gives back the state; commands are then
 dropped, except those that `ControllerStarted` and `AgentJoined` ask for again. Clock, randomness and processes come in
-as events. The rows are in nodes.py, ranks.py, growth.py, drills.py and requests.py, and what follows
-from them in course.py. Policy
-(policy.py) says what a failure deserves; blame (blame.py) says which failure came first.
+as events. The rows are in nodes.py, ranks.py, hangs.py, growth.py, drills.py and requests.py, and what follows from
+them in course.py. Policy (policy.py) says what a failure deserves; blame (blame.py) says which failure came first.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from holdfast.control import course, drills, growth, nodes, ranks, requests
+from holdfast.control import course, drills, growth, hangs, nodes, ranks, requests
 from holdfast.control.state import Deadline, NodeState, ReplicaState, State, Transition
 from holdfast.events import (
     AgentJoined,
@@ -49,7 +48,6 @@ class Machine:
     """The machine for one job; holds no state of its own."""
 
     job: Job
-    replicas: int = 1
 
     def step(self, state: State, event: AnyEvent) -> Transition:
         """Take one event; events that carry no decision leave the state as it is."""
@@ -79,13 +77,14 @@ class Machine:
 
     def _first(self, at: float) -> State:
         """The state in which every run begins: no node is there, and none was asked for."""
-        per_replica = self.job.nodes.max // self.replicas
+        replicas = self.job.recovery.replicas
+        per_replica = self.job.nodes.max // replicas
         slots = range(self.job.nodes.max)
         nodes = tuple(NodeState(node=slot, replica=slot // per_replica, since=at) for slot in slots)
         whole = (1 << per_replica) - 1
-        replicas = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(self.replicas))
-        waits = {Deadline.WAIT.of(index): at + self.job.nodes.wait_s for index in range(self.replicas)}
-        return State(nodes=nodes, replicas=tuple(replicas), deadlines=waits)
+        domains = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(replicas))
+        waits = {Deadline.WAIT.of(index): at + self.job.nodes.wait_s for index in range(replicas)}
+        return State(nodes=nodes, replicas=tuple(domains), deadlines=waits)
 
 
 def _deadline_passed(job: Job, state: State, event: DeadlinePassed) -> Transition:
@@ -108,7 +107,7 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     NodeGone: nodes.node_gone,
     NodeLeaving: nodes.node_leaving,
     RankExited: ranks.rank_exited,
-    RankHung: ranks.rank_hung,
+    RankHung: hangs.rank_hung,
     RanksStopped: ranks.ranks_stopped,
     NodesStopped: ranks.nodes_stopped,
     RanksExited: ranks.ranks_exited,
@@ -126,9 +125,10 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
 _DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
     Deadline.AWAY: nodes.out_of_reach,
     Deadline.STOP: nodes.stubborn,
-    Deadline.JUDGE: course.halt,
+    Deadline.JUDGE: hangs.judged,
     Deadline.JOIN: nodes.not_joined,
     Deadline.WAIT: course.waited,
+    Deadline.BACK_OFF: course.proceed,
     Deadline.GROW: growth.consider,
     Deadline.LEAVE: growth.not_left,
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control import drills, growth, world
-from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes
+from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes, TellLost
 from holdfast.control.course import halt, look, proceed, start, stop, stop_busy
 from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
+from holdfast.control.slots import asked_again, emptied, expect
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, State, Transition
 from holdfast.events import (
     AgentJoined,
@@ -52,7 +53,7 @@ def _ask_again(job: Job, state: State, missing: tuple[NodeState, ...], at: float
     done = {replica.replica for replica in state.replicas if replica.phase is ReplicaPhase.DONE}
     waiting = tuple(node.place for node in missing if node.replica not in done)
     for place in waiting:
-        state = _expect(job, state, replace(state.nodes[place.node], phase=NodePhase.REQUESTED, since=at))
+        state = expect(job, state, replace(state.nodes[place.node], phase=NodePhase.REQUESTED, since=at))
     requests = (NodeRequested(at=at, node=place.node, generation=place.generation) for place in waiting)
     fresh = tuple(place for place in waiting if place.generation == 0)
     again = "the controller was replaced before this was known to be done"
@@ -69,7 +70,7 @@ def node_made(job: Job, state: State, event: NodeMade) -> Transition:
     node = state.nodes[event.node]
     if event.generation != node.generation or not node.missing or _unwanted(state, node.replica):
         return state, ()
-    state = _expect(job, state, replace(node, phase=NodePhase.MADE, since=event.at, haunted=False))
+    state = expect(job, state, replace(node, phase=NodePhase.MADE, since=event.at, haunted=False))
     return proceed(job, state, node.replica, event.at)
 
 
@@ -119,9 +120,20 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
             commands = (*commands, growth.wind_down((node.node,)))
         case _:
             pass
+    if replica.at_work:
+        commands = (*commands, *_missed(state, node))
     state, more = proceed(job, state, node.replica, event.at)
     state, grown = growth.consider(job, state, node.replica, event.at)
     return state, (*commands, *more, *grown)
+
+
+def _missed(state: State, node: NodeState) -> Commands:
+    """What befell other replicas while this node was out of reach; ranks that know it already are told twice."""
+    return tuple(
+        TellLost(replica=other.replica, attempt=other.attempt, nodes=(node.node,))
+        for other in state.replicas
+        if other.attempt >= 0 and other.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
+    )
 
 
 def agent_left(job: Job, state: State, event: AgentLeft) -> Transition:
@@ -168,9 +180,9 @@ def lose(
 
     `buried` says that nothing of them is left.
     """
-    gone = tuple(_emptied(node, at, reason, haunted=node.busy and not buried) for node in nodes)
+    gone = tuple(emptied(node, at, reason, haunted=node.busy and not buried) for node in nodes)
     for node in gone:
-        state = _expect(job, state, node).with_deadline(Deadline.AWAY.of(node.node), None)
+        state = expect(job, state, node).with_deadline(Deadline.AWAY.of(node.node), None)
     replica = state.replicas[nodes[0].replica]
     if not all(node.missing for node in nodes):
         state = state.with_deadline(Deadline.WAIT.of(replica.replica), at + job.nodes.wait_s)
@@ -183,30 +195,7 @@ def lose(
     if state.ending:
         return state, commands
     state, more = growth.consider(job, state, replica.replica, at)
-    requests = (NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason) for node in gone)
-    records = (Record(event=request) for request in requests)
-    replacements = (ReplaceNode(place=node.place, reason=reason) for node in gone)
-    return state, (*commands, *records, *replacements, *more)
-
-
-def _emptied(node: NodeState, at: float, reason: str, *, haunted: bool) -> NodeState:
-    """The slot of a lost node, for its next one."""
-    return replace(
-        node,
-        phase=NodePhase.REQUESTED,
-        since=at,
-        reason=reason,
-        haunted=haunted or node.haunted,
-        busy=False,
-        incarnation="",
-        generation=node.generation + 1,
-    )
-
-
-def _expect(job: Job, state: State, node: NodeState) -> State:
-    """A node was asked for, or made: it has its time to join."""
-    key, until = Deadline.JOIN.of(node.replica), node.since + job.recovery.join_deadline_s
-    return state.with_node(node).with_deadline(key, min(until, state.deadlines.get(key, until)))
+    return state, (*commands, *asked_again(gone, at, reason), *more)
 
 
 def _needed(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:

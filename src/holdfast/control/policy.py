@@ -45,6 +45,16 @@ GROW_PAUSE_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
+FLAPS = 3
+"""Failures in a row, each soon after the last, with which a replica among several is given another node."""
+
+FLAP_S = 60.0
+"""A replica that lived this long, in seconds, does not flap."""
+
+BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
+"""Seconds that a replica waits before its second try in a row, twice as long before each further one, up to so long."""
+
+
 class FailureKind(StrEnum):
     """What ended an attempt; the value is the finding's code."""
 
@@ -113,6 +123,7 @@ class Action(StrEnum):
     RESTART = "restart in place"
     REPLACE_NODE = "replace the node and restart"
     STOP = "stop"
+    LEAVE = "leave it: another replica has finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +133,29 @@ class Verdict:
     action: Action
     finding: Finding
     exit_code: int = 0
+    wait_s: float = 0.0
+    """Seconds to wait before the next attempt."""
+    renews: bool = False
+    """Whether the node, which is there, is to be replaced nonetheless."""
+
+
+def left(failure: Failure) -> Verdict:
+    """A failure that matters no more, because another replica has come to the end of the training."""
+    return Verdict(action=Action.LEAVE, finding=_finding(failure, "", "Nothing: another replica has finished."))
+
+
+def replicas_told(at_work: int, replicas: int, least: int) -> Finding:
+    """What there is to say when there begin to be too few replicas for a step, or enough again."""
+    few = at_work < least
+    rest = f"no step is committed until {least} are" if few else "steps are committed again"
+    return Finding(
+        code="too-few-replicas" if few else "enough-replicas",
+        severity=Severity.WARNING if few else Severity.INFO,
+        what=f"{at_work} of {replicas} replicas are at work, and {rest}",
+        where="recovery.min_replicas" if few else "",
+        remedy="Nothing: those that are lost are being started again." if few else "",
+        fault=Fault.CLUSTER,
+    )
 
 
 def growth_due(growths: tuple[float, ...], at: float, window_s: float) -> float:
@@ -149,7 +183,7 @@ def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recov
 
 def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A program that fails by itself before it has done anything would fail again."""
-    if failure.code == ExitCode.STOPPED_EARLY:
+    if failure.code == ExitCode.STOPPED_EARLY or (recovery.replicas > 1 and failure.attempt > 0):
         return None
     young = all(one.lived_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
     before = failure.step == 0 and not failure.secondary and (failure.said_hello or young)
@@ -171,15 +205,17 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
         not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
     ):
         return None
-    last = (*earlier, failure)[-CRASH_LOOP_LENGTH:]
+    # Of several replicas one that fails so is given another node first.
+    length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAPS + CRASH_LOOP_LENGTH
+    last = (*earlier, failure)[-length:]
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
-    if len(last) < CRASH_LOOP_LENGTH or not same:
+    if len(last) < length or not same:
         return None
     remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
     row = shortage_in(failure.error)
     return _stop(
         failure,
-        f"the same failure came {CRASH_LOOP_LENGTH} times in a row without a step between",
+        f"the same failure came {length} times in a row without a step between",
         row.remedy if row else remedy,
     )
 
@@ -210,10 +246,27 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
     return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", "Nothing: the node is replaced."))
 
 
+def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """Of several replicas one that fails again and again disturbs the others each time: it waits, then moves."""
+    tries = 0
+    for one in reversed((*earlier, failure)):
+        if one.lived_s >= FLAP_S:
+            break
+        tries += 1
+    if recovery.replicas == 1 or tries < 2:
+        return None
+    renews = tries % FLAPS == 0
+    wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** (tries - 2))
+    told = f"Nothing: it is tried again in {wait_s:g} s{', on another node' if renews else ''}."
+    action = Action.REPLACE_NODE if renews else Action.RESTART
+    return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, renews=renews)
+
+
 def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    return Verdict(
-        action=Action.RESTART, finding=_finding(failure, "", "Nothing: all ranks restart from the last checkpoint.")
-    )
+    alone = "Nothing: all ranks restart from the last checkpoint."
+    among = "Nothing: its replica alone restarts, and catches up from another."
+    remedy = alone if recovery.replicas == 1 else among
+    return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy))
 
 
 _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None], ...] = (
@@ -223,6 +276,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _never_joins,
     _budget_spent,
     _replace,
+    _flapping,
     _restart,
 )
 

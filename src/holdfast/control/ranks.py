@@ -1,4 +1,4 @@
-"""Owns what follows from the word of ranks: they end, hang, have ended, or commit a step."""
+"""Owns what follows from the word of ranks: they end, have ended, hang in great number, or commit a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.control.commands import Inject
 from holdfast.control.course import halt, judge_soon, proceed
 from holdfast.control.drills import due
 from holdfast.control.growth import hurry
+from holdfast.control.hangs import goes_on
 from holdfast.control.nodes import fail
 from holdfast.control.state import Pace, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import (
     NodesStopped,
     RankExit,
     RankExited,
-    RankHung,
     RanksExited,
     RanksHung,
     RanksStopped,
@@ -40,7 +40,7 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
         return hurry(state, event.replica, event.at), ()
     if is_failure(event):
         replica = replace(replica, exits=(*replica.exits, _on_its_node(job, replica, event)))
-        if not gave_up(event) or replica.phase is ReplicaPhase.STOPPING:
+        if state.several or not gave_up(event) or replica.phase is ReplicaPhase.STOPPING:
             return halt(job, state.with_replica(replica), event.replica, event.at)
         of_process = (1 << job.local_world_size // job.processes_per_node) - 1
         state = state.with_replica(replace(replica, heard=replica.heard | of_process << event.rank))
@@ -61,16 +61,6 @@ def _on_its_node(job: Job, replica: ReplicaState, event: RankExited) -> RankExit
     known = place < len(replica.members)
     node, culprit = (replica.members[place], event.culprit) if known else (event.node, -1)
     return msgspec.structs.replace(event, node=node, culprit=culprit)
-
-
-def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
-    """Wait for the other ranks' word."""
-    replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING):
-        return state, ()
-    heard = replica.heard | 1 << event.rank
-    state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
-    return judge_soon(job, state, event.replica, event.at)
 
 
 def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
@@ -123,7 +113,10 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     """A replica is a step further; drills of the controller wait for that."""
     replica = state.replicas[event.replica]
     pace = _paced(replica.pace, event)
-    state = state.with_replica(replace(replica, step=max(replica.step, event.step), pace=pace))
+    stepped = replica.stepped or event.attempt == replica.attempt
+    state = state.with_replica(replace(replica, step=max(replica.step, event.step), stepped=stepped, pace=pace))
+    if state.several and event.attempt == replica.attempt:
+        state = goes_on(state, event)
     if drills := due(job, state, event.step):
         state = replace(state, drills=tuple(drill for drill in state.drills if drill not in drills))
     return state, tuple(Inject(drill=drill, node=None) for drill in drills)

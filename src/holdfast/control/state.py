@@ -26,6 +26,8 @@ class Deadline(StrEnum):
     """A replica's nodes that were made are to join."""
     WAIT = "wait"
     """A replica's missing nodes are to come, or it does without them."""
+    BACK_OFF = "back-off"
+    """A replica that fails again and again is to try once more."""
     GROW = "grow"
     """A replica that could have more nodes is to take them in."""
     LEAVE = "leave"
@@ -146,6 +148,8 @@ class ReplicaState:
     master_port: int = 0
     step: int = 0
     """Highest step ever committed."""
+    stepped: bool = False
+    """Whether it has committed a step in the attempt in hand."""
     pace: Pace = Pace()
     winding_down: bool = False
     """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
@@ -162,6 +166,10 @@ class ReplicaState:
     """Nodes lost in this attempt."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
+
+    @property
+    def at_work(self) -> bool:
+        return self.phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +206,21 @@ class State:
         """Whether no rank is left and none will be started."""
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
+    @property
+    def several(self) -> bool:
+        """Whether there are replicas that survive one another."""
+        return len(self.replicas) > 1
+
+    @property
+    def at_work(self) -> tuple[ReplicaState, ...]:
+        """Replicas whose ranks run."""
+        return tuple(replica for replica in self.replicas if replica.at_work)
+
+    @property
+    def trained(self) -> bool:
+        """Whether a replica has finished by itself: what it holds is what all of them were to come to."""
+        return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
+
     def with_node(self, node: NodeState) -> State:
         busy, ready = _with_bit(self.busy, node.node, node.busy), _with_bit(self.ready, node.node, node.ready)
         nodes = (*self.nodes[: node.node], node, *self.nodes[node.node + 1 :])
@@ -230,10 +253,9 @@ class State:
         """Its slots, filled or not."""
         return tuple(node for node in self.nodes if node.replica == replica)
 
-    def holder(self, rank: int, local_world_size: int) -> int | None:
-        """The node that has a rank in the attempts in hand; none where they have not so many ranks."""
-        members = [node for replica in self.replicas for node in replica.members]
-        place = rank // local_world_size
+    def holder(self, replica: int, place: int) -> int | None:
+        """The node at a place of a replica's attempt in hand; none where it has not so many."""
+        members = self.replicas[replica].members
         return members[place] if place < len(members) else None
 
 

@@ -5,6 +5,8 @@ Both sides ignore fields they don't know. An order can be repeated without harm.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.events import AgentEvent
@@ -60,7 +62,7 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """What all of them are given alike; a rank's own goes over it."""
     progress_s: float = PROGRESS_S
     """Progress is said at once when nothing was said for this long, else gathered until then."""
-    step_deadline_s: float | None = None
+    step_deadline_s: float | Literal["auto"] | None = None
     code: str = ""
     """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
     log_max_bytes: int | None = None
@@ -112,6 +114,20 @@ class Look(Order, frozen=True, kw_only=True, tag="look"):
     """Report those that have spoken too: another one has given up waiting, and may have waited for these."""
 
 
+class ReplicaLost(Order, frozen=True, kw_only=True, tag="replica-lost"):
+    """Tell the ranks of other replicas that this one's attempt is over."""
+
+    replica: int
+    attempt: int
+
+
+class ReplicaBack(Order, frozen=True, kw_only=True, tag="replica-back"):
+    """Tell the ranks of other replicas that this one's ranks are starting."""
+
+    replica: int
+    attempt: int
+
+
 class Leave(Order, frozen=True, kw_only=True, tag="leave"):
     """The run is over: stop whatever is left and exit."""
 
@@ -122,7 +138,9 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
     seq: int
 
 
-AnyOrder = StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Look | Leave | Acknowledge
+AnyOrder = (
+    StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Look | ReplicaLost | ReplicaBack | Leave | Acknowledge
+)
 
 
 class StepPassed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

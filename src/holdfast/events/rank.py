@@ -72,8 +72,22 @@ class StopNow(RankRequest, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
+class ReplicaLost(RankRequest, frozen=True, kw_only=True, tag="replica-lost"):
+    """Another replica's attempt is over: whoever waits for its ranks waits in vain."""
+
+    replica: int
+    attempt: int
+
+
+class ReplicaBack(RankRequest, frozen=True, kw_only=True, tag="replica-back"):
+    """Another replica's ranks have been told to start, and will ask to be taken in."""
+
+    replica: int
+    attempt: int
+
+
 RankToAgent = Hello | Step | Checkpointed | Found
-AgentToRank = CheckpointNow | StopNow
+AgentToRank = CheckpointNow | StopNow | ReplicaLost | ReplicaBack
 
 encode = msgspec.json.Encoder().encode
 from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)

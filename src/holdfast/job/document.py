@@ -21,6 +21,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Severity
 from holdfast.job import rules
 from holdfast.job.complaints import complain, finding_at
+from holdfast.job.replicas import divided
 from holdfast.job.source import MAX_BYTES, Data, Path, Place, Source, dotted, parse, scalar, shown
 from holdfast.job.spec import SHORTHANDS, Job
 
@@ -33,7 +34,6 @@ NOT_YET: Mapping[str, str] = {
     "priority": "which job goes first",
     "checks": "which checks run before the start",
     "fabric.on_fallback": "what to do when the fabric is not the one asked for",
-    "recovery.replicas": "groups of ranks that survive one another",
     "recovery.sync": "how replicas are kept in step",
     "recovery.standby": "nodes that wait to replace others",
     "recovery.quarantine": "keeping bad nodes out",
@@ -142,12 +142,11 @@ def validate(source: Source, model: type[M], reserved: Mapping[str, str]) -> M |
 def _examine(source: Source, overrides: Iterable[str], fabrics: Collection[str]) -> Examined:
     for override in overrides:
         _set(source, override)
-    _accept_one_replica(source)
     job = validate(source, Job, NOT_YET)
     findings = [*source.said(), *_between_fields(source, job, fabrics)]
     if any(finding.severity is Severity.ERROR for finding in findings):
         job = None
-    return Examined(job=job, findings=tuple(sorted(findings, key=_line)), source=source)
+    return Examined(job=job and divided(job), findings=tuple(sorted(findings, key=_line)), source=source)
 
 
 def _set(source: Source, override: str) -> None:
@@ -210,13 +209,6 @@ def _of_override(finding: Finding, path: Path, where: str) -> Finding:
     remedy = finding.remedy or "Put the value in quotes."
     quoted = Place(where=where, line="".join(finding.evidence)).quoted(path)
     return msgspec.structs.replace(finding, code="bad-override", where=where, evidence=quoted, remedy=remedy)
-
-
-def _accept_one_replica(source: Source) -> None:
-    """`recovery.replicas: 1` is what every job has today, so it is true and needs no field."""
-    recovery = source.data.get("recovery") if isinstance(source.data, dict) else None
-    if isinstance(recovery, dict) and recovery.get("replicas") is not True and recovery.get("replicas") == 1:
-        del recovery["replicas"]
 
 
 def _between_fields(source: Source, job: Job | None, fabrics: Collection[str]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from holdfast.findings import Finding, Severity
 from holdfast.job.complaints import nearest
 from holdfast.job.launchers import LAUNCHERS, find_launcher
+from holdfast.job.replicas import parts
 from holdfast.job.source import shown
 from holdfast.job.spec import GlobalBatch, Job, Launch, LearningRate
 
@@ -22,6 +23,8 @@ RESERVED_NAMES = frozenset(
     | {"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"}
 )
 RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
+RESERVED_WITH_REPLICAS = frozenset({"TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"})
+"""What one of several replicas is given; a job that is one replica may itself be one of somebody's."""
 
 _SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
@@ -56,8 +59,9 @@ def learning_rate_of_a_kept_batch(job: Job) -> Iterator[Finding]:
 
 def reserved_names(job: Job) -> Iterator[Finding]:
     """What holdfast sets for every rank cannot be set by the job."""
+    reserved = RESERVED_NAMES | RESERVED_WITH_REPLICAS if job.recovery.replicas > 1 else RESERVED_NAMES
     for field, name in _variables(job):
-        if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
+        if name in reserved or name.startswith(RESERVED_PREFIXES):
             yield _error(
                 "reserved-name", f"{field}.{name}", f"`{name}` is set by holdfast for every rank", "Remove it."
             )
@@ -177,13 +181,41 @@ def shared_gpus(job: Job) -> Iterator[Finding]:
 def hangs_outlast_window(job: Job) -> Iterator[Finding]:
     """Each hang takes a deadline to be noticed, so a shorter window never sees two restarts."""
     recovery = job.recovery
-    if recovery.step_deadline_s is not None and recovery.step_deadline_s >= recovery.window_s:
+    deadline_s = recovery.step_deadline_s
+    if isinstance(deadline_s, float) and deadline_s >= recovery.window_s:
         what = (
-            f"a hang is noticed after {recovery.step_deadline_s:g} s, longer than the {recovery.window_s:g} s in which "
+            f"a hang is noticed after {deadline_s:g} s, longer than the {recovery.window_s:g} s in which "
             "restarts are counted, so a job that always hangs is restarted for ever"
         )
-        remedy = f"Write a `window_s` of at least {recovery.step_deadline_s * (recovery.max_restarts + 1):g}."
+        remedy = f"Write a `window_s` of at least {deadline_s * (recovery.max_restarts + 1):g}."
         yield _warning("window-too-short", "recovery.step_deadline_s", what, remedy)
+
+
+def replicas_that_cannot_be(job: Job) -> Iterator[Finding]:
+    """Replicas are equal, and each has whole nodes or an equal part of one."""
+    replicas, nodes, least = job.recovery.replicas, job.nodes, job.recovery.min_replicas
+    if least > replicas:
+        what = f"at least {least} replicas are to be at work, and there are {replicas}"
+        yield _error("bad-replicas", "recovery.min_replicas", what, f"Write {replicas} at most.")
+    if replicas == 1:
+        return
+    if nodes.elastic:
+        what = f"a range of nodes, {nodes.min} to {nodes.max}, cannot be divided into replicas yet"
+        remedy = f"Write `nodes: {nodes.max}`: a replica whose node is lost comes back with the next one."
+        yield _error("not-yet", "nodes", what, remedy)
+    if job.launch is not Launch.PER_RANK:
+        what = f"`launch: {job.launch}` cannot be divided into replicas yet"
+        yield _error("not-yet", "launch", what, "Write `launch: per-rank`, with the program itself as the command.")
+    if nodes.max % replicas and replicas % nodes.max:
+        what = f"{nodes.max} nodes cannot be divided evenly into {replicas} replicas"
+        remedy = f"Ask for a number of nodes that {replicas} divides, or for as many replicas on each node."
+        yield _error("bad-replicas", "recovery.replicas", what, remedy)
+        return
+    for count, things in ((job.local_world_size, "ranks"), (job.gpus_per_node, "GPUs")):
+        if count % parts(job):
+            what = f"the {count} {things} of a node cannot be divided evenly into {parts(job)} replicas"
+            remedy = f"Have {parts(job)} divide them, or give each replica whole nodes."
+            yield _error("bad-replicas", "recovery.replicas", what, remedy)
 
 
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
@@ -199,6 +231,7 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     shell_syntax,
     shared_gpus,
     hangs_outlast_window,
+    replicas_that_cannot_be,
 )
 
 

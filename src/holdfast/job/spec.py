@@ -98,6 +98,14 @@ def _parse_size(value: object) -> object:
     return int(float(size[1]) * _UNITS[size[2] or ""])
 
 
+def _seconds_or_auto(value: object) -> object:
+    """Refuse at once what is neither, so that one thing is said of it and not two."""
+    seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if value is None or value == "auto" or seconds:
+        return value
+    raise PydanticCustomError("bad-value", "must be a number of seconds above 0, or auto")
+
+
 def _holds_something(size: int) -> int:
     """Refuse a log that could not hold the last words of a rank."""
     if size < LEAST_LOG_BYTES:
@@ -325,11 +333,20 @@ class Recovery(Model):
     """Restarts allowed within `window_s`; the next failure then ends the run."""
     window_s: Seconds = 3600.0
     """Length of the sliding window, in seconds, in which restarts are counted."""
-    step_deadline_s: Seconds | None = None
+    replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
+    """Groups of ranks that survive one another: each holds the whole model, and when one fails it alone restarts.
+
+    The others keep committing steps, and it catches up from one of them. The nodes, or the ranks of each node, are
+    divided evenly among them; RANK, WORLD_SIZE and MASTER_ADDR are each replica's own.
+    """
+    min_replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
+    """Fewest replicas that commit a step; with fewer alive the others wait."""
+    step_deadline_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
     """A rank that passes no step for this many seconds is treated as hung; none means never.
 
     Only ranks with a `holdfast.train` Session are watched. The first step of an attempt, which compiles and connects,
-    gets ten deadlines. It must be longer than the slowest honest step, checkpoint included.
+    gets ten deadlines. It must be longer than the slowest honest step, checkpoint included. `auto` is three times the
+    99th percentile of the rank's own steps and a second; the first step then gets ten minutes.
     """
     join_deadline_s: Seconds = 120.0
     """Seconds that a node which was made has to join; then it is replaced, three times at most."""
@@ -417,6 +434,11 @@ class Job(Model):
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.nodes.max * self.local_world_size
+
+    @property
+    def replica_world_size(self) -> int:
+        """Ranks of each replica."""
+        return self.world_size // self.recovery.replicas
 
     def learning_rate_factor(self, world_size: int, full_world_size: int) -> float:
         """What the learning rate is to be multiplied by when this many ranks of a full number train."""

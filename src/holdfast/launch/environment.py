@@ -29,6 +29,8 @@ class Attempt:
     """`ADDRESS:PORT` of each node, in rank order; the port is free, and held for this attempt."""
     key: str
     """What the processes of this attempt, and nobody else, know."""
+    lighthouse: str = ""
+    """URL of the run's quorum service, where there are several replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,8 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_CHECKPOINT_PATH": _checkpoints(accepted, folder),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
+    if attempt.replica_count > 1:
+        env = _QUORUM_DEFAULTS | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
     if checkpoint.every_steps is not None:
@@ -103,6 +107,24 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
     if checkpoint.every_s is not None:
         env["HOLDFAST_CHECKPOINT_EVERY_S"] = f"{checkpoint.every_s:g}"
     return env
+
+
+_QUORUM_DEFAULTS = {
+    # While the quorum service starts anew its connections are refused; without a retry that ends the rank.
+    "TORCHFT_QUORUM_RETRIES": "100",
+    # As long as a replica waits for others (recovery.min_replicas) it is in one call.
+    "TORCHFT_QUORUM_TIMEOUT_SEC": "86400",
+}
+
+
+def _among_replicas(job: Job, attempt: Attempt) -> dict[str, str]:
+    """What tells one of several replicas from the others, in our words and in TorchFT's."""
+    return {
+        "HOLDFAST_MIN_REPLICAS": str(job.recovery.min_replicas),
+        "TORCHFT_LIGHTHOUSE": attempt.lighthouse,
+        "REPLICA_GROUP_ID": str(attempt.replica),
+        "NUM_REPLICA_GROUPS": str(attempt.replica_count),
+    }
 
 
 def checkpoints_folder(accepted: Accepted, folder: RunFolder) -> Path:

@@ -102,7 +102,8 @@ class Glimpse:
 class MergedLog:
     """Reads the files of a run that may still be going on.
 
-    `ranks` and the attempts narrow down whose; `last_lines` leaves out all but the last lines of each file that exists
+    `ranks` (with their replicas) and the attempts narrow down whose; no `from_attempt` begins with the latest of each
+    replica. `last_lines` leaves out all but the last lines of each file that exists
     when it is first looked at. Times are monotonic seconds.
     """
 
@@ -110,15 +111,16 @@ class MergedLog:
         self,
         run: RunFolder,
         *,
-        ranks: Collection[int] | None = None,
-        from_attempt: int = 0,
+        ranks: Collection[tuple[int, int]] | None = None,
+        from_attempt: int | None = 0,
         to_attempt: int | None = None,
         last_lines: int | None = None,
         colours: bool = False,
     ) -> None:
         self._run = run
         self._ranks = ranks
-        self._from, self._to = from_attempt, to_attempt
+        self._from, self._to = from_attempt or 0, to_attempt
+        self._latest = _latest(rank_logs(run)) if from_attempt is None else {}
         self._last_lines = last_lines
         self._colours = colours
         self._tails: dict[RankLog, Tail] = {}
@@ -129,7 +131,7 @@ class MergedLog:
     def look(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[Said]:
         """At most a block of what has come in each file since the last look, those of ranks in `failed` first."""
         self._list(now)
-        newest = {source.replica: source.attempt for source in self._tails}
+        newest = _latest(self._tails)
         for source, tail in self._ordered(failed):
             piece = tail.read(now)
             if piece is None and source.attempt < newest[source.replica]:
@@ -166,5 +168,14 @@ class MergedLog:
         return sorted(self._tails.items(), key=lambda item: (item[0].attempt, item[0] not in failed, item[0]))
 
     def _wanted(self, source: RankLog) -> bool:
-        late = self._to is not None and source.attempt > self._to
-        return not late and (self._ranks is None or source.rank in self._ranks)
+        first, last = self._latest.get(source.replica, self._from), self._to
+        in_time = first <= source.attempt and (last is None or source.attempt <= last)
+        return in_time and (self._ranks is None or (source.replica, source.rank) in self._ranks)
+
+
+def _latest(sources: Iterable[RankLog]) -> dict[int, int]:
+    """Each replica's latest attempt."""
+    latest: dict[int, int] = {}
+    for source in sources:
+        latest[source.replica] = max(source.attempt, latest.get(source.replica, 0))
+    return latest

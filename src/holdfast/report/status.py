@@ -177,8 +177,9 @@ class RunStatus:
 
     @property
     def lead(self) -> ReplicaStatus:
-        """The replica whose step, loss and speed stand for the run."""
-        return self.replicas.get(0) or next(iter(self.replicas.values()), ReplicaStatus(replica=0))
+        """The replica whose step, loss and speed stand for the run: the one that is furthest."""
+        replicas = sorted(self.replicas.values(), key=lambda replica: replica.replica)
+        return max(replicas, key=lambda replica: replica.step or -1, default=ReplicaStatus(replica=0))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -202,6 +203,9 @@ class RunStatus:
         if not self.nodes:
             return "no node has been asked for yet"
         missing = [node for node in self.nodes.values() if node.phase is not NodePhase.JOINED]
+        lost = [str(replica.replica) for replica in self.replicas.values() if replica.recovering]
+        if not missing and 0 < len(lost) < len(self.replicas):
+            return f"replica {', '.join(lost)} is on its way back; {len(self.replicas) - len(lost)} go on"
         if not missing:
             return "every node is there; the ranks are on their way to their first step"
         names = ", ".join(_waited(node) for node in missing[:8])

@@ -104,6 +104,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A longer window_s, or a shorter step_deadline_s.",
     ),
     (
+        "bad-replicas",
+        "The nodes, or the ranks or GPUs of each, cannot be divided evenly among so many replicas.",
+        "`nodes` and `ranks_per_node` against `recovery.replicas` and `recovery.min_replicas`.",
+        "Whole nodes for each replica, or an equal part of one node for each.",
+    ),
+    (
         "learning-rate-kept",
         "The learning rate is to be scaled, and the global batch is kept, so there is nothing to scale for.",
         "The field `elastic`.",

@@ -349,20 +349,9 @@ def render(accepted: Accepted) -> str:
     """
     job = accepted.job
     folder = RunFolder(runs_root() / "RUN_ID")
-    nodes = tuple(range(job.nodes.max))
-    attempt = Attempt(
-        replica=0,
-        replica_count=1,
-        attempt=0,
-        nodes=nodes,
-        master_addr="HEAD_ADDRESS",
-        master_port="HEAD_PORT",
-        doors=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
-        key="ATTEMPT_KEY",
-    )
     lines = [*_sizes(job), *_shipped(accepted)]
-    plan = Plan.of(accepted, folder, attempt, dict.fromkeys(job.secrets, "SECRET"))
     for node, share in enumerate(shares(job, os.environ)):
+        plan = Plan.of(accepted, folder, _first_attempt(job, node), dict.fromkeys(job.secrets, "SECRET"))
         place = NodePlace(node=node, generation=0)
         at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
         env, ranks = launches(plan, node, share)
@@ -370,6 +359,26 @@ def render(accepted: Accepted) -> str:
             code = Path("CODE") if accepted.code else Path()
             lines.extend(_section(place, launch, code, env | launch.env | at_run_time))
     return "\n".join(lines)
+
+
+def _first_attempt(job: Job, node: int) -> Attempt:
+    """The first attempt of a node's replica, as far as it is known before the run."""
+    count = job.recovery.replicas
+    each = job.nodes.max // count
+    replica = node // each
+    nodes = tuple(range(replica * each, (replica + 1) * each))
+    head = "HEAD" if count == 1 else f"HEAD_OF_REPLICA_{replica}"
+    return Attempt(
+        replica=replica,
+        replica_count=count,
+        attempt=0,
+        nodes=nodes,
+        master_addr=f"{head}_ADDRESS",
+        master_port=f"{head}_PORT",
+        doors=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
+        key="ATTEMPT_KEY",
+        lighthouse="http://QUORUM_ADDRESS:QUORUM_PORT",
+    )
 
 
 def _sizes(job: Job) -> Iterator[str]:
@@ -389,7 +398,9 @@ def _shipped(accepted: Accepted) -> Iterator[str]:
 
 def _section(place: NodePlace, launch: RankLaunch, code: Path, env: dict[str, str]) -> Iterator[str]:
     last = launch.rank + launch.ranks - 1
-    yield f"# node{place.node}, " + (f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}")
+    whose = f" of replica {env['HOLDFAST_REPLICA']}" if env["HOLDFAST_REPLICA_COUNT"] != "1" else ""
+    ranks = f"rank {last}" if launch.ranks == 1 else f"ranks {launch.rank} to {last}"
+    yield f"# node{place.node}, {ranks}{whose}"
     yield f"cd {shlex.quote(str(code / launch.cwd))}"
     for path, text in launch.files.items():
         yield f"cat > {shlex.quote(path)} <<END\n{text}END"

@@ -1,0 +1,74 @@
+"""Owns what follows from ranks that pass no step: who holds up whom, in one replica and among several.
+
+In a hang everybody waits, and the one to blame differs only in its stack. One replica restarts whole, so it is only
+waited until all have spoken. Of several only the one to blame is expelled, and at once where its word leaves no doubt:
+it is stopped by a signal, or is anywhere but in a wait for its peers. Those that wait for it go on when it is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.blame import stands_apart, suspicion
+from holdfast.control.course import enough, halt, judge_soon
+from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
+from holdfast.events import RankHung, StepCommitted
+from holdfast.job.spec import Job
+
+
+def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
+    """Wait for the other ranks' word, unless this one says enough."""
+    replica = state.replicas[event.replica]
+    if event.attempt != replica.attempt or not replica.at_work:
+        return state, ()
+    if state.several and not enough(job, state):
+        return state, ()  # it waits for replicas that are lost
+    heard = replica.heard | 1 << event.rank
+    state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
+    if state.several and stands_apart(event):
+        return _expel(job, state, event.replica, event.at)
+    return judge_soon(job, state, event.replica, event.at)
+
+
+def judged(job: Job, state: State, index: int, at: float) -> Transition:
+    """Nobody will say more: the replica to blame is expelled; of several it may be another, or one that is gone."""
+    if not state.several:
+        return halt(job, state, index, at)
+    if state.replicas[index].phase is not ReplicaPhase.JUDGING:
+        return state, ()
+    others = [replica for replica in state.replicas if replica.replica != index]
+    if any(_holds_up(replica) for replica in others):
+        return _pardoned(state, index), ()
+    judging = [replica for replica in state.replicas if replica.phase is ReplicaPhase.JUDGING]
+    return _expel(job, state, min(judging, key=_suspicion).replica, at)
+
+
+def goes_on(state: State, event: StepCommitted) -> State:
+    """A replica that has passed a step since it was reported does not hang."""
+    replica = state.replicas[event.replica]
+    if replica.phase is ReplicaPhase.JUDGING and event.ended > max(hung.at for hung in replica.hangs):
+        return _pardoned(state, event.replica)
+    return state
+
+
+def _expel(job: Job, state: State, index: int, at: float) -> Transition:
+    """Stop a replica; others that were reported have waited for it."""
+    for replica in state.replicas:
+        if replica.phase is ReplicaPhase.JUDGING and replica.replica != index:
+            state = _pardoned(state, replica.replica)
+    return halt(job, state, index, at)
+
+
+def _pardoned(state: State, index: int) -> State:
+    replica = replace(state.replicas[index], phase=ReplicaPhase.RUNNING, heard=0, hangs=())
+    return state.with_replica(replica).with_deadline(Deadline.JUDGE.of(index), None)
+
+
+def _holds_up(replica: ReplicaState) -> bool:
+    """Whether others may rightly wait for a replica: it is on its way back, and has yet to commit its first step."""
+    coming = replica.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
+    return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.stepped)
+
+
+def _suspicion(replica: ReplicaState) -> tuple[bool, bool, int, bool, float]:
+    return min(map(suspicion, replica.hangs))

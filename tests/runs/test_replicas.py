@@ -1,0 +1,97 @@
+"""Of several replicas only the one that fails starts again; what the others do is not touched."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tests.runs.conftest import Runs, Watched
+
+from holdfast.events import (
+    AttemptStarted,
+    DrillAction,
+    DrillTarget,
+    FindingRaised,
+    NodeRequested,
+    Outcome,
+    RankExited,
+    RecoveryDecided,
+    StepCommitted,
+)
+
+LONG = 1_000_000
+"""Steps of a run that ends when its test does."""
+
+
+def attempts(watched: Watched) -> list[tuple[int, int]]:
+    return [(event.replica, event.attempt) for event in watched.all(AttemptStarted)]
+
+
+def committed(watched: Watched, replica: int, attempt: int) -> list[int]:
+    steps = [event for event in watched.all(StepCommitted) if (event.replica, event.attempt) == (replica, attempt)]
+    return [step for event in steps for step in range(event.first, event.step + 1)]
+
+
+@pytest.mark.parametrize(
+    ("target", "action", "code"),
+    [
+        (DrillTarget.RANK, DrillAction.KILL, "rank-killed"),
+        (DrillTarget.RANK, DrillAction.STOP, "rank-hung"),
+        (DrillTarget.NODE, DrillAction.KILL, "node-lost"),
+    ],
+)
+def test_failure_of_one_replica_is_nothing_to_the_other(
+    runs: Runs, target: DrillTarget, action: DrillAction, code: str
+) -> None:
+    watched = runs.steps(LONG, 0.05, overrides=("recovery.replicas=2", "recovery.step_deadline_s=auto"))
+    watched.drill(target, 1, action, at_step=23)
+    watched.until(StepCommitted, lambda step: (step.replica, step.attempt) == (1, 1))
+    (decided,) = watched.all(RecoveryDecided)
+    assert (decided.replica, decided.finding.code) == (1, code)
+    assert sorted(attempts(watched)) == [(0, 0), (1, 0), (1, 1)]
+    assert "rank 0 of 1 starts at step 21" in watched.log(0, 1, 1, 2)
+    told = [line for line in watched.log(0, 0, 0, 2).splitlines() if line.startswith("told")]
+    assert told == [
+        'told {"type":"replica-lost","replica":1,"attempt":0}',
+        'told {"type":"replica-back","replica":1,"attempt":1}',
+    ]
+    requested = [(event.node, event.generation) for event in watched.all(NodeRequested)]
+    assert requested == [(0, 0), (1, 0), *([(1, 1)] if target is DrillTarget.NODE else [])]
+
+
+def test_two_replicas_on_one_node_are_told_apart(runs: Runs) -> None:
+    watched = runs.start(
+        "sh", "-c", "env", nodes=1, overrides=("recovery={replicas: 2, min_replicas: 2}", "ranks_per_node=4")
+    )
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    for replica in (0, 1):
+        for rank in (0, 1):
+            env = dict(line.split("=", 1) for line in watched.log(rank, 0, replica, 2).splitlines() if "=" in line)
+            told = [env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOLDFAST_REPLICA", "REPLICA_GROUP_ID")]
+            assert told == [str(rank), "2", str(rank), str(replica), str(replica)]
+            counts = [env[name] for name in ("HOLDFAST_REPLICA_COUNT", "NUM_REPLICA_GROUPS", "HOLDFAST_MIN_REPLICAS")]
+            assert counts == ["2", "2", "2"]
+
+
+def test_two_replicas_that_die_at_once_both_come_back(runs: Runs) -> None:
+    overrides = ("recovery={replicas: 3, min_replicas: 3}", "nodes=3")
+    watched = runs.steps(LONG, 0.05, overrides=overrides)
+    for replica in (1, 2):
+        watched.drill(DrillTarget.RANK, replica, DrillAction.KILL, at_step=23)
+    for replica in (1, 2):
+        if not committed(watched, replica, 1):
+            watched.until(StepCommitted, lambda step, replica=replica: (step.replica, step.attempt) == (replica, 1))
+    assert sorted(attempts(watched)) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+    told = [event.finding.code for event in watched.all(FindingRaised)]
+    assert told in (["too-few-replicas", "enough-replicas"], ["too-few-replicas", "enough-replicas"] * 2)
+
+
+def test_replica_that_is_lost_when_another_has_finished_is_left_so(runs: Runs) -> None:
+    """What it would come to is there already."""
+    program = "import os, time; os.environ['HOLDFAST_REPLICA'] == '1' and time.sleep(3600)"
+    watched = runs.start(sys.executable, "-c", program, overrides=("recovery.replicas=2",))
+    watched.until(RankExited)
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert sorted(attempts(watched)) == [(0, 0), (1, 0)]
+    assert [event.action for event in watched.all(RecoveryDecided)] == ["leave it: another replica has finished"]
