@@ -50,6 +50,10 @@ class Channel:
         link.setblocking(False)
         return cls(link)
 
+    def fileno(self) -> int | None:
+        """Readable where the agent may have said something; None without one."""
+        return self._link.fileno() if self._link is not None else None
+
     def send(self, message: RankMessage) -> None:
         """Hand a message to the kernel, or keep it for the next call when the agent is slow to read."""
         if self._link is None:

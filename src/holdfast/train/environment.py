@@ -43,6 +43,14 @@ class Environment:
     """`HOLDFAST_RUN`: the run this is a rank of."""
     replica: int = 0
     """`HOLDFAST_REPLICA`."""
+    replica_count: int = 1
+    """`HOLDFAST_REPLICA_COUNT`: with more than one, each step goes on without those that are lost."""
+    min_replicas: int = 1
+    """`HOLDFAST_MIN_REPLICAS`: with fewer of them there is no step."""
+    lighthouse: str = ""
+    """`TORCHFT_LIGHTHOUSE`: address of the quorum service, where there are several replicas."""
+    address: str = ""
+    """`MASTER_ADDR`: where this replica's rank 0 is reached."""
     attempt: int = 0
     """`HOLDFAST_ATTEMPT`: how often the ranks have been started before; a later one takes the checkpoints over."""
     checkpoint_keep: int = 3
@@ -81,6 +89,10 @@ class Environment:
             world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,
             run=variables.get("HOLDFAST_RUN", ""),
             replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
+            replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
+            min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
+            lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
+            address=variables.get("MASTER_ADDR", ""),
             attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
             batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
             learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,

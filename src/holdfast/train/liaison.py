@@ -21,7 +21,7 @@ from typing import NoReturn, SupportsFloat
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, Step
+from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, ReplicaBack, ReplicaLost, Step, StopNow
 from holdfast.findings import Finding, Severity
 from holdfast.measure.catalog import DERIVED
 from holdfast.train.cadence import Auto
@@ -56,6 +56,8 @@ class Liaison:
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
+        self._asked = Wish.NOTHING
+        self._lost: set[int] = set()
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
@@ -141,6 +143,16 @@ class Liaison:
         if path is not None:
             self.committed(step, path, took_s=took_s)
 
+    def fileno(self) -> int | None:
+        """Readable where the agent may have said something; None without one."""
+        return self._channel.fileno()
+
+    def lost(self) -> frozenset[int]:
+        """Other replicas that were said to be lost since the last call."""
+        self._hear()
+        lost, self._lost = frozenset(self._lost), set()
+        return lost
+
     def end(self) -> None:
         """No step follows: SIGTERM means again what it did."""
         _on_sigterm(self._previous_sigterm)
@@ -167,11 +179,23 @@ class Liaison:
             return Wish.CHECKPOINT
         return Wish.NOTHING
 
+    def _hear(self) -> None:
+        """Take note of what the agent has said since the last time."""
+        for request in self._channel.requests():
+            match request:
+                case CheckpointNow():
+                    self._asked = max(self._asked, Wish.CHECKPOINT)
+                case StopNow():
+                    self._asked = Wish.STOP
+                case ReplicaLost():
+                    self._lost.add(request.replica)
+                case ReplicaBack():
+                    pass
+
     def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
-        wish = Wish.STOP if self._terminated else Wish.NOTHING
-        for request in self._channel.requests():
-            wish = max(wish, Wish.CHECKPOINT if isinstance(request, CheckpointNow) else Wish.STOP)
+        self._hear()
+        wish, self._asked = max(self._asked, Wish.STOP if self._terminated else Wish.NOTHING), Wish.NOTHING
         overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         return max(wish, Wish.CHECKPOINT) if overdue and self.ranks.rank == 0 else wish
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import SupportsFloat, TypeVar
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
@@ -30,6 +29,7 @@ from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
 from holdfast.train.ranks import Ranks, Wish
 from holdfast.train.rate import ScaledRate
+from holdfast.train.replicas import Alone, Replicas, Several, Standing
 from holdfast.train.retention import Retention
 from holdfast.train.store import Store
 from holdfast.train.tenure import REFUSALS, Writer
@@ -84,33 +84,43 @@ class Session:
         self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
         self._supply = Supply(self._liaison.found)
+        training = Training(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            extra=extra,
+            data=self._supply,
+            sequence_length=sequence_length,
+        )
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
-            training = Training(
-                model=model,
-                optimizer=optimizer,
-                scheduler=scheduler,
-                extra=extra,
-                data=self._supply,
-                sequence_length=sequence_length,
-            )
             depot = _depot(told, told.checkpoint_path, ranks)
             self._checkpoints = Checkpoints(depot, training=training, ranks=ranks)
-            self._resume(self._checkpoints)
-        self._model = model
-        self._batch_ranks = told.batch_world_size or ranks.world_size
+        self._replicas: Replicas = Alone(model)
+        if told.replica_count > 1:
+            self._replicas = Several(told, training, self._liaison, resume=self._resume)
+        else:
+            self._resume()
+        self._batch_ranks = told.batch_world_size
         self._rate = ScaledRate(optimizer, told.learning_rate_factor)
         self.global_batch = 0
         """Samples that all ranks take in the step in hand; 0 until it has asked for micro-batches."""
         self._total: int | None = None
+        self._in_vain = False
+        """Whether the step in hand was ended and does not count."""
         self._liaison.begin()
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
         self._total = total
-        for step in range(self.step + 1, total + 1):
+        while True:
+            self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
+            step = self.step + 1
+            if step > total:
+                return
+            self._in_vain = False
             yield step
-            if self.step != step:
+            if self.step != step and not self._in_vain:
                 raise failure(
                     "step-not-committed",
                     f"step {step} ended with {self.step} steps committed",
@@ -134,19 +144,20 @@ class Session:
 
     def _begin(self, batch: int, at_once: int) -> tuple[int, Plan]:
         """The first sample of the step in hand, and how its samples are dealt."""
-        self.global_batch = batch * self._batch_ranks
+        ranks, replicas = self._liaison.ranks, self._replicas
+        world_size = ranks.world_size * replicas.count
+        self.global_batch = batch * (self._batch_ranks or world_size)
         if self._samples is None:
             self._samples = self.step * self.global_batch
         self._rate.apply()
         self._supply.begin(self.global_batch, self._samples)
-        ranks = self._liaison.ranks
-        plan = Plan(global_batch=self.global_batch, at_once=at_once, rank=ranks.rank, world_size=ranks.world_size)
+        rank = ranks.world_size * replicas.place + ranks.rank
+        plan = Plan(global_batch=self.global_batch, at_once=at_once, rank=rank, world_size=world_size)
         return self._samples, plan
 
     def _parts(self, first: int, plan: Plan) -> Iterator[MicroBatch]:
         for part in plan.step(first):
-            if isinstance(self._model, DistributedDataParallel):
-                self._model.require_backward_grad_sync = part.last
+            self._replicas.expect(last=part.last)
             yield part
 
     def waiting(self, source: Iterable[Item]) -> Iterator[Item]:
@@ -163,8 +174,11 @@ class Session:
         `loss` is this rank's own, `tokens` are those of all ranks in this step, and of other metrics rank 0's count. A
         tensor on a GPU is waited for. A step has 128 metrics at most.
         """
-        self.step += 1
         samples, self.global_batch = self.global_batch, 0
+        if not self._replicas.settle():
+            self._in_vain = True
+            return
+        self.step += 1
         if self._samples is not None:
             self._samples += samples
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **metrics}
@@ -186,6 +200,9 @@ class Session:
 
         One at a time: a save that is due waits for the one before, on all ranks alike, and so does a stop for its own.
         """
+        if self._replicas.place > 0:  # The first of them saves for all: they are equal, and soon meet again.
+            self._tell(checkpoints.finished(), must=False)
+            return
         if action is Wish.NOTHING:
             self._tell(checkpoints.finished(), must=False)
             checkpoints.prepare()
@@ -216,13 +233,17 @@ class Session:
         if must or problem.code in REFUSALS:
             raise error_of(problem)
 
-    def _resume(self, checkpoints: Checkpoints) -> None:
-        self.step, findings, self._samples, node_s, where = checkpoints.restore()
+    def _resume(self) -> Standing:
+        """Go on from the newest checkpoint, if there is one."""
+        if self._checkpoints is None:
+            return Standing(self.step, self._samples)
+        self.step, findings, self._samples, node_s, where = self._checkpoints.restore()
         self._liaison.resume(node_s)
         for finding in findings:
             self._liaison.found(finding)
         if self.step and self._liaison.ranks.rank == 0:
             say(f"resumed after step {self.step} from {where}")
+        return Standing(self.step, self._samples)
 
 
 def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:

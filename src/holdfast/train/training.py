@@ -5,10 +5,11 @@ Refuses to own where it goes (tensors.py, checkpoint.py).
 
 from __future__ import annotations
 
+import copy
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
 import torch
 
@@ -36,6 +37,15 @@ class _Own(TypedDict):
     extra: dict[str, Any] | None
     data: NotRequired[dict[str, Any] | None]
     """Absent from checkpoints of before there was data."""
+
+
+class Beside(TypedDict):
+    """What a loop changes after its optimiser's step."""
+
+    scheduler: dict[str, Any] | None
+    extra: dict[str, Any] | None
+    groups: list[dict[str, Any]]
+    """The optimiser's, without their parameters: learning rates and the like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +86,38 @@ class Training:
         torch.save(own, written)
         return written.getvalue()
 
-    def take_own(self, file: Path) -> dict[str, Any] | None:
-        """Go on from such a part, in a file; returns where the schedule stood, which is for program.py to take."""
+    def take_own(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
+        """Go on from such a part, in a file; with its random numbers, or with those there are.
+
+        Returns where the schedule stood, which is for program.py to take.
+        """
         # Unpickled in full, since the user's own state may be anything: the folder is as trusted as the code.
         own: _Own = torch.load(file, weights_only=False)
         if self.extra and own["extra"] is not None:
             self.extra.load_state_dict(own["extra"])
         if self.data and (data := own.get("data")) is not None:
             self.data.load_state_dict(data)
-        rng.restore(own["random"])
+        if random:
+            rng.restore(own["random"])
         return own["scheduler"]
+
+    def beside(self) -> Beside:
+        """A copy of what is changed after the optimiser's step, for `take_beside`."""
+        given = Beside(
+            scheduler=self.scheduler.state_dict() if self.scheduler else None,
+            extra=self.extra.state_dict() if self.extra else None,
+            groups=[{name: value for name, value in each.items() if name != "params"} for each in self._groups()],
+        )
+        return copy.deepcopy(given)
+
+    def take_beside(self, beside: Beside) -> None:
+        """Have it as it was then."""
+        if self.scheduler and beside["scheduler"] is not None:
+            self.scheduler.load_state_dict(beside["scheduler"])
+        if self.extra and beside["extra"] is not None:
+            self.extra.load_state_dict(beside["extra"])
+        for group, before in zip(self._groups(), beside["groups"], strict=True):
+            group.update(before)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups

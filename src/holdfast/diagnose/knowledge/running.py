@@ -398,6 +398,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Initialise the process group first.",
     ),
     (
+        "quorum-service-unreachable",
+        "A replica found no answer where the quorum service should be, which says who takes part in a step.",
+        "The evidence; whether the node reaches the address.",
+        "Have the service run, and let the node reach it.",
+    ),
+    (
         "ranks-found-different-checkpoints",
         "Each rank looked for the newest checkpoint, and they found different ones.",
         "The evidence; what `checkpoint.path` is on each node.",
@@ -421,6 +427,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The Trainer trains alone on each rank.",
         "WORLD_SIZE, and what the Trainer counts.",
         "On CPUs use_cpu=True and ddp_backend='gloo'.",
+    ),
+    (
+        "waiting-for-replicas",
+        "A replica waits for others before its next step: too few are there, or one is slow to come.",
+        "`holdfast status`; what became of the others.",
+        "Nothing: it goes on by itself once enough of them are there.",
     ),
     (
         "world-size-changed",

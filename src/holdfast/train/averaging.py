@@ -1,0 +1,177 @@
+"""Owns the mean of the gradients over all replicas: put into buckets as they are made, and summed beside the backward.
+
+A bucket travels when the gradients in it are there and the bucket before it travels too, so that all replicas send the
+same in the same order, whatever their autograd does first. The end of the backward pass waits for all of them: what
+comes after, such as clipping, finds the mean. DDP inside a replica has its own turn before. Refuses to own how
+the replicas reach each other, and what becomes of a step in which one of them was lost (peers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+FIRST_BYTES = 1 << 20
+"""Of the first bucket, so that something travels early, as with DDP."""
+BUCKET_BYTES = 25 << 20
+
+
+class Line(Protocol):
+    """The way to the other replicas (peers.py)."""
+
+    @property
+    def count(self) -> int:
+        """Replicas that take part in the step in hand."""
+        ...
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Begin to replace a tensor by its sum over them; nothing happens once the step has failed."""
+        ...
+
+    def arrived(self) -> bool:
+        """Wait for all that was sent; False where the step has failed."""
+        ...
+
+
+class Averaging:
+    """Averages the gradients of one model over the replicas, in each backward pass while it is `armed`."""
+
+    def __init__(self, model: nn.Module, line: Line, *, ranks: int) -> None:
+        """`ranks` are those that a replica has."""
+        self.armed = True
+        self._line = line
+        # A gradient that DDP is still to change is sent once all of them are done.
+        self._late = isinstance(model, DistributedDataParallel) and ranks > 1
+        parameters = [each for each in reversed([*model.parameters()]) if each.requires_grad]
+        parts = [*_parts(parameters)]
+        self._buckets = [_Bucket(part) for part in parts]
+        self._home: dict[torch.Tensor, _Bucket] = {
+            each: bucket for part, bucket in zip(parts, self._buckets, strict=True) for each in part
+        }
+        self._sent = 0
+        """Buckets that travel."""
+        self._under_way = False
+        """Whether the end of this backward pass is awaited already."""
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._made)
+
+    def _made(self, parameter: torch.Tensor) -> None:
+        """A gradient is there; called by autograd, and by FSDP2 when it has reduced it."""
+        if not self.armed or self._line.count == 1:
+            return
+        if not self._under_way:
+            self._under_way = True
+            _after_backward(self._late_end if self._late else self._end)
+        if not self._late:
+            self._home[parameter].take(parameter)
+            self._send(whole=True)
+
+    def _send(self, *, whole: bool) -> None:
+        """Send the buckets whose turn it is; those that are not complete only where nothing more is to come."""
+        while self._sent < len(self._buckets) and (not whole or self._buckets[self._sent].complete):
+            self._line.send(self._buckets[self._sent].load())
+            self._sent += 1
+
+    def _late_end(self) -> None:
+        _after_backward(self._end)
+
+    def _end(self) -> None:
+        self._send(whole=False)
+        arrived = self._line.arrived()
+        self._sent, self._under_way = 0, False
+        for bucket in self._buckets:
+            bucket.give(self._line.count if arrived else 0)
+
+
+class _Bucket:
+    """Gradients that travel together, and behind them, for each, in how many replicas there is one."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._taken: set[torch.Tensor] = set()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        like = _local(self._parameters[0])
+        sizes = [_local(each).numel() for each in self._parameters]
+        self._flat = like.new_empty(sum(sizes) + len(sizes))
+        parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes)]))
+        self._there = parts[-1]
+        self._places: dict[torch.Tensor, torch.Tensor] = {
+            each: part.view_as(_local(each)) for each, part in zip(self._parameters, parts, strict=False)
+        }
+
+    @property
+    def complete(self) -> bool:
+        return len(self._taken) == len(self._parameters)
+
+    def take(self, parameter: torch.Tensor) -> None:
+        """Copy a gradient in; FSDP2 may bring one again."""
+        assert parameter.grad is not None
+        self._taken.add(parameter)
+        self._places[parameter].copy_(_local(parameter.grad))
+
+    def load(self) -> torch.Tensor:
+        """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
+        for parameter, place in self._places.items():
+            if parameter not in self._taken and parameter.grad is not None:
+                self.take(parameter)
+            elif parameter not in self._taken:
+                place.zero_()
+        self._there.copy_(torch.tensor([each in self._taken for each in self._parameters]))
+        return self._flat
+
+    def give(self, count: int) -> None:
+        """Make the mean of what came the gradients; those that no replica has stay away. A count of 0: nothing came.
+
+        What was sent in vain may be written to as long as it travels, so that there is new room then.
+        """
+        self._taken.clear()
+        if count == 0:
+            self._make_room()
+            return
+        self._flat.mul_(1 / count)
+        everywhere = bool(self._there.min() > 0)
+        for number, (parameter, place) in enumerate(self._places.items()):
+            if everywhere or self._there[number] > 0:
+                _give(parameter, place)
+
+
+def _give(parameter: torch.Tensor, mean: torch.Tensor) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.grad = mean
+    elif parameter.grad is not None:
+        _local(parameter.grad).copy_(mean)
+    else:
+        parameter.grad = DTensor(mean.clone(), parameter._spec, requires_grad=False)
+
+
+def _parts(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Those of one kind that follow one another, as many as a bucket holds."""
+    part: list[nn.Parameter] = []
+    held, room = 0, FIRST_BYTES
+    for parameter in parameters:
+        local = _local(parameter)
+        alike = not part or (local.dtype, local.device) == (_local(part[0]).dtype, _local(part[0]).device)
+        if part and (not alike or held >= room):
+            yield part
+            part, held, room = [], 0, BUCKET_BYTES
+        part.append(parameter)
+        held += local.nbytes
+    if part:
+        yield part
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, without a gradient of its own."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _after_backward(call: Any) -> None:
+    """Have something called when the backward pass in hand is over, after what others asked for before."""
+    cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)

@@ -1,0 +1,280 @@
+"""Owns TorchFT as the session uses it, and what has to be mended of it; nothing else knows it.
+
+Its manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
+committed, and lets a replica that is behind take what the others have from their memory. Refuses to own what that is,
+and when it is asked for (replicas.py). What differs from TorchFT 0.2.0, with the reason, stands at each place.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import AllreduceOptions, ReduceOp, TCPStore
+from torchft.checkpointing import HTTPTransport
+from torchft.manager import Manager
+from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.train.environment import Environment
+from holdfast.train.ranks import Ranks
+
+State = dict[str, Any]
+"""What a replica that is behind takes: anything that pickles, tensors in dicts."""
+
+WAIT = timedelta(minutes=10)
+"""Longest that a rank waits for others in a step, where nobody tells it that they are gone."""
+CONNECT = timedelta(seconds=60)
+FOR_OTHERS = timedelta(days=7)
+"""Longest that a replica waits until enough of them are there: as long as a run may take."""
+QUORUM_RETRIES = 6_000_000
+"""Of a quorum service that does not answer, such as one that is being restarted: TorchFT spreads them over that."""
+SAY_S = 10.0
+"""Seconds of waiting for other replicas after which it is said."""
+
+
+class News(Protocol):
+    """Where a rank hears of other replicas, and says what it noticed (liaison.py)."""
+
+    def fileno(self) -> int | None:
+        """Readable when there may be something to hear; None where nobody tells anything."""
+        ...
+
+    def lost(self) -> frozenset[int]:
+        """Replicas that were said to be lost since the last call."""
+        ...
+
+    def found(self, finding: Finding) -> None: ...
+
+
+class Peers:
+    """The replicas that train together, and the step that they have in hand."""
+
+    def __init__(
+        self,
+        told: Environment,
+        ranks: Ranks,
+        news: News,
+        *,
+        nccl: bool,
+        give: Callable[[], State],
+        take: Callable[[State], None],
+    ) -> None:
+        """Called by all ranks of a replica; `give` and `take` are called for those of other replicas and for this."""
+        self._ranks = ranks
+        self._news = news
+        host = told.address or socket.gethostname()
+        # A store of its own: a replica of one rank may have none, and torchrun's may be shared by all replicas.
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
+        port = ranks.from_first(self._store.port if self._store else 0)
+        self._group = _Nccl(timeout=WAIT) if nccl else _Gloo(timeout=WAIT)
+        try:
+            self._manager: Any = _Manager(
+                pg=self._group,
+                load_state_dict=take,
+                state_dict=give,
+                min_replica_size=told.min_replicas,
+                use_async_quorum=False,  # it would read the state of a donor that computes on, and FSDP2 dies of that
+                timeout=WAIT,
+                quorum_timeout=FOR_OTHERS,
+                connect_timeout=CONNECT,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                store_addr=host,
+                store_port=port,
+                lighthouse_addr=told.lighthouse,
+                replica_id=str(told.replica),
+                hostname=host,
+                checkpoint_transport=_transport(),
+                quorum_retries=QUORUM_RETRIES,
+            )
+        except RuntimeError as error:
+            raise failure(
+                "quorum-service-unreachable",
+                f"the quorum service at {told.lighthouse} does not answer",
+                exit_code=ExitCode.STORAGE,
+                where="TORCHFT_LIGHTHOUSE",
+                evidence=(str(error),),
+                remedy="see whether it runs, and whether this node reaches it",
+                fault=Fault.CLUSTER,
+            ) from error
+        self._manager.waiting = lambda: news.found(_waiting(told))
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Rings when something that was sent has arrived, or cannot."""
+        self._travelling: list[torch.futures.Future[Any]] = []
+        self._quorum = -1
+
+    @property
+    def count(self) -> int:
+        """Replicas that take part in the step in hand."""
+        return self._manager.num_participants()
+
+    @property
+    def place(self) -> int:
+        """Of this replica among them, from 0."""
+        return self._manager.participating_rank()
+
+    def gather(self, standing: int) -> None:
+        """Find who takes part in the step that follows; who stands behind others takes what they have.
+
+        Where all stand at 0, they take what one of them has. Waits until enough replicas are there. All ranks call it.
+        """
+        self._manager.load_state_dict({"step": standing, "batches_committed": 0})
+        while not self._meet():
+            self._group.leave()
+            self._manager.should_commit()
+
+    def _meet(self) -> bool:
+        self._news.lost()  # what is heard before belongs to a quorum that is no more
+        self._manager.start_quorum()
+        met, self._quorum = self._quorum, self._manager._quorum_id
+        # Only where something has changed could one rank have failed to connect, or to take the state, alone.
+        return met == self._quorum or self._ranks.all(self._sound)
+
+    def agree(self) -> bool:
+        """Whether the step in hand may be committed: the same on all ranks of this replica, which all ask, once."""
+        return self._manager.should_commit()
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Begin to replace a tensor by its sum over the replicas; nothing happens once the step has failed."""
+        if not self._sound:
+            return
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.SUM
+        try:
+            work: Any = self._group.allreduce([tensor], options)
+        except RuntimeError as error:
+            self._fail(error)
+            return
+        arriving = work.get_future()
+        arriving.add_done_callback(self._ring)
+        self._travelling.append(arriving)
+
+    def arrived(self) -> bool:
+        """Wait for all that was sent; False where the step has failed: then this replica takes no part in it.
+
+        TorchFT's hook waits for each bucket, and fails an assertion when a peer is gone. This one waits once, for
+        the peers or for the word that one of them is lost, whichever comes first.
+        """
+        while self._travelling and self._sound:
+            try:
+                for each in self._travelling:
+                    if each.done():
+                        each.wait()  # raises what went wrong; of NCCL's, the stream waits and not this thread
+            except RuntimeError as error:
+                self._fail(error)
+            if all(each.done() for each in self._travelling):
+                break
+            self._listen()
+        self._travelling = []
+        return self._sound
+
+    def _listen(self) -> None:
+        """Wait until something has arrived or a replica of this step is said to be lost."""
+        link = self._news.fileno()
+        listening = select.poll()
+        for source in (self._bell, link):
+            if source is not None:
+                listening.register(source, select.POLLIN)
+        listening.poll()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        if lost := self._news.lost() & self._group.members:
+            self._fail(ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}"))
+
+    def _ring(self, _: object) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    @property
+    def _sound(self) -> bool:
+        return self._manager.errored() is None
+
+    def _fail(self, error: Exception) -> None:
+        self._manager.report_error(error)
+        self._group.leave()
+
+
+class _Manager(Manager):
+    """A manager that says when it has to wait for other replicas."""
+
+    waiting: Callable[[], None]
+
+    def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
+        quorum = cast("Future[None] | None", self._quorum_future)
+        if quorum is not None and not quorum.done() and not wait([quorum], SAY_S).done:
+            self.waiting()
+        super().wait_quorum()
+
+
+class _Parting:
+    """A process group that knows which replicas are in it, and can be left at once."""
+
+    members: frozenset[int] = frozenset()
+    _pg: Any
+
+    def configure(self, *given: Any, **named: Any) -> None:
+        ranks_of_each, ranks = given[6:8]
+        self.members = frozenset(rank // ranks_of_each for rank in ranks)
+        cast("Any", super()).configure(*given, **named)
+
+    def leave(self) -> None:
+        """Close its connections: a replica that is no neighbour of the lost one learns of it so.
+
+        TorchFT keeps them until the next quorum, and such a replica waits out the group's timeout. In a thread, since
+        Gloo cannot be stopped: its end waits for what still travels, to or from a peer that may hang.
+        """
+        group, self._pg = self._pg, None
+        if group is not None:
+            Thread(target=_end, args=(group,), daemon=True).start()
+
+
+def _end(group: Any) -> None:
+    group.abort()
+
+
+class _Gloo(_Parting, ProcessGroupGloo):
+    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        """Make it without what torch 2.15 warns of: TorchFT numbers what is sent, which torch does now."""
+        group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
+        gloo = dist.ProcessGroupGloo(store, rank, world_size, WAIT)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
+            group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
+        return group
+
+
+class _Nccl(_Parting, ProcessGroupNCCL):
+    pass
+
+
+def _transport() -> HTTPTransport[Any]:
+    transport = HTTPTransport[Any](timeout=WAIT, num_chunks=0)
+    # Python's server would write a line for each that catches up into the rank's log.
+    cast("Any", transport)._server.RequestHandlerClass.log_message = _silent
+    return transport
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+def _waiting(told: Environment) -> Finding:
+    return Finding(
+        code="waiting-for-replicas",
+        severity=Severity.WARNING,
+        what="fewer replicas are there than training goes on with, or one of them is slow to come",
+        where="recovery.min_replicas",
+        evidence=(f"it needs {told.min_replicas} of {told.replica_count}",),
+        remedy="Nothing: it goes on by itself once enough of them are there.",
+        fault=Fault.CLUSTER,
+    )

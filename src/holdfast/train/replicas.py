@@ -1,0 +1,205 @@
+"""Owns a replica's part in training with others: who takes part, when a step counts, and how one that was away is back.
+
+Before a step the replicas find each other, and one that is behind takes the others' state. The optimiser's step is
+held back until all that this replica has heard of is sound; where a replica was lost it changes nothing, the step
+counts for nobody who noticed, and is done again with the same samples. Refuses to own the gradients' way
+(averaging.py), TorchFT (peers.py), and what a step is (session.py).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from holdfast.train import lending, rng
+from holdfast.train.averaging import Averaging
+from holdfast.train.environment import Environment
+from holdfast.train.liaison import Liaison
+from holdfast.train.training import Beside, Training
+
+
+class Standing(NamedTuple):
+    """How far training is."""
+
+    step: int
+    samples: int | None
+
+
+class Replicas(Protocol):
+    """What a session asks of the replicas."""
+
+    @property
+    def count(self) -> int:
+        """That take part in the step in hand."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """Of this one among them, from 0."""
+        ...
+
+    def begin(self, standing: Standing) -> Standing:
+        """Get ready for the step after this; says after which step training stands in truth. All ranks call it."""
+        ...
+
+    def expect(self, *, last: bool) -> None:
+        """Say whether the backward pass that follows is the step's last: gradients are exchanged in that one."""
+        ...
+
+    def settle(self) -> bool:
+        """Whether the step that was ended counts; where it doesn't, everything is as it was before it."""
+        ...
+
+
+class Alone:
+    """The only replica: every step counts."""
+
+    count = 1
+    place = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def begin(self, standing: Standing) -> Standing:
+        return standing
+
+    def expect(self, *, last: bool) -> None:
+        if isinstance(self._model, DistributedDataParallel):
+            self._model.require_backward_grad_sync = last
+
+    def settle(self) -> bool:
+        return True
+
+
+class Several:
+    """One replica of several, of which each may be lost and come back."""
+
+    def __init__(
+        self, told: Environment, training: Training, liaison: Liaison, *, resume: Callable[[], Standing]
+    ) -> None:
+        """`resume` reads the newest checkpoint, which is done where no replica has anything.
+
+        Called by all ranks of the replica.
+        """
+        from holdfast.train.peers import Peers  # TorchFT takes time to import, and is needed here only
+
+        self._training = training
+        self._resume = resume
+        self._standing = Standing(0, None)
+        self._looked = False
+        """Whether this replica, or the one it took its state from, has looked for a checkpoint."""
+        self._peers = Peers(told, liaison.ranks, liaison, nccl=_nccl(training), give=self._give, take=self._take)
+        self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
+        self._held = _Held(training.optimizer, self._peers.agree, training.beside)
+        self._random = rng.capture()
+        self._inner = liaison.ranks.world_size > 1
+        """Whether DDP has something to exchange inside this replica."""
+        self._wrapped(exchanging=self._inner)
+
+    @property
+    def count(self) -> int:
+        return self._peers.count
+
+    @property
+    def place(self) -> int:
+        return self._peers.place
+
+    def begin(self, standing: Standing) -> Standing:
+        self._standing = standing
+        self._gather()
+        if not self._looked:
+            # Nobody here has: all of them look, and meet again. Who finds less takes it from one that finds more.
+            self._standing = self._resume()
+            self._looked = True
+            self._gather()
+        self._random = rng.capture()
+        self._held.begin()
+        self._averaging.armed = True
+        return self._standing
+
+    def expect(self, *, last: bool) -> None:
+        self._averaging.armed = last
+        self._wrapped(exchanging=last and self._inner)
+
+    def settle(self) -> bool:
+        if (beside := self._held.end()) is None:
+            return True
+        self._training.take_beside(beside)
+        rng.restore(self._random)
+        return False
+
+    def _gather(self) -> None:
+        # One that has not looked is behind all that have, those before their first step included.
+        self._peers.gather(self._standing.step + 1 if self._looked else 0)
+
+    def _wrapped(self, *, exchanging: bool) -> None:
+        if isinstance(self._training.model, DistributedDataParallel):
+            self._training.model.require_backward_grad_sync = exchanging
+
+    def _give(self) -> dict[str, Any]:
+        """What a replica that is behind needs. It is read where it lies, until this step is agreed on."""
+        return {
+            "standing": tuple(self._standing),
+            "looked": self._looked,
+            "tensors": lending.lend(self._training),
+            "own": self._training.own(),
+            "seed": torch.initial_seed(),
+        }
+
+    def _take(self, state: dict[str, Any]) -> None:
+        """Go on from there. Those that were sown alike draw alike; of others each keeps its own random numbers."""
+        lending.take(self._training, state["tensors"])
+        stood = self._training.take_own(io.BytesIO(state["own"]), random=state["seed"] == torch.initial_seed())
+        if self._training.scheduler and stood is not None:
+            self._training.scheduler.load_state_dict(stood)
+        self._standing, self._looked = Standing(*state["standing"]), state["looked"]
+
+
+class _Held:
+    """The optimiser's step, which changes nothing before the step in hand is agreed on, and nothing where it is not."""
+
+    def __init__(self, optimizer: Optimizer, agree: Callable[[], bool], keep: Callable[[], Beside]) -> None:
+        self._agree = agree
+        self._keep = keep
+        self._in_hand = False
+        self._vain: Beside | None = None
+        """What was before the end of a step that does not count."""
+        step = cast("Callable[..., object]", optimizer.step)
+
+        @wraps(step)
+        def held(_: Optimizer, *given: Any, **named: Any) -> object:
+            self._decide()
+            return step(*given, **named) if self._vain is None else None
+
+        # Not a hook, which could only make it step without gradients. A scheduler made later wraps a method.
+        optimizer.step = MethodType(held, optimizer)
+
+    def begin(self) -> None:
+        self._in_hand, self._vain = True, None
+
+    def end(self) -> Beside | None:
+        """None where the step counts."""
+        self._decide()
+        vain, self._vain = self._vain, None
+        return vain
+
+    def _decide(self) -> None:
+        """Once for each step, before anything that follows the gradients."""
+        if self._in_hand:
+            self._in_hand = False
+            self._vain = None if self._agree() else self._keep()
+
+
+def _nccl(training: Training) -> bool:
+    """Whether replicas reach each other as GPUs do, unless the ranks of each reach each other otherwise."""
+    on_gpu = any(each.is_cuda for each in training.model.parameters())
+    return on_gpu and (not dist.is_initialized() or "nccl" in dist.get_backend())

@@ -1,0 +1,169 @@
+"""Replicas for the tests, each a process forked from one that has torch; what one took in each step goes to its file.
+
+Faults, each `replica:step:moment`, kill a replica in its first life: `computing` (before it makes the gradients of that
+step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is to take its state, at
+that step or later). All begin together; the last steps are left until those that were killed have come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+import torch._dynamo  # an optimiser would import it in every rank
+from torchft.coordination import LighthouseServer
+
+from holdfast.train import Session, lending
+
+GLOBAL = 24
+"""Samples of a step: a share for each of one, two and three replicas."""
+DEADLINE_S = 200.0
+
+forks = get_context("forkserver")
+forks.set_forkserver_preload([__name__, "holdfast.train.peers"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all replicas are told."""
+
+    out: Path
+    steps: int
+    count: int
+    faults: tuple[str, ...] = ()
+    checkpoints: bool = False
+    lighthouse: str = ""
+
+    @property
+    def survivors(self) -> set[int]:
+        return {each for each in range(self.count) if not self.faults_of(each)}
+
+    def faults_of(self, replica: int) -> dict[str, int]:
+        """By moment, the step."""
+        each = (fault.split(":") for fault in self.faults)
+        return {moment: int(step) for of, step, moment in each if int(of) == replica}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(out: Path, marks: Collection[str]) -> None:
+    """Until others have made these files: the dead leave theirs behind."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not all((out / mark).exists() for mark in marks):
+        assert time.monotonic() < deadline, marks
+        time.sleep(0.005)
+
+
+def replica_of(job: Job, replica: int, life: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "HOLDFAST_REPLICA": str(replica),
+        "HOLDFAST_REPLICA_COUNT": str(job.count),
+        "HOLDFAST_ATTEMPT": str(life),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(job.count),
+        "TORCHFT_LIGHTHOUSE": job.lighthouse,
+        "MASTER_ADDR": "localhost",
+    }
+    if job.checkpoints:
+        os.environ |= {"HOLDFAST_CHECKPOINT_PATH": str(job.out / "kept"), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "2"}
+    fault = job.faults_of(replica) if life == 0 else {}
+    if life and job.survivors:  # they show that they can do without it
+        wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
+    with (job.out / f"{replica}.{life}.err").open("w") as errors:
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+    train(job, replica, life, fault)
+
+
+def train(job: Job, replica: int, life: int, fault: dict[str, int]) -> None:
+    torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
+    if "giving" in fault:
+        lend = lending.lend
+        lending.lend = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
+    (job.out / f"{replica}.{life}.there").touch()
+    together = [each for each in range(job.count) if life == 0 or job.faults_of(each) == job.faults_of(replica)]
+    wait_for(job.out, [f"{each}.{life}.there" for each in together])
+    with (job.out / f"{replica}.{life}.jsonl").open("w", buffering=1) as told:
+        for step in session.steps(job.steps):
+            back = [each for each in range(job.count) if {"computing", "agreed"} & job.faults_of(each).keys()]
+            back += [each for each in range(job.count) if job.faults_of(each) and step == job.steps - 1]
+            if step >= job.steps - 4:
+                wait_for(job.out, [f"{each}.1.there" for each in back])
+            taken: list[int] = []
+            for micro in session.micro_batches(GLOBAL // job.count):
+                if fault.get("computing") == step:
+                    die()
+                inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
+                loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+                (loss * micro.weight).backward()
+                taken += micro.samples if micro.weight else ()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if fault.get("agreed") == step:
+                told.write(json.dumps({"step": step, "counts": True, "samples": taken}) + "\n")
+                die()
+            session.commit(loss=loss)
+            told.write(json.dumps({"step": step, "counts": session.step == step, "samples": taken}) + "\n")
+            if session.step == step:
+                (job.out / f"{step}.done").touch()
+    state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]
+    torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.end")
+
+
+def lighthouse_of(telling: Connection) -> None:
+    """TorchFT's own, which finds a replica dead after a second without a heartbeat."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    server = LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=60_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
+    telling.send(server.address())
+    telling.poll(None)  # until whoever asked is gone
+
+
+def run(job: Job) -> None:
+    """The job from its beginning to its end; a replica that is killed is started again, as holdfast does it."""
+    ours, theirs = forks.Pipe()
+    lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
+    lighthouse.start()
+    job = Job(**{**vars(job), "lighthouse": ours.recv()})
+    replicas = {}
+    try:
+        for replica in range(job.count):
+            replicas[replica, 0] = forks.Process(target=replica_of, args=(job, replica, 0))
+        for process in replicas.values():
+            process.start()
+        living = dict(replicas)
+        while living:
+            assert wait([each.sentinel for each in living.values()], DEADLINE_S), f"stuck: {living}"
+            for (replica, life), process in [*living.items()]:
+                if process.exitcode is None:
+                    continue
+                del living[replica, life]
+                if process.exitcode == -signal.SIGKILL:
+                    again = replicas[replica, life + 1] = forks.Process(
+                        target=replica_of, args=(job, replica, life + 1)
+                    )
+                    again.start()
+                    living[replica, life + 1] = again
+                else:
+                    assert process.exitcode == 0, (job.out / f"{replica}.{life}.err").read_text()
+    finally:
+        for process in (lighthouse, *replicas.values()):
+            if process.pid is not None:
+                process.kill()
+                process.join()

@@ -1,0 +1,82 @@
+"""Replicas that are killed without warning cost the others no step, and come back to the same weights, to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.holding import GLOBAL, Job, run
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+
+
+def steps_of(out: Path, replica: int, life: int) -> list[tuple[int, bool]]:
+    lines = (out / f"{replica}.{life}.jsonl").read_text().splitlines()
+    return [(line["step"], line["counts"]) for line in map(json.loads, lines)]
+
+
+def assert_exact(job: Job, *, undone_from: int = STEPS + 1) -> None:
+    """Every sample is in exactly one committed step, its own, and all replicas end alike.
+
+    Steps of the first lives from `undone_from` on were lost with all who knew them.
+    """
+    taken: dict[int, list[int]] = {}
+    for told in job.out.glob("*.jsonl"):
+        for line in map(json.loads, told.read_text().splitlines()):
+            undone = ".0." in told.name and line["step"] >= undone_from
+            if line["counts"] and not undone:
+                taken.setdefault(line["step"], []).extend(line["samples"])
+    assert {step: sorted(samples) for step, samples in taken.items()} == {
+        step: [*range(GLOBAL * (step - 1), GLOBAL * step)] for step in range(1, job.steps + 1)
+    }
+    ends = [torch.load(job.out / f"{replica}.end") for replica in range(job.count)]
+    assert all(end[1:] == (ends[0][1], job.steps) for end in ends)
+    for end in ends:
+        assert all(torch.equal(one, other) for one, other in zip(end[0], ends[0][0], strict=True))
+
+
+def test_replicas_that_nobody_kills_end_alike(tmp_path: Path):
+    job = Job(out=tmp_path, steps=4, count=2)
+    run(job)
+    assert_exact(job)
+    assert steps_of(tmp_path, 0, 0) == steps_of(tmp_path, 1, 0) == [(step, True) for step in range(1, 5)]
+
+
+@pytest.mark.parametrize(("count", "fault"), [(2, 4), (2, 1), (3, 4)])
+def test_survivors_do_the_step_again_and_the_lost_replica_catches_up(tmp_path: Path, count: int, fault: int):
+    job = Job(out=tmp_path, steps=STEPS, count=count, faults=(f"1:{fault}:computing",))
+    run(job)
+    assert_exact(job)
+    for survivor in {*range(count)} - {1}:
+        done = steps_of(tmp_path, survivor, 0)
+        assert (fault, False) in done
+        assert [step for step, counts in done if counts] == [*range(1, STEPS + 1)]
+    assert steps_of(tmp_path, 1, 1)[0][0] > fault
+
+
+def test_a_step_whose_replica_dies_after_it_was_agreed_counts_with_its_samples(tmp_path: Path):
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("1:4:agreed",))
+    run(job)
+    assert_exact(job)
+    assert (4, True) in steps_of(tmp_path, 0, 0)
+
+
+def test_replicas_that_are_all_killed_at_once_go_on_from_their_checkpoint(tmp_path: Path):
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("0:6:computing", "1:6:computing"), checkpoints=True)
+    run(job)
+    step, counts = steps_of(tmp_path, 0, 1)[0]
+    assert steps_of(tmp_path, 1, 1)[0] == (step, counts)
+    assert step in {3, 5}
+    assert_exact(job, undone_from=step)
+
+
+def test_a_donor_that_dies_is_followed_by_another(tmp_path: Path):
+    job = Job(out=tmp_path, steps=STEPS, count=3, faults=("2:4:computing", "0:5:giving"))
+    run(job)
+    assert_exact(job)
+    assert steps_of(tmp_path, 0, 1)
+    assert len([step for step, counts in steps_of(tmp_path, 1, 0) if counts]) == STEPS
