@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
+from msgspec.structs import replace as replace_finding
+
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
@@ -48,7 +50,7 @@ from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
-from holdfast.job.profile import KUBERNETES, Delivery, Profile, find_profile
+from holdfast.job.profile import KUBERNETES, Delivery, Profile, find_profile, placed_in_profile
 from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
@@ -119,10 +121,7 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
 
     place, loaded = _profile(profile, base), _loaded(job)
     if place.backend == KUBERNETES:
-        from holdfast.launch.kubernetes.possible import possible as possible_there
-
-        there = possible_there(_submission(loaded.job, place, profile, None))
-        return (*loaded.findings, *map(loaded.placed, there))
+        return (*loaded.findings, *_possible_there(loaded, place, profile, base))
     code = _survey(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
     here = possible(
         loaded.job,
@@ -133,6 +132,18 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
         capacity=place.capacity,
     )
     return (*loaded.findings, *map(loaded.placed, (*here, *code)))
+
+
+def _possible_there(loaded: Loaded, place: Profile, profile: str, base: Path) -> Iterator[Finding]:
+    """What a cluster's profile and the job make of one another, each finding with its line in either file."""
+    from holdfast.launch.kubernetes.possible import PROFILE, possible
+
+    for finding in possible(_submission(loaded.job, place, profile, None)):
+        if finding.where.startswith(PROFILE):
+            of_profile = replace_finding(finding, where=finding.where.removeprefix(PROFILE))
+            yield placed_in_profile(of_profile, profile, start=base, environ=os.environ)
+        else:
+            yield loaded.placed(finding)
 
 
 @dataclass(frozen=True, kw_only=True)

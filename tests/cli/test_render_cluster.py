@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_what_is_wrong_is_said_with_its_line(cli: Cli, cluster: Path) -> None:
     assert "[path-not-shared]" in answer.err
     assert "job.yaml:2" in answer.err
     assert answer.out == ""
+
+
+@pytest.mark.parametrize(("device", "line"), [("", ""), ("fabric_device: {per_node: 8}\n", ":4")])
+def test_what_the_profile_lacks_is_said_with_its_file(cli: Cli, cluster: Path, device: str, line: str) -> None:
+    path = cluster / ".holdfast" / "profiles" / "cluster.yaml"
+    path.write_text(f"{path.read_text()}fabric: sriov\n{device}")
+    answer = cli("render", "--on", "cluster", "-o", "json")
+    assert answer.code == ExitCode.IMPOSSIBLE
+    where = {one["where"] for one in json.loads(answer.err)["findings"] if one["code"] == "fabric-device-unnamed"}
+    assert where == {f"{path}{line}"}
 
 
 def test_a_run_there_is_not_started_yet(cli: Cli, cluster: Path) -> None:

@@ -56,7 +56,7 @@ class Loaded:
 
     def placed(self, finding: Finding) -> Finding:
         """A finding about a field, with the line that the field was written on."""
-        return _placed(finding, self.source)
+        return placed_in(finding, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +221,11 @@ def _between_fields(source: Source, job: Job | None, fabrics: Collection[str]) -
         path: Path = tuple(finding.where.split("."))
         if source.is_spoiled(path) or not (whole or finding.severity is Severity.ERROR):
             continue
-        yield _placed(finding, source)
+        yield placed_in(finding, source)
 
 
-def _placed(finding: Finding, source: Source) -> Finding:
+def placed_in(finding: Finding, source: Source) -> Finding:
+    """A finding about a field, with the line that it was written on, if somebody wrote it."""
     path: Path = tuple(finding.where.split("."))
     place = source.place(path)
     if not place.line:

@@ -11,12 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import Field
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 from holdfast.job.complaints import finding_at, nearest
-from holdfast.job.document import read_text, validate
+from holdfast.job.document import placed_in, read_text, validate
 from holdfast.job.source import Source, parse, shown
 from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Filled, Model
 
@@ -159,10 +160,9 @@ def find_profile(name: str, *, start: Path, environ: Mapping[str, str], fabrics:
     """
     if not _NAME.fullmatch(name):
         raise _not_found(name, start, environ)
-    for folder in profile_folders(start, environ):
-        path = folder / f"{name}.yaml"
-        if path.is_file():
-            return read_profile(path, fabrics)
+    path = _file(name, start, environ)
+    if path is not None:
+        return read_profile(path, fabrics)
     if name == LOCAL:
         return Profile()
     raise _not_found(name, start, environ)
@@ -181,6 +181,16 @@ def read_profile(path: Path, fabrics: Collection[str] = ()) -> Profile:
     return profile
 
 
+def placed_in_profile(finding: Finding, name: str, *, start: Path, environ: Mapping[str, str]) -> Finding:
+    """A finding about a field of a profile, with the line that it was written on, or else the profile's file."""
+    path = _file(name, start, environ)
+    if path is None:
+        return finding
+    source = parse(read_text(path), shown(str(path)))
+    placed = placed_in(finding, source)
+    return msgspec.structs.replace(finding, where=source.name) if placed is finding else placed
+
+
 def known_profiles(start: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of every profile that can be used from `start`, sorted."""
     return tuple(sorted({LOCAL, *_names(start, environ)}))
@@ -193,6 +203,12 @@ def profile_folders(start: Path, environ: Mapping[str, str]) -> Iterator[Path]:
         yield folder / ".holdfast" / "profiles"
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config"
     yield Path(home) / "holdfast" / "profiles"
+
+
+def _file(name: str, start: Path, environ: Mapping[str, str]) -> Path | None:
+    """The nearest profile file of this name."""
+    files = (folder / f"{name}.yaml" for folder in profile_folders(start, environ))
+    return next((path for path in files if path.is_file()), None)
 
 
 def _names(start: Path, environ: Mapping[str, str]) -> Iterator[str]:

@@ -32,6 +32,8 @@ PLACE: Mapping[str, Any] = {
 }
 TORCHRUN: Mapping[str, Any] = {"launch": "per-node", "command": ["torchrun", "train.py", "--note", "$(HOME)"]}
 
+MPIRUN: Mapping[str, Any] = {"launch": "mpi", "command": ["mpirun", "python", "train.py"], "env": {"LEVEL": "2"}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -65,6 +67,24 @@ CASES: Mapping[str, Case] = {
         job={"fabric": "oke-roce"}, place={"volume": {"claim": "made", "size": "10TiB", "storage_class": "fss"}}
     ),
     "jobset-tcp-no-agent": Case(job=TORCHRUN, place={"agent": False}),
+    "trainjob-tcp": Case(place={"workload": "trainjob"}),
+    "trainjob-sriov-no-agent": Case(
+        job={**TORCHRUN, "fabric": "sriov"},
+        place={
+            "workload": "trainjob",
+            "agent": False,
+            "fabric_device": {"resource": "nvidia.com/rdma-vf", "per_node": 8, "network": "rdma/rail"},
+        },
+    ),
+    "trainjob-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, place={"workload": "trainjob", "agent": False}),
+    "pytorchjob-tcp": Case(place={"workload": "pytorchjob"}),
+    "pytorchjob-rdma-shared-no-agent": Case(
+        job={**TORCHRUN, "fabric": "rdma-shared"}, place={"workload": "pytorchjob", "agent": False}
+    ),
+    "pytorchjob-tcp-one-node": Case(job={"nodes": 1}, place={"workload": "pytorchjob"}),
+    "mpijob-tcp": Case(job=MPIRUN, place={"agent": False}),
+    "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, place={"agent": False, "user": 0}),
+    "jobset-tcp-mpi": Case(job=MPIRUN),
     "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, place={"agent": False}),
 }
 

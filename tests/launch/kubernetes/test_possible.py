@@ -35,7 +35,7 @@ def test_every_golden_case_may_be_rendered(name: str) -> None:
         ({"queue": "Our queue"}, {}, "bad-name", "queue"),
         ({"queue": "q" * 64}, {}, "bad-name", "queue"),
         ({"fabric": "infiniband"}, {}, "fabric-unreachable", "fabric.name"),
-        ({"fabric": "sriov"}, {}, "fabric-device-unnamed", "profile cluster"),
+        ({"fabric": "sriov"}, {}, "fabric-device-unnamed", "profile.fabric_device"),
         ({}, {"workload": "mpijob"}, "needs-no-agent", "launch"),
         ({}, {"workload": "mpijob", "agent": False}, "needs-agent", "launch"),
         ({}, {"agent": False}, "needs-agent", "launch"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.job.profile import Workload
 from holdfast.job.spec import SecretRef
 from holdfast.launch.kubernetes.manifest import Because, Node
-from holdfast.launch.kubernetes.names import CONTROLLER
+from holdfast.launch.kubernetes.names import CONTROLLER, NODE
 from holdfast.launch.kubernetes.pod import quantity
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -29,30 +29,15 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
     group, resource = GROUPS[asked.workload]
     about = {"name": names.controller, "namespace": namespace, "labels": names.labels(CONTROLLER)}
     rules: list[Node] = [
+        _rule("", "events", "get", "list", "watch"),
         Because(
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
-            "To see nodes come and go, and to have a broken one replaced. Names of pods are not known beforehand.",
-        ),
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "list", "watch"]},
-        Because(
-            {
-                "apiGroups": [group],
-                "resources": [resource],
-                "resourceNames": [names.name],
-                "verbs": ["get", "watch", "delete"],
-            },
+            _rule(group, resource, "get", "watch", "delete", names=[names.name]),
             "Its own run alone: to see its state, and to remove it when it is over.",
         ),
+        *_replacing(asked),
     ]
-    if asked.workload is Workload.JOBSET:
-        rules.append(
-            Because(
-                {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "delete"]},
-                "A node's Job that is removed is made again at once; a failed pod waits 10 s, then longer.",
-            )
-        )
     if asked.queue:
-        rules.append({"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["get", "list", "watch"]})
+        rules.append(_rule("kueue.x-k8s.io", "workloads", "get", "list", "watch"))
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about, "rules": rules},
@@ -64,6 +49,23 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
             "subjects": [{"kind": "ServiceAccount", "name": names.controller, "namespace": namespace}],
         },
     ]
+
+
+def _replacing(asked: Submission) -> list[Node]:
+    """What it takes to see nodes come and go, and to have a broken one replaced."""
+    if asked.workload is not Workload.JOBSET:
+        unnamed = "Pods are replaced one by one, and their names are not known beforehand."
+        return [Because(_rule("", "pods", "get", "list", "watch", "delete"), unnamed)]
+    jobs = [f"{asked.names.name}-{NODE}-{node}" for node in range(asked.job.nodes.max)]
+    at_once = "A node's Job that is removed is made again at once; a failed pod is replaced after 10 s, then later."
+    return [
+        _rule("", "pods", "get", "list", "watch"),
+        Because(_rule("batch", "jobs", "get", "delete", names=jobs), at_once),
+    ]
+
+
+def _rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = None) -> Node:
+    return {"apiGroups": [group], "resources": [resource], "resourceNames": names, "verbs": verbs}
 
 
 def network_policy(asked: Submission) -> Mapping[str, Node]:

@@ -9,13 +9,27 @@ from holdfast.launch.kubernetes.command import command, place_in_jobset
 from holdfast.launch.kubernetes.controller import NEVER_TOO_OFTEN
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.names import NODE
-from holdfast.launch.kubernetes.pod import template
+from holdfast.launch.kubernetes.pod import Occupant, template
 from holdfast.launch.kubernetes.submission import Submission
 
 KEPT_S = 86_400
 """Seconds that a finished run's objects are kept for whoever looks at them."""
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
+
+COUNTED_ELSEWHERE = "recovery.max_restarts is counted by the controller; two counts would fight."
+NO_RESTARTS: Node = {
+    "maxRestarts": Because(0, "A JobSet restarts all of its nodes; holdfast restarts ranks, and counts them.")
+}
+AT_ONCE = Because(
+    "TerminatingOrFailed",
+    "The pod of a dead machine never finishes terminating, and is replaced all the same. A pod failure policy would "
+    "forbid this.",
+)
+MEETING: Node = {
+    "enableDNSHostnames": True,
+    "publishNotReadyAddresses": Because(True, "Ranks meet before their pods count as ready."),
+}
 
 
 def jobset(asked: Submission) -> Mapping[str, Node]:
@@ -26,10 +40,7 @@ def jobset(asked: Submission) -> Mapping[str, Node]:
         "metadata": owner_metadata(asked),
         "spec": {
             "suspend": suspended(asked),
-            "network": {
-                "enableDNSHostnames": True,
-                "publishNotReadyAddresses": Because(True, "Ranks meet before their pods count as ready."),
-            },
+            "network": MEETING,
             "ttlSecondsAfterFinished": Because(KEPT_S, "A day to look at it; then it goes with all that it owns."),
             **(_supervised(asked) if asked.profile.agent else _alone(asked)),
         },
@@ -53,82 +64,60 @@ def _supervised(asked: Submission) -> Mapping[str, Node]:
     """A Job for each node, none of which gives up; what is restarted, and how often, is the controller's to say."""
     index: Node = {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/job-index']"}}
     occupant = agent(asked, NODE, index=NODE_INDEX, index_from=index)
+    job = {
+        "parallelism": 1,
+        "completions": 1,
+        "completionMode": "Indexed",
+        "backoffLimit": Because(NEVER_TOO_OFTEN, COUNTED_ELSEWHERE),
+        "podReplacementPolicy": AT_ONCE,
+        "template": template(asked, occupant, restart="Never"),
+    }
+    nodes = Because(
+        asked.job.nodes.max,
+        "One Job for each node: pods of one Job would share the pause before a failed one is replaced, which doubles "
+        "with every failure.",
+    )
     return {
-        "failurePolicy": {
-            "maxRestarts": Because(0, "A JobSet restarts all of its nodes; holdfast restarts ranks, and counts them.")
-        },
-        "replicatedJobs": [
-            {
-                "name": NODE,
-                "replicas": Because(
-                    asked.job.nodes.max,
-                    "One Job for each node: pods of one Job would share the pause before a failed one is replaced, "
-                    "which doubles with every failure.",
-                ),
-                "template": {
-                    "spec": {
-                        "parallelism": 1,
-                        "completions": 1,
-                        "completionMode": "Indexed",
-                        "backoffLimit": Because(
-                            NEVER_TOO_OFTEN,
-                            "recovery.max_restarts is counted by the controller; two counts would fight.",
-                        ),
-                        "podReplacementPolicy": Because(
-                            "TerminatingOrFailed",
-                            "The pod of a dead machine never finishes terminating, and is replaced all the same. A pod "
-                            "failure policy would forbid this.",
-                        ),
-                        "template": template(asked, occupant, restart="Never"),
-                    }
-                },
-            }
-        ],
+        "failurePolicy": NO_RESTARTS,
+        "replicatedJobs": [{"name": NODE, "replicas": nodes, "template": {"spec": job}}],
     }
 
 
 def _alone(asked: Submission) -> Mapping[str, Node]:
     """One Job of all nodes, which JobSet makes anew as a whole when a pod fails."""
-    recovery, nodes = asked.job.recovery, asked.job.nodes.max
-    occupant = command(asked, NODE, place=place_in_jobset(asked))
+    occupant = command(asked, NODE, place=place_in_jobset(asked, pet=True))
     return {
-        "failurePolicy": {
-            "maxRestarts": recovery.max_restarts,
-            "restartStrategy": Because("BlockingRecreate", "No rank of a new attempt may meet one of the last."),
-            "rules": [
-                Because(
-                    {
-                        "name": "disrupted",
-                        "action": "RestartJobSetAndIgnoreMaxRestarts",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                    },
-                    "A drain or a preemption is not the job's fault, and does not count.",
-                )
-            ],
-        },
-        "replicatedJobs": [
-            {
-                "name": NODE,
-                "replicas": 1,
-                "template": {
-                    "spec": {
-                        "parallelism": nodes,
-                        "completions": nodes,
-                        "completionMode": "Indexed",
-                        "backoffLimit": Because(
-                            0, "A pod that is replaced alone meets ranks that wait for its former self."
-                        ),
-                        "podFailurePolicy": {
-                            "rules": [
-                                {
-                                    "action": "FailJob",
-                                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                                }
-                            ]
-                        },
-                        "template": template(asked, occupant, restart="Never"),
-                    }
+        "failurePolicy": restarts(asked),
+        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": all_or_none(asked, occupant)}}],
+    }
+
+
+def restarts(asked: Submission) -> Node:
+    """How a JobSet without a controller of ours restarts: as a whole, as often as the job says."""
+    return {
+        "maxRestarts": asked.job.recovery.max_restarts,
+        "restartStrategy": Because("BlockingRecreate", "No rank of a new attempt may meet one of the last."),
+        "rules": [
+            Because(
+                {
+                    "name": "disrupted",
+                    "action": "RestartJobSetAndIgnoreMaxRestarts",
+                    "onJobFailureReasons": ["PodFailurePolicy"],
                 },
-            }
+                "A drain or a preemption is not the job's fault, and does not count.",
+            )
         ],
+    }
+
+
+def all_or_none(asked: Submission, occupant: Occupant) -> Mapping[str, Node]:
+    """A Job of all nodes that fails as soon as one of them does."""
+    disrupted: Node = {"type": "DisruptionTarget", "status": "True"}
+    return {
+        "parallelism": asked.job.nodes.max,
+        "completions": asked.job.nodes.max,
+        "completionMode": "Indexed",
+        "backoffLimit": Because(0, "A pod that is replaced alone meets ranks that wait for its former self."),
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
+        "template": template(asked, occupant, restart="Never"),
     }

@@ -37,6 +37,24 @@ def template(asked: Submission, occupant: Occupant, *, restart: str | None = Non
     }
 
 
+def aside(asked: Submission, container: Mapping[str, Node], *, part: str) -> Node:
+    """The template of a pod beside the nodes, on any machine that will have it: no GPU, no fabric."""
+    profile = asked.profile
+    return {
+        "metadata": {"labels": asked.names.labels(part)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "priorityClassName": profile.priority_class,
+            "tolerations": tolerations(asked) or None,
+            "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets] or None,
+            "securityContext": user(profile.user),
+            "containers": [{**container, "securityContext": confined(), "volumeMounts": [home_mount()]}],
+            "volumes": [home_volume(asked)],
+        },
+    }
+
+
 def _spec(asked: Submission, occupant: Occupant, restart: str | None) -> Node:
     profile, access = asked.profile, asked.access
     grace_s = math.ceil(asked.job.recovery.stop_grace_s) + PARTING_S

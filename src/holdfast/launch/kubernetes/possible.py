@@ -14,6 +14,9 @@ from holdfast.job.source import shown
 from holdfast.job.spec import OBJECT_NAME_PATTERN, Launch
 from holdfast.launch.kubernetes.submission import HOME, Submission
 
+PROFILE = "profile."
+"""What the place of a finding begins with that is about a field of the profile, not of the job."""
+
 LEAST_CPU = 0.001
 """Kubernetes counts CPU in thousandths of a core."""
 
@@ -68,9 +71,9 @@ def fabric(asked: Submission) -> Iterator[Finding]:
         yield _error("fabric-unreachable", "fabric.name", what, "Use rdma-shared, sriov or oke-roce; or tcp.")
         return
     if access.per_node and not access.resource:
-        yield _profile(asked, f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
+        yield _unnamed(f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
     if access.attached and device.network is None:
-        yield _profile(asked, f"fabric `{row.name}` needs `fabric_device.network`: the attachment that Multus gives")
+        yield _unnamed(f"fabric `{row.name}` needs `fabric_device.network`: the attachment that Multus gives")
     if access.capabilities and asked.profile.user and not access.privileged:
         what = f"fabric `{row.name}` pins memory, and IPC_LOCK counts only for root"
         remedy = "See to it that containers may lock memory without limit (LimitMEMLOCK of the container runtime), or "
@@ -159,9 +162,8 @@ RULES: tuple[Callable[[Submission], Iterator[Finding]], ...] = (
 )
 
 
-def _profile(asked: Submission, what: str) -> Finding:
-    where = f"profile {asked.accepted.profile}"
-    return _error("fabric-device-unnamed", where, what, "Write it in the profile; the cluster's operator knows it.")
+def _unnamed(what: str) -> Finding:
+    return _error("fabric-device-unnamed", f"{PROFILE}fabric_device", what, "Whoever runs the cluster knows it.")
 
 
 def _error(code: str, where: str, what: str, remedy: str) -> Finding:

@@ -10,12 +10,20 @@ from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes import access, controller
 from holdfast.launch.kubernetes.jobset import jobset
 from holdfast.launch.kubernetes.manifest import Node, plain, to_yaml
+from holdfast.launch.kubernetes.mpijob import mpijob
 from holdfast.launch.kubernetes.names import UNKNOWN_ID
+from holdfast.launch.kubernetes.pytorchjob import pytorchjob
 from holdfast.launch.kubernetes.submission import Submission
+from holdfast.launch.kubernetes.trainjob import runtime, trainjob
 
 Kind = Callable[[Submission], Mapping[str, Node]]
 
-KINDS: Mapping[Workload, Kind] = {Workload.JOBSET: jobset}
+KINDS: Mapping[Workload, Kind] = {
+    Workload.JOBSET: jobset,
+    Workload.TRAINJOB: trainjob,
+    Workload.PYTORCHJOB: pytorchjob,
+    Workload.MPIJOB: mpijob,
+}
 """What makes the object that stands for a run, by its kind."""
 
 
@@ -58,4 +66,7 @@ def render(asked: Submission) -> Rendering:
         )
     else:
         owned = (*access.job_secrets(asked), access.network_policy(asked))
-    return Rendering(before=tuple(access.claim(asked)), owner=KINDS[asked.workload](asked), owned=owned)
+    before = access.claim(asked)
+    if asked.workload is Workload.TRAINJOB:
+        before.append(runtime(asked))
+    return Rendering(before=tuple(before), owner=KINDS[asked.workload](asked), owned=owned)
