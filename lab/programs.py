@@ -254,12 +254,14 @@ def training_operator(place: Place) -> Program:
         ),
         environment=_certificates_by_tmpdir(place),
         # Its own looks the master up with nslookup, which asks name servers only.
-        configuration={
-            "name": "init-pytorch",
-            "image": "{{.InitContainerImage}}",
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sh", "-c", "until getent hosts {{.MasterAddr}}; do sleep 0.2; done"],
-        },
+        configuration=[
+            {
+                "name": "init-pytorch",
+                "image": "{{.InitContainerImage}}",
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["sh", "-c", "until getent hosts {{.MasterAddr}}; do sleep 0.2; done"],
+            }
+        ],
         ready=f"http://{place.address('training-operator')}/readyz",
     )
 

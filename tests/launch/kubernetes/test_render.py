@@ -63,6 +63,7 @@ nodes = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(keys, nodes, min_size=1, max_size=4))
 def test_any_data_reads_back_as_it_was(node: dict[str, Any]) -> None:
     node = {"kind": "Thing", **node}
@@ -75,6 +76,7 @@ def test_any_data_reads_back_as_it_was(node: dict[str, Any]) -> None:
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
+@settings(deadline=None)
 @given(name=st.from_regex(JOB_NAME_PATTERN, fullmatch=True), count=st.integers(1, 99_999))
 def test_every_name_is_a_dns_label_however_long_the_jobs(name: str, count: int) -> None:
     names = Names.of(make_job({"command": "true", "name": name}), "k3m9tz")
@@ -85,7 +87,7 @@ def test_every_name_is_a_dns_label_however_long_the_jobs(name: str, count: int) 
         assert len(each) <= 63
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     env=st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True), st.text(st.characters(codec="utf-8"))),
     words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=1, max_size=3),

@@ -52,16 +52,14 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
 
 
 def _replacing(asked: Submission) -> list[Node]:
-    """What it takes to see nodes come and go, and to have a broken one replaced."""
-    if asked.workload is not Workload.JOBSET:
-        unnamed = "Pods are replaced one by one, and their names are not known beforehand."
-        return [Because(_rule("", "pods", "get", "list", "watch", "delete"), unnamed)]
-    jobs = [f"{asked.names.name}-{NODE}-{node}" for node in range(asked.job.nodes.max)]
-    at_once = "A node's Job that is removed is made again at once; a failed pod is replaced after 10 s, then later."
-    return [
-        _rule("", "pods", "get", "list", "watch"),
-        Because(_rule("batch", "jobs", "get", "delete", names=jobs), at_once),
-    ]
+    """What it takes to see nodes come and go, to have a broken one replaced, and to clear away what stays."""
+    unnamed = "Names of pods are not known beforehand."
+    rules: list[Node] = [Because(_rule("", "pods", "get", "list", "watch", "delete"), unnamed)]
+    if asked.workload is Workload.JOBSET:
+        jobs = [f"{asked.names.name}-{NODE}-{node}" for node in range(asked.job.nodes.max)]
+        at_once = "A node's Job that is removed is made again at once; a failed pod is replaced after 10 s, then later."
+        rules.append(Because(_rule("batch", "jobs", "get", "delete", names=jobs), at_once))
+    return rules
 
 
 def _rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = None) -> Node:

@@ -1,0 +1,144 @@
+"""Manifests before the real API server, with the real operators and their webhooks behind it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.cases import CASES, Case, submission
+
+from holdfast.launch.kubernetes.manifest import to_yaml
+from holdfast.launch.kubernetes.render import Rendering, render
+from lab import Lab
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 240.0
+NUMBERS = {
+    "jobset-tcp": "HOLDFAST_NODE_INDEX",
+    "trainjob-tcp": "HOLDFAST_NODE_INDEX",
+    "pytorchjob-tcp": "RANK",
+    "jobset-tcp-no-agent": "PET_NODE_RANK",
+    "jobset-tcp-no-agent-per-rank": "RANK",
+    "trainjob-sriov-no-agent": "PET_NODE_RANK",
+    "trainjob-tcp-no-agent-per-rank": "RANK",
+    "pytorchjob-rdma-shared-no-agent": "PET_NODE_RANK",
+}
+"""Which variable tells a node its number, by case."""
+
+
+def rendered(name: str, namespace: str, **place: Any) -> Rendering:
+    """A case in this namespace, under the case's own name."""
+    case = CASES[name]
+    job = {**case.job, "name": name[:30].rstrip("-")}
+    return render(submission(Case(job=job, place={**case.place, "namespace": namespace, **place})))
+
+
+def stream(renderings: Iterable[Rendering]) -> str:
+    return "".join(each.text for each in renderings)
+
+
+def refused(lab: Lab, *words: str, text: str | None = None) -> str:
+    """What kubectl says of something that is not done."""
+    done = subprocess.run(
+        lab.kubectl_command(*words), input=text, capture_output=True, text=True, check=False, timeout=WITHIN_S
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
+    renderings = [rendered(name, namespace) for name in CASES]
+    first = [each for rendering in renderings for each in rendering.before]
+    lab.kubectl("create", "-f", "-", input=to_yaml(first))
+    rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
+    answer = lab.kubectl("create", "--dry-run=server", "-f", "-", input=to_yaml(rest))
+    assert answer.count("created (server dry run)") == len(rest)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("podReplacementPolicy:", "podReplacmentPolicy:", "podReplacmentPolicy"),
+        ("name: jobset-tcp-000000\n", f"name: {'x' * 60}\n", "too long"),
+    ],
+)
+def test_what_is_wrong_is_refused(lab: Lab, namespace: str, right: str, wrong: str, said: str) -> None:
+    """So that the test above can fail."""
+    text = rendered("jobset-tcp", namespace).text.replace(right, wrong)
+    assert said in refused(lab, "create", "--dry-run=server", "-f", "-", text=text)
+
+
+def nodes(lab: Lab, namespace: str, run: str, count: int) -> list[dict[str, Any]]:
+    """The pods of a run's nodes as its operator made them, by name."""
+    of_run = ("-n", namespace, "-l", f"holdfast/run={run},holdfast/part=node")
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        found = json.loads(lab.kubectl("get", "pods", *of_run, "-o", "json"))["items"]
+        if len(found) == count:
+            return sorted(found, key=lambda pod: pod["metadata"]["name"])
+        assert time.monotonic() < deadline, f"{run} has {len(found)} pods"
+
+
+def environment(pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod's variables, with the labels and annotations that some are taken from filled in."""
+    variables: dict[str, Any] = {}
+    for each in pod["spec"]["containers"][0]["env"]:
+        path = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+        kind, _, key = path.partition("['")
+        home = {"metadata.labels": "labels", "metadata.annotations": "annotations"}.get(kind)
+        variables[each["name"]] = pod["metadata"][home][key.removesuffix("']")] if home else each.get("value")
+    return variables
+
+
+def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespace: str) -> None:
+    renderings = {name: rendered(name, namespace, queue=None) for name in NUMBERS}
+    lab.kubectl("create", "-f", "-", input=stream(renderings.values()))
+    for name, number in NUMBERS.items():
+        first, second = nodes(lab, namespace, renderings[name].objects[-1]["metadata"]["labels"]["holdfast/run"], 2)
+        told = [environment(first), environment(second)]
+        assert [each[number] for each in told] == ["0", "1"], name
+        if "PET_NODE_RANK" in told[0]:
+            assert [each["PET_NNODES"] for each in told] == ["2", "2"], name
+        meeting = {each["MASTER_ADDR"] for each in told if "MASTER_ADDR" in each}
+        spec = first["spec"]
+        if "subdomain" in spec:
+            assert meeting <= {f"{spec['hostname']}.{spec['subdomain']}"}, name
+        else:
+            assert meeting == {first["metadata"]["name"]}, name
+
+
+def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, namespace: str) -> None:
+    run, within = "jobset-tcp-000000", f"--timeout={WITHIN_S:g}s"
+    lab.kubectl("create", "-f", "-", input=rendered("jobset-tcp", namespace, queue=None).text)
+    nodes(lab, namespace, run, 2)
+    here = ("-n", namespace)
+    account = f"--token={lab.kubectl('create', 'token', f'{run}-controller', *here).strip()}"
+
+    def uid(job: str) -> str:
+        return lab.kubectl("get", "job", job, *here, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+
+    kept, lost = uid(f"{run}-node-0"), uid(f"{run}-node-1")
+    assert f"{run}-node-0" in lab.kubectl(account, "get", "pods", *here)
+    lab.kubectl(account, "get", "events", *here)
+    lab.kubectl(account, "get", "jobset", run, *here)
+    lab.kubectl(account, "delete", "job", f"{run}-node-1", *here, "--wait=false")
+    deadline = time.monotonic() + WITHIN_S
+    while uid(f"{run}-node-1") in {"", lost}:
+        assert time.monotonic() < deadline
+    for words in (
+        ("get", "secrets", *here),
+        ("get", "jobsets", *here),
+        ("get", "pods", "--all-namespaces"),
+        ("delete", "job", f"{run}-controller", *here),
+        ("delete", "jobset", "another", *here),
+        ("create", "serviceaccount", "another", *here),
+    ):
+        assert "Forbidden" in refused(lab, account, *words), words
+    assert uid(f"{run}-node-0") == kept
+    lab.kubectl(account, "delete", "jobset", run, *here, "--wait=false")
+    lab.kubectl("wait", f"jobset/{run}", *here, "--for=delete", within)
