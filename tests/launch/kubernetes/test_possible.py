@@ -39,6 +39,7 @@ def test_every_golden_case_may_be_rendered(name: str) -> None:
         ({}, {"workload": "mpijob"}, "needs-no-agent", "launch"),
         ({}, {"workload": "mpijob", "agent": False}, "needs-agent", "launch"),
         ({}, {"agent": False}, "needs-agent", "launch"),
+        ({"recovery": {"replicas": 2}}, {"agent": False}, "needs-agent", "recovery.replicas"),
         (
             {"launch": "accelerate", "command": "accelerate launch train.py"},
             {"agent": False},

@@ -156,7 +156,10 @@ def _equipped(asked: Submission, occupant: Occupant) -> Node:
     access = asked.access
     return {
         **occupant.container,
-        "resources": _resources(asked),
+        "resources": Because(
+            {"limits": limits(asked)},
+            "Requests are then the same, and a pod whose requests are its limits is evicted last.",
+        ),
         "securityContext": confined(
             access.capabilities, privileged=access.privileged, why=f"{asked.fabric.name} asks for it."
         ),
@@ -170,15 +173,15 @@ def _equipped(asked: Submission, occupant: Occupant) -> Node:
     }
 
 
-def _resources(asked: Submission) -> Node:
-    """Limits only: requests are then the same, and a pod whose requests are its limits is evicted last."""
+def limits(asked: Submission) -> Node:
+    """What a node of the job may use of its machine, and asks it for."""
     job, access = asked.job, asked.access
-    limits: dict[str, Node] = {"cpu": cores(job.resources.cpu), "memory": quantity(job.resources.memory)}
+    most: dict[str, Node] = {"cpu": cores(job.resources.cpu), "memory": quantity(job.resources.memory)}
     if job.gpus_per_node:
-        limits[asked.profile.gpu_resource] = job.gpus_per_node
+        most[asked.profile.gpu_resource] = job.gpus_per_node
     if access.per_node and access.resource:
-        limits[access.resource] = Because(access.per_node, f"{asked.fabric.name}: devices of the fabric.")
-    return {"limits": limits}
+        most[access.resource] = Because(access.per_node, f"{asked.fabric.name}: devices of the fabric.")
+    return most
 
 
 def _attachments(asked: Submission) -> Node:

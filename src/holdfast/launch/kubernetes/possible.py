@@ -98,6 +98,9 @@ def whoever_starts_ranks(asked: Submission) -> Iterator[Finding]:
     elif job.launch in (Launch.ACCELERATE, Launch.DEEPSPEED):
         what = f"`launch: {job.launch}` is given its node's place by holdfast's agent, and the profile has none"
         yield _error("needs-agent", "launch", what, "Remove `agent: false` from the profile.")
+    elif job.recovery.replicas > 1:
+        what = f"{job.recovery.replicas} replicas are kept apart by holdfast's agents, and the profile has none"
+        yield _error("needs-agent", "recovery.replicas", what, "Remove `agent: false` from the profile.")
     elif job.launch is Launch.PER_RANK and job.local_world_size > 1:
         what = f"{job.local_world_size} ranks on each node are started by holdfast's agent, and the profile has none"
         remedy = "Write `launch: per-node` and begin the command with torchrun, or remove `agent: false`."

@@ -1,0 +1,271 @@
+"""Owns whether a cluster has what a run needs: from what is seen of the cluster to findings; one row a rule.
+
+Pure. Refuses to own how the cluster is asked, and what is wrong whatever the cluster (possible.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.job.profile import Workload
+from holdfast.launch.kubernetes.access import GROUPS
+from holdfast.launch.kubernetes.manifest import plain
+from holdfast.launch.kubernetes.pending import REASONS, Thing
+from holdfast.launch.kubernetes.pod import limits
+from holdfast.launch.kubernetes.render import render
+from holdfast.launch.kubernetes.submission import Submission
+
+KUEUE = "kueue.x-k8s.io"
+VERSIONS: Mapping[str, str] = {
+    "jobset.x-k8s.io": "v1alpha2",
+    "trainer.kubeflow.org": "v1alpha1",
+    "kubeflow.org/pytorchjobs": "v1",
+    "kubeflow.org/mpijobs": "v2beta1",
+    KUEUE: "v1beta2",
+}
+"""The version of each operator's interface that manifests are written for; by group, where one serves it alone."""
+
+FRAMEWORKS: Mapping[Workload, str] = {
+    Workload.JOBSET: "jobset.x-k8s.io/jobset",
+    Workload.TRAINJOB: "trainer.kubeflow.org/trainjob",
+    Workload.PYTORCHJOB: "kubeflow.org/pytorchjob",
+    Workload.MPIJOB: "kubeflow.org/mpijob",
+}
+"""What Kueue's configuration calls the integration with each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What is seen of a cluster, by whoever would start the run: objects as the API server gives them."""
+
+    served: Mapping[tuple[str, str], frozenset[str]]
+    """Versions served, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
+    namespace: Thing | None
+    local_queue: Thing | None = None
+    claim: Thing | None = None
+    nodes: Sequence[Thing] = ()
+    operators: Sequence[Thing] = ()
+    """Deployments of operators and of their webhooks."""
+    storage_classes: frozenset[str] = frozenset()
+    priority_classes: frozenset[str] = frozenset()
+    secrets: frozenset[str] | None = None
+    """Names of the namespace's secrets; None where they may not be listed."""
+    frameworks: frozenset[str] | None = None
+    """Integrations that Kueue's configuration turns on; None where it may not be read."""
+    denied: Sequence[str] = ()
+    """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
+    refusals: Sequence[str] = field(default=())
+    """What the API server said to manifests that were sent for a dry run, and refused."""
+
+
+def check(asked: Submission, cluster: Cluster) -> tuple[Finding, ...]:
+    """Everything that a run needs of a cluster and does not find there."""
+    return tuple(finding for rule in RULES for finding in rule(asked, cluster))
+
+
+def namespace(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """The namespace is there, and stays."""
+    name = asked.profile.namespace
+    if cluster.namespace is None:
+        yield _finding(
+            "namespace-missing", "namespace", f"there is no namespace {name}", f"kubectl create namespace {name}"
+        )
+    elif ends := cluster.namespace["metadata"].get("deletionTimestamp"):
+        what = f"namespace {name} is being deleted"
+        yield _finding("namespace-ending", "namespace", what, "Use another `namespace`.", f"deletionTimestamp: {ends}")
+
+
+def operators(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """Who turns the run's object into pods is installed, in a version whose interface is ours, and runs."""
+    wanted = [GROUPS[asked.workload], *([(KUEUE, "localqueues")] if asked.queue else [])]
+    for group, resource in wanted:
+        version = VERSIONS.get(group) or VERSIONS[f"{group}/{resource}"]
+        served = cluster.served.get((group, resource), frozenset())
+        if not served:
+            what = f"the cluster does not know {resource} ({group})"
+            yield _finding("operator-missing", "workload", what, "Install its operator, or use another `workload`.")
+        elif version not in served:
+            what = f"{resource} are served as {', '.join(sorted(served))}, and the manifests are written for {version}"
+            yield _finding("operator-version", "workload", what, "Install a version of the operator that serves it.")
+    for deployment in cluster.operators:
+        ready = deployment.get("status", {}).get("readyReplicas", 0)
+        if ready == 0:
+            name = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+            what = f"{name} does not run"
+            yield _finding("operator-down", name, what, f"kubectl describe deployment -n {name.replace('/', ' ')}")
+
+
+def queue(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """The queue is there, open, and takes this kind of object."""
+    if not asked.queue or (KUEUE, "localqueues") not in cluster.served:
+        return
+    if cluster.local_queue is None:
+        what = f"there is no queue {asked.queue} in namespace {asked.profile.namespace}"
+        yield _finding("queue-missing", "queue", what, "`kubectl get localqueues -A` lists those there are.")
+    else:
+        for condition in cluster.local_queue.get("status", {}).get("conditions", ()):
+            if condition["type"] == "Active" and condition["status"] != "True":
+                what = f"queue {asked.queue} is closed"
+                yield _finding(
+                    "queue-closed", "queue", what, "`kubectl describe clusterqueue` says why.", condition["message"]
+                )
+    framework = FRAMEWORKS[asked.workload]
+    if cluster.frameworks is not None and framework not in cluster.frameworks:
+        what = f"Kueue's integration with {framework} is off, so the run would stay suspended for ever"
+        remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
+        yield _finding("queue-not-managing", "queue", what, remedy, f"on: {', '.join(sorted(cluster.frameworks))}")
+
+
+def permission(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """Whoever starts the run may make all of it."""
+    if cluster.denied:
+        what = f"this user may not do what a run in namespace {asked.profile.namespace} takes"
+        remedy = "Have a role bound that allows it, or use another `context` or `namespace`."
+        yield _finding("not-permitted", "namespace", what, remedy, *cluster.denied)
+
+
+def dry_run(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """The API server, and every webhook it asks, would take the manifests."""
+    for said in cluster.refusals:
+        for reason in REASONS:
+            if found := re.search(reason.pattern, said, re.DOTALL):
+                what = reason.says.format_map(found.groupdict())
+                yield _finding(reason.code, asked.workload, what, reason.remedy, said)
+                break
+        else:
+            what = "the API server would not take the manifests"
+            yield _finding("manifest-refused", asked.workload, what, "Mend what it names.", said)
+
+
+def nodes(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """There are machines that offer what a node of the job asks for."""
+    asks: Mapping[str, Any] = plain(limits(asked))
+    chosen = [node for node in cluster.nodes if _may_be_used(node, asked)]
+    if not chosen:
+        what = "no machine has the profile's labels and no other taints than it tolerates"
+        yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
+        return
+    for resource, amount in asks.items():
+        if resource in {"cpu", "memory"} or any(_offers(node, resource) for node in chosen):
+            continue
+        what = f"no machine offers {resource}, of which a node of the job asks for {amount}"
+        remedy = "Its device plugin is not installed or not healthy, or goes by another name in the profile."
+        yield _finding("device-missing", resource, what, remedy, f"machines looked at: {len(chosen)}")
+        return
+    fitting = sum(all(_offers(node, name) >= _number(str(amount)) for name, amount in asks.items()) for node in chosen)
+    if fitting < asked.job.nodes.max:
+        what = f"{fitting} machines are large enough for a node of the job, which has {asked.job.nodes.max}"
+        remedy = "Ask for less on each node, or for fewer nodes; an autoscaler may add machines."
+        amounts = ", ".join(f"{name}: {amount}" for name, amount in asks.items())
+        yield _finding("machines-too-few", "nodes", what, remedy, amounts, severity=Severity.WARNING)
+
+
+def storage(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """The volume's claim is there, or can be made, and many may write to it."""
+    volume = asked.profile.volume
+    if volume is None:
+        return
+    if cluster.claim is None:
+        if volume.size is None:
+            what = f"there is no claim {volume.claim} in namespace {asked.profile.namespace}"
+            yield _finding("claim-missing", "volume", what, "Make it, or give `volume.size` to have it made.")
+        elif volume.storage_class is not None and volume.storage_class not in cluster.storage_classes:
+            what = f"there is no storage class {volume.storage_class}"
+            known = ", ".join(sorted(cluster.storage_classes))
+            yield _finding("storage-class-missing", "volume", what, "Name one that is there.", f"there are: {known}")
+        return
+    modes = cluster.claim["spec"].get("accessModes", [])
+    if asked.job.nodes.max > 1 and "ReadWriteMany" not in modes:
+        what = f"claim {volume.claim} can be mounted on one machine only"
+        remedy = "Use a claim whose access mode is ReadWriteMany."
+        yield _finding("claim-not-shared", "volume", what, remedy, f"accessModes: {', '.join(modes)}")
+
+
+def names(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+    """What pods name is there: the API server takes them without, and no pod ever starts."""
+    wanted = asked.profile.priority_class
+    if wanted is not None and wanted not in cluster.priority_classes:
+        what = f"there is no priority class {wanted}, and without it no pod is made"
+        yield _finding("name-missing", "priority_class", what, "`kubectl get priorityclasses` lists them.")
+    for secret in asked.profile.image_pull_secrets:
+        if cluster.secrets is not None and secret not in cluster.secrets:
+            what = f"there is no secret {secret} in namespace {asked.profile.namespace}"
+            yield _finding(
+                "name-missing", "image_pull_secrets", what, "Make it: `kubectl create secret docker-registry`."
+            )
+
+
+RULES: tuple[Callable[[Submission, Cluster], Iterator[Finding]], ...] = (
+    namespace,
+    operators,
+    queue,
+    permission,
+    dry_run,
+    nodes,
+    storage,
+    names,
+)
+
+
+def needed(asked: Submission) -> tuple[tuple[str, str], ...]:
+    """API group and kind of every object that a run is made of: what its user must be allowed to make."""
+    kinds = ((each["apiVersion"].rpartition("/")[0], each["kind"]) for each in render(asked).objects)
+    return tuple(dict.fromkeys(kinds))
+
+
+def _may_be_used(node: Thing, asked: Submission) -> bool:
+    """Whether the scheduler would look at a machine at all."""
+    labels = node["metadata"].get("labels", {})
+    spec = node.get("spec", {})
+    if spec.get("unschedulable") or any(labels.get(key) != value for key, value in asked.profile.node_selector.items()):
+        return False
+    taints = [taint for taint in spec.get("taints", ()) if taint["effect"] != "PreferNoSchedule"]
+    return all(any(_tolerates(each, taint) for each in asked.profile.tolerations) for taint in taints)
+
+
+def _tolerates(toleration: Any, taint: Mapping[str, str]) -> bool:
+    return (
+        toleration.key == taint["key"]
+        and toleration.value in (None, taint.get("value", ""))
+        and toleration.effect in (None, taint["effect"])
+    )
+
+
+def _offers(node: Thing, resource: str) -> float:
+    return _number(str(node.get("status", {}).get("allocatable", {}).get(resource, "0")))
+
+
+_UNITS: Mapping[str, float] = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+}
+
+
+def _number(quantity: str) -> float:
+    """A quantity as Kubernetes writes it: `500m`, `64Gi`, `8`."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", quantity)
+    return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
+
+
+def _finding(
+    code: str, where: str, what: str, remedy: str, *evidence: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        what=what,
+        where=where,
+        evidence=evidence,
+        remedy=remedy,
+        fault=Fault.CLUSTER,
+    )

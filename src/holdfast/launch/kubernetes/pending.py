@@ -1,0 +1,309 @@
+"""Owns why a run is not running yet: from what is seen of its objects to one sentence, with what says so.
+
+Pure. Clues are looked at in the order in which things must go right (namespace, admission, queue, placement, image);
+the first that a row knows is the reason. Refuses to own how the objects are come by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.findings import Fault, Finding, Severity
+
+Thing = Mapping[str, Any]
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What the API server shows of a run that is waiting: objects as it gives them."""
+
+    owner: Thing
+    """The JobSet, TrainJob, PyTorchJob or MPIJob."""
+    namespace: Thing = field(default_factory=dict[str, Any])
+    pods: Sequence[Thing] = ()
+    events: Sequence[Thing] = ()
+    """Those of the owner and of what it owns."""
+    workload: Thing | None = None
+    """What Kueue made of the owner, if it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clue:
+    """Somebody's words about the run, and where they stand."""
+
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """A row: words of the cluster's, and what they come to. `says` is filled from the pattern's groups."""
+
+    pattern: str
+    code: str
+    says: str
+    remedy: str
+    severity: Severity = Severity.WARNING
+    fault: Fault = Fault.CLUSTER
+
+
+REASONS: tuple[Reason, ...] = (
+    # failed calling webhook "mjobset.kb.io": failed to call webhook: Post "https://...": connection refused
+    Reason(
+        pattern=r'failed calling webhook "(?P<name>[^"]+)".*?: (?P<why>[^:]+)$',
+        code="webhook-down",
+        says="nothing can be made here: the webhook {name} does not answer ({why})",
+        remedy="Whoever runs the cluster must start it again; then this goes on by itself.",
+        severity=Severity.ERROR,
+    ),
+    # admission webhook "x" denied the request: ...
+    Reason(
+        pattern=r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.+)',
+        code="webhook-refused",
+        says="the webhook {name} refuses its pods: {why}",
+        remedy="Mend what it names, in the job or in the profile.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    # pods "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
+    Reason(
+        pattern=r"is forbidden: (?P<why>exceeded quota.+|violates PodSecurity.+|.+)",
+        code="pods-forbidden",
+        says="the cluster does not allow its pods: {why}",
+        remedy="Ask for less, or have the namespace's policy or quota changed.",
+        severity=Severity.ERROR,
+    ),
+    # The workload is deactivated
+    Reason(
+        pattern=r"workload is deactivated|set to inactive",
+        code="workload-deactivated",
+        says="it was taken out of its queue",
+        remedy='`kubectl patch workload NAME --type=merge -p \'{"spec":{"active":true}}\'` puts it back.',
+    ),
+    # LocalQueue nowhere doesn't exist; ClusterQueue nowhere doesn't exist
+    Reason(
+        pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist",
+        code="queue-missing",
+        says="there is no {kind} {name}",
+        remedy="Name another `queue`, or have it made: `kubectl get localqueues -A` lists those there are.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    Reason(
+        pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<state>inactive|stopped)",
+        code="queue-closed",
+        says="the {kind} {name} is {state}",
+        remedy="`kubectl describe clusterqueue` says why; whoever runs the cluster can open it.",
+    ),
+    # insufficient quota for cpu in flavor h100, previously considered podsets requests (0) + current podset
+    # request (200) > maximum capacity (16)
+    Reason(
+        pattern=r"insufficient quota for (?P<what>\S+) in flavor (?P<flavor>[^,]+), previously considered .+? "
+        r"\+ current podset request \((?P<asked>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)",
+        code="quota-too-small",
+        says="it can never fit: it asks for {asked} of {what}, and the queue has {most} in all in flavor {flavor}",
+        remedy="Ask for less, or have the ClusterQueue's quota raised.",
+        severity=Severity.ERROR,
+    ),
+    # insufficient unused quota for nvidia.com/gpu in flavor h100, 32 more needed
+    Reason(
+        pattern=r"insufficient unused quota for (?P<what>\S+) in flavor (?P<flavor>\S+), (?P<more>\S+) more needed",
+        code="quota-in-use",
+        says="others hold the quota: {more} more of {what} must be free in flavor {flavor}",
+        remedy="It starts when they end; a higher `priority_class` goes before them where the queue preempts.",
+        severity=Severity.INFO,
+    ),
+    # topology "fabric" allows to fit only 2 out of 3 pod(s). Total nodes: 8; excluded: resource "nvidia.com/gpu": 3
+    Reason(
+        pattern=r"topology \"(?P<name>[^\"]+)\" (?:allows to fit only|doesn't allow to fit)",
+        code="topology-too-full",
+        says="no place in topology {name} has room for all of its nodes at once",
+        remedy="It starts when there is; fewer nodes, or a wider placement, fit sooner.",
+        severity=Severity.INFO,
+    ),
+    # flavor h100 doesn't match node affinity; untolerated taint {...} in flavor h100; resource x unavailable in ...
+    Reason(
+        pattern=r"(?P<why>flavor \S+ doesn't match node affinity|untolerated taint .+? in flavor \S+"
+        r"|resource \S+ unavailable in ClusterQueue)",
+        code="no-such-flavor",
+        says="the queue has no flavor for it: {why}",
+        remedy="Compare `node_selector`, `tolerations`, `gpu_resource` with the ClusterQueue's flavors.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    # Preempted to accommodate a workload (UID: ..., JobUID: ...) due to prioritization in the ClusterQueue; ...
+    Reason(
+        pattern=r"[Pp]reempted to accommodate (?P<whom>a workload \([^)]*\))",
+        code="preempted",
+        says="it was preempted by {whom}, and waits for room",
+        remedy="It starts again from its last checkpoint when there is room.",
+        severity=Severity.INFO,
+    ),
+    # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
+    Reason(
+        pattern=r'persistentvolumeclaim "(?P<name>[^"]+)" (?P<state>not found|is being deleted)',
+        code="claim-missing",
+        says="the volume's claim {name} is {state}",
+        remedy="Make it, name another `volume.claim` in the profile, or give `volume.size` to have it made.",
+        severity=Severity.ERROR,
+    ),
+    # 0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.
+    Reason(
+        pattern=r"unbound immediate PersistentVolumeClaims",
+        code="claim-unbound",
+        says="the volume's claim has no volume yet",
+        remedy="`kubectl describe pvc` says what it waits for; most often its storage class is wrong.",
+    ),
+    # 0/4 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 3 Insufficient nvidia.com/gpu.
+    Reason(
+        pattern=r"(?P<nodes>\d+/\d+) nodes are available: (?P<why>.+?)\.(?: |$)",
+        code="unschedulable",
+        says="{nodes} nodes can take its pods: {why}",
+        remedy="Compare what it asks for, `node_selector` and `tolerations`, with `kubectl describe nodes`.",
+    ),
+    Reason(
+        pattern=r"no nodes available to schedule pods",
+        code="unschedulable",
+        says="the cluster has no nodes",
+        remedy="Wait for its autoscaler, or ask whoever runs it.",
+    ),
+    # ErrImagePull: failed to pull ...; ImagePullBackOff: Back-off pulling image "x"
+    Reason(
+        pattern=r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull): (?P<why>.+)",
+        code="image-not-pulled",
+        says="its image cannot be pulled: {why}",
+        remedy="Look at `image`, and at `image_pull_secrets` of the profile.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    # CreateContainerConfigError: secret "x" not found; container has runAsNonRoot and image will run as root
+    Reason(
+        pattern=r"^(?:CreateContainerConfigError|CreateContainerError|RunContainerError): (?P<why>.+)",
+        code="container-not-made",
+        says="its container cannot be made: {why}",
+        remedy="Mend what it names.",
+        severity=Severity.ERROR,
+    ),
+    Reason(
+        pattern=r"(?:FailedMount|FailedAttachVolume): (?P<why>.+)",
+        code="volume-not-mounted",
+        says="a volume cannot be mounted: {why}",
+        remedy="Look at the claim and at what serves it.",
+    ),
+    Reason(
+        pattern=r"^ContainerCreating: ",
+        code="pods-starting",
+        says="its pods are being made",
+        remedy="Nothing: a large image takes minutes.",
+        severity=Severity.INFO,
+    ),
+)
+"""Words that Kubernetes 1.37, Kueue 0.19 and the operators write, most telling first."""
+
+NAMESPACE_ENDING = Reason(
+    pattern="",
+    code="namespace-ending",
+    says="its namespace is being deleted",
+    remedy="Use another `namespace`.",
+    severity=Severity.ERROR,
+)
+SUSPENDED = Reason(
+    pattern="",
+    code="run-suspended",
+    says="it is suspended, and in no queue that would start it",
+    remedy="Whoever suspended it can set `suspend: false`.",
+)
+NOT_MANAGED = Reason(
+    pattern="",
+    code="queue-not-managing",
+    says="Kueue has made nothing of it for queue {queue}: its integration with {kind} may be off",
+    remedy="Turn it on in Kueue's configuration (integrations.frameworks), and see that Kueue runs.",
+)
+QUEUED = Reason(
+    pattern="",
+    code="run-queued",
+    says="it stands in queue {queue}, behind others",
+    remedy="Nothing: it starts when it is its turn.",
+    severity=Severity.INFO,
+)
+"""What is known by what nobody says."""
+
+
+def pending(seen: Seen) -> Finding | None:
+    """Why a run waits; None when nothing says that it does."""
+    if ends := seen.namespace.get("metadata", {}).get("deletionTimestamp"):
+        return _finding(NAMESPACE_ENDING, Clue(where="namespace", text=f"deletionTimestamp: {ends}"))
+    for clue in _clues(seen):
+        for reason in REASONS:
+            if found := re.search(reason.pattern, clue.text, re.DOTALL):
+                return _finding(reason, clue, found.groupdict())
+    return _held_back(seen)
+
+
+def _clues(seen: Seen) -> Iterator[Clue]:
+    """What is said of the run, in the order in which things must go right."""
+    if not seen.pods:  # an event outlives what it tells of
+        yield from _events(seen, "FailedCreate")
+    if seen.workload is not None:
+        conditions = {one["type"]: one for one in seen.workload.get("status", {}).get("conditions", ())}
+        waits = conditions.get("QuotaReserved", {}).get("status") != "True"
+        for kind in ("QuotaReserved", "Evicted") if waits else ():
+            if message := conditions.get(kind, {}).get("message"):
+                yield Clue(where=f"workload {_name(seen.workload)}, {kind}", text=message)
+    for pod in seen.pods:
+        yield from _of_pod(pod)
+    yield from _events(seen, "FailedMount", "FailedAttachVolume")
+
+
+def _of_pod(pod: Thing) -> Iterator[Clue]:
+    status = pod.get("status", {})
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
+            yield Clue(where=f"pod {_name(pod)}", text=condition["message"])
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        if waiting := container.get("state", {}).get("waiting"):
+            yield Clue(where=f"pod {_name(pod)}", text=f"{waiting.get('reason', '')}: {waiting.get('message', '')}")
+
+
+def _events(seen: Seen, *reasons: str) -> Iterator[Clue]:
+    """Warnings of these kinds, the newest first."""
+    told = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
+    for event in sorted(told, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime")), reverse=True):
+        about = event.get("involvedObject", {})
+        where = f"{about.get('kind', '')} {about.get('name', '')}".lower()
+        mount = event["reason"] in ("FailedMount", "FailedAttachVolume")
+        yield Clue(where=where, text=f"{event['reason']}: {event['message']}" if mount else event["message"])
+
+
+def _held_back(seen: Seen) -> Finding | None:
+    """Nobody says anything: what holds it back is a switch, or whoever should have moved it."""
+    spec = seen.owner["spec"]
+    suspended = bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
+    if not suspended:
+        return None
+    clue = Clue(where=f"{seen.owner['kind']} {_name(seen.owner)}", text="suspend: true")
+    queue = seen.owner["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    if queue is None:
+        return _finding(SUSPENDED, clue)
+    found = {"queue": queue, "kind": seen.owner["kind"]}
+    return _finding(NOT_MANAGED if seen.workload is None else QUEUED, clue, found)
+
+
+def _finding(reason: Reason, clue: Clue, found: Mapping[str, str | None] | None = None) -> Finding:
+    return Finding(
+        code=reason.code,
+        severity=reason.severity,
+        what=reason.says.format_map({name: value or "" for name, value in (found or {}).items()}),
+        where=clue.where,
+        evidence=(clue.text,),
+        remedy=reason.remedy,
+        fault=reason.fault,
+    )
+
+
+def _name(thing: Thing) -> str:
+    return str(thing["metadata"]["name"])

@@ -1,0 +1,116 @@
+"""Whether a cluster has what a run needs, by clusters that are described."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.cases import CASES, Case, submission
+
+from holdfast.findings import Finding
+from holdfast.job.profile import Workload
+from holdfast.launch.kubernetes.access import GROUPS
+from holdfast.launch.kubernetes.check import FRAMEWORKS, KUEUE, VERSIONS, Cluster, check, needed
+
+SERVED = {key: frozenset({VERSIONS.get(key[0]) or VERSIONS["/".join(key)]}) for key in GROUPS.values()}
+SERVED[KUEUE, "localqueues"] = frozenset({"v1beta2"})
+
+
+def machine(name: str, *, taints: list[dict[str, str]] | None = None, **allocatable: str) -> dict[str, Any]:
+    offers = {"cpu": "100", "memory": "2Ti", "nvidia.com/gpu": "8"} | allocatable
+    return {
+        "metadata": {"name": name, "labels": {"node-group": "h100"}},
+        "spec": {"taints": taints or []},
+        "status": {"allocatable": offers},
+    }
+
+
+GOOD = Cluster(
+    served=SERVED,
+    namespace={"metadata": {"name": "ml"}},
+    local_queue={"status": {"conditions": [{"type": "Active", "status": "True"}]}},
+    claim={"spec": {"accessModes": ["ReadWriteMany"]}},
+    nodes=[machine("a"), machine("b"), machine("c", taints=[{"key": "k", "effect": "NoSchedule"}])],
+    operators=[{"metadata": {"name": "kueue", "namespace": "kueue-system"}, "status": {"readyReplicas": 1}}],
+    frameworks=frozenset(FRAMEWORKS.values()),
+)
+
+
+def found(cluster: Cluster, case: Case | None = None) -> dict[str, Finding]:
+    return {finding.code: finding for finding in check(submission(case or Case()), cluster)}
+
+
+@pytest.mark.parametrize("name", ["jobset-tcp", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp", "jobset-tcp-bare"])
+def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
+    assert check(submission(CASES[name]), GOOD) == ()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "words"),
+    [
+        (replace(GOOD, namespace=None), "namespace-missing", "ml"),
+        (replace(GOOD, namespace={"metadata": {"deletionTimestamp": "2026"}}), "namespace-ending", "deleted"),
+        (replace(GOOD, served=SERVED | {GROUPS[Workload.JOBSET]: frozenset()}), "operator-missing", "jobsets"),
+        (
+            replace(GOOD, served=SERVED | {(KUEUE, "localqueues"): frozenset({"v1beta1"})}),
+            "operator-version",
+            "v1beta1",
+        ),
+        (
+            replace(GOOD, operators=[{"metadata": {"name": "kueue", "namespace": "kueue-system"}, "status": {}}]),
+            "operator-down",
+            "kueue-system/kueue does not run",
+        ),
+        (replace(GOOD, local_queue=None), "queue-missing", "no queue train in namespace ml"),
+        (
+            replace(
+                GOOD, local_queue={"status": {"conditions": [{"type": "Active", "status": "False", "message": "Held"}]}}
+            ),
+            "queue-closed",
+            "train",
+        ),
+        (replace(GOOD, frameworks=frozenset({"batch/job"})), "queue-not-managing", "jobset.x-k8s.io/jobset"),
+        (replace(GOOD, denied=["create jobsets"]), "not-permitted", "ml"),
+        (
+            replace(GOOD, refusals=['failed calling webhook "mjobset.kb.io": failed to call: connection refused']),
+            "webhook-down",
+            "mjobset.kb.io",
+        ),
+        (replace(GOOD, refusals=["something new"]), "manifest-refused", "would not take"),
+        (replace(GOOD, nodes=[]), "no-machines", "labels"),
+        (replace(GOOD, nodes=[machine("a", **{"nvidia.com/gpu": "0"})] * 2), "device-missing", "nvidia.com/gpu"),
+        (replace(GOOD, nodes=[machine("a"), machine("b", memory="900Gi")]), "machines-too-few", "1 machines"),
+        (replace(GOOD, claim=None), "claim-missing", "checkpoints"),
+        (replace(GOOD, claim={"spec": {"accessModes": ["ReadWriteOnce"]}}), "claim-not-shared", "one machine"),
+    ],
+)
+def test_what_is_lacking_is_named_with_its_remedy(cluster: Cluster, code: str, words: str) -> None:
+    findings = found(cluster)
+    assert set(findings) == {code}
+    assert words in findings[code].what
+    assert findings[code].remedy
+
+
+def test_names_that_pods_rely_on_are_looked_for() -> None:
+    case = CASES["jobset-rdma-shared"]
+    offers = {"rdma/hca_shared_devices_a": "63"}
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    cluster = replace(GOOD, nodes=[machine(name, taints=[taint], **offers) for name in "ab"], secrets=frozenset())
+    assert set(found(cluster, case)) == {"name-missing"}
+    there = replace(cluster, secrets=frozenset({"registry"}), priority_classes=frozenset({"training"}))
+    assert found(there, case) == {}
+
+
+def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:
+    case = Case(place={"volume": {"claim": "made", "size": "1TiB", "storage_class": "fss"}})
+    assert set(found(replace(GOOD, claim=None), case)) == {"storage-class-missing"}
+    assert found(replace(GOOD, claim=None, storage_classes=frozenset({"fss"})), case) == {}
+
+
+def test_needed_are_all_kinds_that_are_made() -> None:
+    assert set(needed(submission(Case()))) >= {
+        ("jobset.x-k8s.io", "JobSet"),
+        ("rbac.authorization.k8s.io", "RoleBinding"),
+        ("", "Secret"),
+    }
