@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.launch.kubernetes.cases import CASES, Case, submission
 
 from holdfast.findings import Finding, Severity
@@ -104,3 +107,11 @@ def test_production_that_lacks_one_thing_is_refused_and_a_demo_is_told(
 
 def test_one_node_needs_neither_gang_nor_fabric() -> None:
     assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
+
+
+def test_profile_shown_in_the_page_is_one_for_production() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    profile = yaml.safe_load(shown)
+    assert profile["template"] == "production"
+    assert set(found({"fabric": profile["fabric"]}, profile)) == {"memory-lock"}

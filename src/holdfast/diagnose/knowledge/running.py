@@ -435,6 +435,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing: it goes on by itself once enough of them are there.",
     ),
     (
+        "too-few-replicas",
+        "Fewer replicas are at work than `recovery.min_replicas`, so no step is committed.",
+        "`holdfast status`.",
+        "Nothing: those that are lost are being started again.",
+    ),
+    (
+        "enough-replicas",
+        "As many replicas as `recovery.min_replicas` asks for are at work again.",
+        "`holdfast status`.",
+        "Nothing: steps are committed again.",
+    ),
+    (
         "world-size-changed",
         "The checkpoint was taken by another number of ranks.",
         "WORLD_SIZE then and now.",
