@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.launch.kubernetes.cases import CASES, Case, submission
 
@@ -78,6 +78,7 @@ LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 @settings(deadline=None)
 @given(name=st.from_regex(JOB_NAME_PATTERN, fullmatch=True), count=st.integers(1, 99_999))
+@example(name="a" * 40, count=99_999)
 def test_every_name_is_a_dns_label_however_long_the_jobs(name: str, count: int) -> None:
     names = Names.of(make_job({"command": "true", "name": name}), "k3m9tz")
     assert len(names.name) <= LONGEST
