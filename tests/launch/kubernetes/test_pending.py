@@ -233,6 +233,8 @@ def test_lab_shows_each_reason(lab: Lab) -> None:
     finally:
         lab.kubectl("delete", "namespace", *names.values(), "--wait=false")
         lab.kubectl("delete", "validatingwebhookconfiguration", names["webhook-down"])
+        # Another test's pods might come to stand on them.
+        lab.kubectl("delete", "node", *(names[each] for each in ("insufficient", "taint", "claim-missing")))
 
 
 def trimmed(seen: Seen) -> Any:
