@@ -385,7 +385,7 @@ def test_token_of_a_node_asks_for_nothing_and_the_operators_is_no_agent(tmp_path
         async with here.client(KEYS.of_node(0, 0)) as client:
             # The path is what counts, not the one that a forged Host header makes of it.
             for headers in ({}, {"Host": "x/v1/agent?"}, {"Host": "["}):
-                for path in ("cancel", "drill", "checkpoint", "nothing"):
+                for path in ("cancel", "drill", "checkpoint", "split", "nothing"):
                     answer = await client.post(f"/v1/{path}", content=CANCEL, headers=headers)
                     assert (answer.status_code, answer.json()) == (401, {"error": "refused"})
         with pytest.raises(InvalidStatus):

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
@@ -40,6 +40,8 @@ from holdfast.events import (
     FindingRaised,
     RecoveryDecided,
     RunFinished,
+    SplitRequested,
+    StepCommitted,
 )
 from holdfast.events.log import EventReader, last_event, line_of, read_events
 from holdfast.events.operator import UNTIL, Request
@@ -57,6 +59,7 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
+from holdfast.measure.catalog import lasting
 from holdfast.report.advance import advance, fold
 from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
@@ -234,74 +237,117 @@ def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
 
     Raises HoldfastError where nobody can take one, where it fails, and when it is not there `within_s` seconds later.
     """
+    waited: dict[int, int] = {}
+    for known, event in _after(run, CheckpointRequested(at=time.time()), _CHECKPOINT, within_s):
+        if isinstance(event, CheckpointRequested):
+            waited = {index: replica.step or 0 for index, replica in known.replicas.items()}
+        elif isinstance(event, CheckpointCommitted) and event.step >= waited.get(event.replica, 0):
+            waited.pop(event.replica, None)
+            if not waited:
+                return event
+    raise AssertionError("it is waited for until it is there or will not be")
+
+
+def split(run: RunFolder, *, within_s: float) -> StepCommitted:
+    """Have a run's ranks profile their next steps; returns the step whose metrics say where their time goes.
+
+    Raises HoldfastError where no rank can, and when it is not known `within_s` seconds later.
+    """
+    for _, event in _after(run, SplitRequested(at=time.time()), _SPLIT, within_s):
+        if isinstance(event, StepCommitted) and lasting(event.metrics):
+            return event
+    raise AssertionError("it is waited for until it is there or will not be")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What is asked of a run's ranks, and waited for."""
+
+    path: str
+    what: str
+    """What is so where it does not come."""
+    code: str
+    """Of the error then."""
+    hopeless: Mapping[str, ExitCode]
+    """What ranks and agents find that mean: it will not come."""
+    so_far: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
+    """What there is already."""
+
+
+def _newest(known: RunStatus) -> tuple[str, ...]:
+    last = known.checkpoint
+    return (f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet",)
+
+
+_CHECKPOINT = _Wanted(
+    path="checkpoint",
+    what="no checkpoint is complete",
+    code="checkpoint-not-taken",
+    hopeless={
+        "no-session": ExitCode.IMPOSSIBLE,
+        "checkpoint-withheld": ExitCode.IMPOSSIBLE,
+        "checkpoint-failed": ExitCode.STORAGE,
+        "disk-full": ExitCode.STORAGE,
+        "read-only-file-system": ExitCode.STORAGE,
+    },
+    so_far=_newest,
+)
+_SPLIT = _Wanted(
+    path="split",
+    what="it is not known where a step's time goes",
+    code="split-not-known",
+    hopeless={"no-session": ExitCode.IMPOSSIBLE, "split-not-taken": ExitCode.UNAVAILABLE},
+)
+
+
+def _after(run: RunFolder, request: Request, wanted: _Wanted, within_s: float) -> Iterator[tuple[RunStatus, AnyEvent]]:
+    """Ask a run for something, and follow what happens from the request on, until it will not come."""
     deadline = time.monotonic() + within_s
     reader = EventReader(run.events)
     known = fold(reader.read(), RunStatus(run=run.run))
     _refuse_finished(run)
+
+    def refused(what: str, *evidence: str, exit_code: ExitCode = ExitCode.UNAVAILABLE, remedy: str = "") -> NoReturn:
+        raise failure(
+            wanted.code,
+            what,
+            exit_code=exit_code,
+            where=run.run,
+            evidence=tuple(filter(None, (*evidence, *wanted.so_far(known)))),
+            remedy=remedy or "Try again once `holdfast status` shows that it is running.",
+        )
+
     if known.phase is not Phase.RUNNING:
-        what = f"{run.run} is {known.phase}"
-        raise _no_checkpoint(run, known, what, (known.waiting_for,), ExitCode.UNAVAILABLE)
-    _ask(run, "checkpoint", CheckpointRequested(at=time.time()))
-    waited: dict[int, int] | None = None
+        refused(f"{run.run} is {known.phase}", known.waiting_for)
+    _ask(run, wanted.path, request)
+    asked = False
     while True:
         for event in reader.read():
             known = advance(known, event)
-            if isinstance(event, CheckpointRequested):
-                waited = {index: replica.step or 0 for index, replica in known.replicas.items()}
-            elif waited is not None:
-                _check_taken(run, known, event)
-                if isinstance(event, CheckpointCommitted) and event.step >= waited.get(event.replica, 0):
-                    waited.pop(event.replica, None)
-                    if not waited:
-                        return event
+            asked = asked or type(event) is type(request)
+            match event:
+                case FindingRaised(finding=finding) if asked and finding.code in wanted.hopeless:
+                    refused(
+                        finding.what,
+                        *finding.evidence,
+                        exit_code=wanted.hopeless[finding.code],
+                        remedy=finding.remedy,
+                    )
+                case RecoveryDecided(finding=finding) if asked:
+                    refused(f"{run.run} restarts: {finding.what}", *finding.evidence)
+                case RunFinished() if asked:
+                    what = f"{run.run} ended, and {wanted.what}"
+                    refused(what, event.reason, exit_code=ExitCode.NOT_FOUND, remedy="holdfast status")
+                case _ if asked:
+                    yield known, event
+                case _:
+                    pass
         if not run.alive():
             raise controller_gone(run)
         if time.monotonic() > deadline:
-            what = f"no checkpoint was complete within {within_s:g} s"
             remedy = "A step may take longer than that: `--within SECONDS` waits longer, `holdfast status` shows steps."
-            raise _no_checkpoint(run, known, what, (), ExitCode.UNAVAILABLE, remedy)
+            refused(f"{within_s:g} s passed, and {wanted.what}", remedy=remedy)
         time.sleep(BEAT_S)
-
-
-NO_CHECKPOINT: Mapping[str, ExitCode] = {
-    "no-session": ExitCode.IMPOSSIBLE,
-    "checkpoint-withheld": ExitCode.IMPOSSIBLE,
-    "checkpoint-failed": ExitCode.STORAGE,
-    "disk-full": ExitCode.STORAGE,
-    "read-only-file-system": ExitCode.STORAGE,
-}
-"""What ranks and agents find that mean: there will be none now."""
-
-
-def _check_taken(run: RunFolder, known: RunStatus, event: AnyEvent) -> None:
-    """Raise where an event means that the checkpoint which was asked for will not come."""
-    match event:
-        case FindingRaised(finding=finding) if finding.code in NO_CHECKPOINT:
-            exit_code = NO_CHECKPOINT[finding.code]
-            raise _no_checkpoint(run, known, finding.what, finding.evidence, exit_code, finding.remedy)
-        case RecoveryDecided(finding=finding):
-            what = f"{run.run} restarts: {finding.what}"
-            raise _no_checkpoint(run, known, what, finding.evidence, ExitCode.UNAVAILABLE)
-        case RunFinished():
-            what = f"{run.run} ended before a checkpoint was complete"
-            raise _no_checkpoint(run, known, what, (event.reason,), ExitCode.NOT_FOUND, "holdfast status")
-        case _:
-            return
-
-
-def _no_checkpoint(
-    run: RunFolder, known: RunStatus, what: str, evidence: Sequence[str], exit_code: ExitCode, remedy: str = ""
-) -> HoldfastError:
-    last = known.checkpoint
-    newest = f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet"
-    return failure(
-        "checkpoint-not-taken",
-        what,
-        exit_code=exit_code,
-        where=run.run,
-        evidence=tuple(filter(None, (*evidence, newest))),
-        remedy=remedy or "Try again once `holdfast status` shows that it is running.",
-    )
 
 
 def drill(

@@ -48,8 +48,10 @@ from holdfast.events import (
     DrillRequested,
     DrillTarget,
     FindingRaised,
+    OperatorEvent,
     RunCreated,
     RunFinished,
+    SplitRequested,
 )
 from holdfast.events.bounds import Decoder
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
@@ -153,6 +155,7 @@ class Port:
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
+                Route("/v1/split", self._taking(SplitRequested), methods=["POST"]),
             ]
         )
 
@@ -178,11 +181,9 @@ class Port:
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         return self._keys.holder(token) if scheme.lower() == "bearer" else None
 
-    def _taking(
-        self, kind: type[CancelRequested | DrillRequested | CheckpointRequested]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _taking(self, kind: type[OperatorEvent]) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint that takes one kind of request in as an event of ours, of now."""
-        decoder: Decoder[CancelRequested | DrillRequested | CheckpointRequested] = Decoder(kind)
+        decoder: Decoder[OperatorEvent] = Decoder(kind)
 
         async def endpoint(request: Request) -> Response:
             body = b""

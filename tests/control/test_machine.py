@@ -16,6 +16,7 @@ from holdfast.control.commands import (
     Look,
     Record,
     ReplaceNode,
+    Split,
     Start,
     Stop,
     SubmitNodes,
@@ -49,6 +50,7 @@ from holdfast.events import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    SplitRequested,
     StepCommitted,
     StopDecided,
 )
@@ -532,6 +534,10 @@ def test_finished_run_takes_nothing_more() -> None:
 
 def test_checkpoint_is_asked_of_everybody() -> None:
     assert Run().running().do(CheckpointRequested(at=5.0)) == [Checkpoint()]
+
+
+def test_split_is_asked_of_everybody() -> None:
+    assert Run().running().do(SplitRequested(at=5.0)) == [Split()]
 
 
 @pytest.mark.parametrize(

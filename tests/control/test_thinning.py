@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,6 +148,16 @@ def test_steps_done_again_share_no_waiting_line_with_new_ones() -> None:
     waiting = [step(number, float(number), 1.0) for number in range(1, 5)]
     drawn = drawn_together(waiting, lambda _: 2)
     assert [(line.first, line.step) for line in drawn if isinstance(line, StepCommitted)] == [(1, 2), (3, 4)]
+
+
+def test_metrics_that_somebody_waits_for_are_written_at_once_and_kept_where_lines_are_drawn_together() -> None:
+    split = msgspec.structs.replace(step(2, 2.0, 0.5), metrics={"split_forward_s": 0.25, "loss": 2.0})
+    thin = Thinning()
+    taken = [thin.take(each, age_s=1e6, highest=0, sparing=True) for each in (step(1, 1.0, 0.5), split)]
+    assert [len(lines) for lines in taken] == [1, 1]
+    (line,) = drawn_together([split, step(3, 3.0, 0.5)], lambda _: 0)
+    assert isinstance(line, StepCommitted)
+    assert line.metrics == {"split_forward_s": 0.25}
 
 
 def test_log_with_little_space_has_few_lines_about_steps() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.measure.flops import PerToken, Shape
 from holdfast.measure.rates import Yardstick
-from holdfast.measure.words import DETAILS, UTILISATION, told
+from holdfast.measure.words import DETAILS, SPLIT, UTILISATION, told
 
 LLAMA_3_8B = Shape(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, vocabulary=128_256, intermediate=14_336
@@ -60,3 +60,12 @@ def test_words_leave_out_what_there_is_not_and_name_the_convention_where_there_i
     ]
     assert told({"checkpoint_stall_s": 1e-5}) == []
     assert told({}) == []
+
+
+def test_split_is_said_in_shares_of_the_step_with_what_was_hidden():
+    parts = {"forward": 0.05, "backward": 0.1, "communication": 0.04, "optimizer": 0.0095, "data": 0.0005}
+    metrics = {f"split_{part}_s": spent for part, spent in parts.items()}
+    shown = "of 0.200 s a step, profiled: forward 25%, backward 50%, communication 20%, optimiser 5%"
+    assert told(metrics, SPLIT) == [shown]
+    assert told(metrics | {"split_communication_hidden_s": 0.03}) == [f"{shown}; 0.030 s of communication hidden"]
+    assert told({"loss": 1.0}, SPLIT) == []

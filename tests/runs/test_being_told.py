@@ -26,8 +26,10 @@ from holdfast.events import (
     RanksStarted,
     RecoveryDecided,
     RunFinished,
+    SplitRequested,
     StepCommitted,
 )
+from holdfast.measure.catalog import LASTING, lasting
 
 LOOP = Path(__file__).parents[1] / "train" / "loop.py"
 """With a Session, and more steps than anybody waits for."""
@@ -88,6 +90,26 @@ def test_checkpoint_is_taken_when_asked_and_cancel_saves_the_last_step(
     assert watched.all(CheckpointCommitted)[-1].step == max(watched.steps())
 
 
+@pytest.mark.slow
+def test_status_says_where_a_steps_time_goes_when_asked(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    watched = start(runs)
+    watched.until(StepCommitted)
+    assert main(["status", "--split"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "a step, profiled: forward" in shown
+    told = watched.until(StepCommitted, lambda event: bool(lasting(event.metrics)))
+    assert lasting(told.metrics).keys() == LASTING
+    assert len(watched.all(SplitRequested)) == 1
+    # It stands until the next, and when all is over.
+    watched.until(StepCommitted)
+    assert api.status(watched.folder).lead.metrics["split_forward_s"] == told.metrics["split_forward_s"]
+    assert main(["cancel", "--force"]) == 0
+    watched.end()
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    assert "a step, profiled: forward" in " ".join(capsys.readouterr().out.split())
+
+
 def test_checkpoint_of_a_run_without_a_session_is_refused_with_the_reason(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +120,8 @@ def test_checkpoint_of_a_run_without_a_session_is_refused_with_the_reason(
     told = capsys.readouterr().err
     assert "[checkpoint-not-taken]" in told
     assert "no rank of node" in told
+    assert main(["status", "--split"]) == ExitCode.IMPOSSIBLE
+    assert "[split-not-known]" in capsys.readouterr().err
     assert main(["cancel", "--force"]) == 0
     watched.end()
     assert main(["checkpoint"]) == ExitCode.NOT_FOUND

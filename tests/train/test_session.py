@@ -52,6 +52,7 @@ def test_environment_is_read_by_its_documented_names():
         "GROUP_WORLD_SIZE": "2",
         "HOLDFAST_CHECKPOINT_KEEP": "2",
         "HOLDFAST_CHECKPOINT_KEEP_EVERY": "100",
+        "HOLDFAST_SPLIT_AFTER_STEP": "5",
     }
     assert Environment.read(variables) == Environment(
         rank=3,
@@ -67,6 +68,7 @@ def test_environment_is_read_by_its_documented_names():
         nodes=2,
         checkpoint_keep=2,
         checkpoint_keep_every=100,
+        split_after_step=5,
     )
 
 

@@ -32,6 +32,7 @@ from holdfast.events.orders import (
     PROTOCOL,
     AnyOrder,
     AskCheckpoint,
+    AskSplit,
     Break,
     Leave,
     Look,
@@ -42,7 +43,7 @@ from holdfast.events.orders import (
     StopRanks,
     WindDown,
 )
-from holdfast.events.rank import CheckpointNow, StopNow
+from holdfast.events.rank import CheckpointNow, SplitNow, StopNow
 from holdfast.findings import Finding
 from holdfast.folder import LEFT_NAME
 from holdfast.host.processes import adopt_orphans, descendants, send
@@ -226,7 +227,10 @@ class Agent:
                 self._drills.take(order)
             case AskCheckpoint():
                 for team in self._teams.values():
-                    team.ask_checkpoint()
+                    team.ask_sessions(CheckpointNow(), "takes a checkpoint")
+            case AskSplit():
+                for team in self._teams.values():
+                    team.ask_sessions(SplitNow(), "says where its time goes")
             case WindDown():
                 for team in self._teams.values():
                     team.ask(StopNow(reason=order.reason))

@@ -36,7 +36,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.events.orders import Progress, StartRanks
-from holdfast.events.rank import AgentToRank, Checkpointed, CheckpointNow, Found, Hello, RankToAgent, Step
+from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
 from holdfast.findings import Finding, Severity
 from holdfast.host.processes import state_letter
 
@@ -170,15 +170,15 @@ class Team:
         for channel in self._channels.values():
             channel.ask(request)
 
-    def ask_checkpoint(self) -> None:
-        """Ask every rank for a checkpoint at its next step; says so where no rank can hear it."""
-        self.ask(CheckpointNow())
+    def ask_sessions(self, request: AgentToRank, what: str) -> None:
+        """Ask something that a Session does; says so where no rank has one."""
+        self.ask(request)
         if not any(channel.ranks for channel in self._channels.values()):
             self._found(
                 Finding(
                     code="no-session",
                     severity=Severity.WARNING,
-                    what=f"no rank of node{self._node} has opened a Session, so none takes a checkpoint when asked",
+                    what=f"no rank of node{self._node} has opened a Session, so none {what} when asked",
                     where=f"node{self._node}",
                     remedy="Ranks that are still starting will have one; others need the few lines of holdfast.train.",
                 )

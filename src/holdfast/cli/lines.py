@@ -36,11 +36,12 @@ from holdfast.events import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    SplitRequested,
     StepCommitted,
     StopDecided,
     WorldChanged,
 )
-from holdfast.measure.words import UTILISATION, figure, told
+from holdfast.measure.words import SPLIT, UTILISATION, figure, told
 from holdfast.report.advance import exit_in_words
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
 from holdfast.report.world import in_words
@@ -153,7 +154,7 @@ def _step_committed(event: StepCommitted) -> str:
     each_s = (event.ended - event.started) / event.steps
     if event.metrics.get("tokens") and each_s > 0:
         figures.append(f"{event.metrics['tokens'] / each_s:,.0f} tokens/s")
-    figures += told(event.metrics, UTILISATION)
+    figures += told(event.metrics, UTILISATION + SPLIT)
     which = f"step {event.step}" if event.steps == 1 else f"steps {event.first}-{event.step}"
     took = f"{duration(each_s)}{'' if event.steps == 1 else ' each'}"
     return ", ".join([f"{which}{_of(event.replica)} committed in {took}", *figures])
@@ -281,6 +282,10 @@ def _checkpoint_requested(event: CheckpointRequested) -> str:
     return "a checkpoint was asked for"
 
 
+def _split_requested(event: SplitRequested) -> str:
+    return "it was asked where a step's time goes"
+
+
 def _of(replica: int) -> str:
     return f" of replica {replica}" if replica else ""
 
@@ -317,4 +322,5 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     CancelRequested: _cancel_requested,
     DrillRequested: _drill_requested,
     CheckpointRequested: _checkpoint_requested,
+    SplitRequested: _split_requested,
 }

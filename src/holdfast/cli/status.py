@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from holdfast.cli.output import Output, say, say_json, show
 from holdfast.cli.request import OutputOption, RunArgument
 
+SPLIT_S = 600.0
+"""Longest to wait for a profile."""
 
-def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
+
+def status(
+    run: RunArgument = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Have a few steps profiled first, and say where a step's time goes.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """Say how a run is doing, or how it went.
 
     Of a run that waits, it says what for.
@@ -18,6 +31,8 @@ def status(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     from holdfast.report.status import Phase
 
     found = api.find_run(run)
+    if split:
+        api.split(found, within_s=SPLIT_S)
     abandoned = api.abandoned(found)
     known = api.status(found)
     if output is Output.JSON:

@@ -16,7 +16,7 @@ from rich.text import Text
 from holdfast.cli.findings import block
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
-from holdfast.measure.words import DETAILS, figure, told
+from holdfast.measure.words import DETAILS, SPLIT, figure, told
 from holdfast.report.advance import advance
 from holdfast.report.ranks import RankPhase, RankStatus
 from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
@@ -121,6 +121,8 @@ def _progress(status: RunStatus, now: float) -> Iterator[Text]:
     yield Text("   ".join(figures))
     if details := told(lead.metrics, DETAILS):
         yield Text("   ".join(details), style="dim")
+    for words in told(lead.metrics, SPLIT):
+        yield Text(words, style="dim")
     if status.checkpoint is not None:
         ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
         yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")

@@ -113,6 +113,11 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Split:
+    """Ask every rank where the time of its next steps goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Write down a decision; it changes no state, so replaying the log does not need it."""
 
@@ -137,6 +142,7 @@ Command = (
     | TellBack
     | Inject
     | Checkpoint
+    | Split
     | Record
     | Finish
 )

@@ -32,6 +32,7 @@ from holdfast.control.commands import (
     Look,
     Record,
     ReplaceNode,
+    Split,
     Start,
     Stop,
     SubmitNodes,
@@ -72,6 +73,7 @@ from holdfast.events.log import EventWriter, Superseded
 from holdfast.events.orders import (
     Acknowledge,
     AskCheckpoint,
+    AskSplit,
     Break,
     Leave,
     Order,
@@ -514,6 +516,8 @@ class Controller:
                 self._order((node,), lambda _: order)
             case Checkpoint():
                 self._order(tuple(self._links), lambda _: AskCheckpoint())
+            case Split():
+                self._order(tuple(self._links), lambda _: AskSplit())
             case Finish():
                 self._spawn(self._finish())
             case _:

@@ -38,6 +38,7 @@ from holdfast.events import (
     RunCreated,
     RunEvent,
     RunFinished,
+    SplitRequested,
     StepCommitted,
 )
 from holdfast.job.spec import Job
@@ -118,6 +119,7 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     DrillRequested: drills.requested,
     DrillDone: drills.done,
     CheckpointRequested: requests.checkpoint,
+    SplitRequested: requests.split,
     DeadlinePassed: _deadline_passed,
     RunFinished: _finished,
 }

@@ -1,14 +1,14 @@
-"""Owns what follows from what people ask for: an end, a checkpoint."""
+"""Owns what follows from what people ask for: an end, a checkpoint, where the time goes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.commands import Checkpoint
+from holdfast.control.commands import Checkpoint, Split
 from holdfast.control.course import end
 from holdfast.control.state import Ending, State, Transition
 from holdfast.errors import ExitCode
-from holdfast.events import CancelRequested, CheckpointRequested, Outcome
+from holdfast.events import CancelRequested, CheckpointRequested, Outcome, SplitRequested
 from holdfast.job.spec import Job
 
 
@@ -24,3 +24,8 @@ def cancel(job: Job, state: State, event: CancelRequested) -> Transition:
 def checkpoint(job: Job, state: State, event: CheckpointRequested) -> Transition:
     """Somebody wants a checkpoint."""
     return state, (Checkpoint(),)
+
+
+def split(job: Job, state: State, event: SplitRequested) -> Transition:
+    """Somebody wants to know where the time of a step goes."""
+    return state, (Split(),)

@@ -3,7 +3,8 @@
 The first `WHOLE` steps of a replica each have a line, and so has the first of every attempt. From then on a line comes
 when a thousandth of the run's age has passed since the last one, at the latest after `LONGEST_S`; it stands for all
 steps since. The times a line carries are sums over its steps, so accounts, speed and step numbers come out the same;
-metrics are those of its last step. Whatever else happens to the run is written after the steps before it.
+metrics are those of its last step, and those that come with few steps, which is a reason for a line. Whatever else
+happens to the run is written after the steps before it.
 
 With steps of 10 s (260,000 in 30 days) that is 1,000 lines for the first 2.8 hours, 2,000 until 30 s are a thousandth
 of the run's age (8.3 hours), then one each 30 s: 89,000 lines, 20 MiB. However short a step is, there are no more than
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
+from holdfast.measure.catalog import lasting
 
 WHOLE = 1000
 """Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
@@ -60,6 +62,7 @@ class Thinning:
             lines += self.give()
         self.kept = step if self.kept is None else _together(self.kept, step)
         last, least_s = self.last, LONGEST_S if sparing else interval_s(self.lines, age_s)
+        at_once = at_once or bool(lasting(step.metrics))  # somebody waits for these
         if at_once or last is None or last.attempt != step.attempt or not 0 <= step.ended - last.ended < least_s:
             lines += self.give()
         return lines
@@ -98,4 +101,10 @@ def _go_together(kept: StepCommitted, step: StepCommitted, highest: int) -> bool
 
 def _together(kept: StepCommitted, step: StepCommitted) -> StepCommitted:
     checkpoint_s = kept.checkpoint_s + step.checkpoint_s
-    return msgspec.structs.replace(step, steps=kept.steps + step.steps, started=kept.started, checkpoint_s=checkpoint_s)
+    return msgspec.structs.replace(
+        step,
+        steps=kept.steps + step.steps,
+        started=kept.started,
+        checkpoint_s=checkpoint_s,
+        metrics=lasting(kept.metrics) | step.metrics,
+    )

@@ -19,7 +19,14 @@ from holdfast.events.agent import (
 )
 from holdfast.events.base import Event
 from holdfast.events.crowd import NodesStarted, NodesStopped, RanksExited, RanksHung, Spans, numbers, spans
-from holdfast.events.operator import CancelRequested, CheckpointRequested, DrillAction, DrillRequested, DrillTarget
+from holdfast.events.operator import (
+    CancelRequested,
+    CheckpointRequested,
+    DrillAction,
+    DrillRequested,
+    DrillTarget,
+    SplitRequested,
+)
 from holdfast.events.run import (
     FORMAT,
     AgentLeft,
@@ -53,7 +60,7 @@ AgentEvent = (
     | DrillDone
     | FindingRaised
 )
-OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested
+OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested | SplitRequested
 RunEvent = (
     RunCreated
     | CodeShipped
@@ -80,6 +87,6 @@ __all__ = [
     "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised", "NodeGone",
     "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent",
     "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted",
-    "RanksStopped", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "StepCommitted",
-    "StopDecided", "WorldChanged", "numbers", "spans",
+    "RanksStopped", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested",
+    "StepCommitted", "StopDecided", "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

@@ -72,3 +72,7 @@ class DrillRequested(Request, frozen=True, kw_only=True):
 
 class CheckpointRequested(Request, frozen=True, kw_only=True):
     """Somebody asked every rank to checkpoint at its next step."""
+
+
+class SplitRequested(Request, frozen=True, kw_only=True):
+    """Somebody asked every rank where the time of its next steps goes."""

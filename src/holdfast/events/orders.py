@@ -99,6 +99,10 @@ class AskCheckpoint(Order, frozen=True, kw_only=True, tag="checkpoint"):
     """Ask every rank to checkpoint at its next step."""
 
 
+class AskSplit(Order, frozen=True, kw_only=True, tag="split"):
+    """Ask every rank where the time of its next steps goes."""
+
+
 class WindDown(Order, frozen=True, kw_only=True, tag="wind-down"):
     """Ask every rank to checkpoint at its next step, then to leave."""
 
@@ -139,7 +143,17 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
 
 
 AnyOrder = (
-    StartRanks | StopRanks | Break | AskCheckpoint | WindDown | Look | ReplicaLost | ReplicaBack | Leave | Acknowledge
+    StartRanks
+    | StopRanks
+    | Break
+    | AskCheckpoint
+    | AskSplit
+    | WindDown
+    | Look
+    | ReplicaLost
+    | ReplicaBack
+    | Leave
+    | Acknowledge
 )
 
 

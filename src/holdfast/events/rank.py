@@ -66,6 +66,10 @@ class CheckpointNow(RankRequest, frozen=True, kw_only=True, tag="checkpoint-now"
     """Take a checkpoint at the end of the step in hand."""
 
 
+class SplitNow(RankRequest, frozen=True, kw_only=True, tag="split-now"):
+    """Profile a few steps after the one in hand, and report with the last of them where a step's time goes."""
+
+
 class StopNow(RankRequest, frozen=True, kw_only=True, tag="stop"):
     """Take a checkpoint at the end of the step in hand, then leave."""
 
@@ -87,7 +91,7 @@ class ReplicaBack(RankRequest, frozen=True, kw_only=True, tag="replica-back"):
 
 
 RankToAgent = Hello | Step | Checkpointed | Found
-AgentToRank = CheckpointNow | StopNow | ReplicaLost | ReplicaBack
+AgentToRank = CheckpointNow | SplitNow | StopNow | ReplicaLost | ReplicaBack
 
 encode = msgspec.json.Encoder().encode
 from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)

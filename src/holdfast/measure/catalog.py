@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.measure.split import HIDDEN, Part, split_name
+
 
 class Across(StrEnum):
     """What stands for a step of which every rank has a figure of its own."""
@@ -29,6 +31,13 @@ class Metric:
     across: Across = Across.FIRST
     derived: bool = False
     """Whether it follows from others of the same step and its times, so that the log of a run need not hold it."""
+    lasting: bool = False
+    """Whether it comes with few steps, and stands until it comes again."""
+
+
+def _share(part: str, help: str) -> Metric:
+    """A row of the split of a step's time; the mean over ranks adds up as each rank's does."""
+    return Metric(name=split_name(part), unit="s", help=help, across=Across.MEAN, lasting=True)
 
 
 CATALOG: tuple[Metric, ...] = (
@@ -111,10 +120,19 @@ CATALOG: tuple[Metric, ...] = (
         help="Part of the step's time that the loop waited for a checkpoint.",
         derived=True,
     ),
+    _share(Part.FORWARD, "When asked for, of a step: what comes before a backward pass, the loss included."),
+    _share(Part.BACKWARD, "The same: backward passes."),
+    _share(Part.COMMUNICATION, "The same: the rank waited for others or for bytes, and did nothing beside."),
+    _share(Part.OPTIMIZER, "The same: the optimiser's step, what leads to it such as clipping, and `zero_grad`."),
+    _share(Part.DATA, "The same: the loop waited for its next samples, from a DataLoader or through the session."),
+    _share(Part.CHECKPOINT, "The same: the loop waited for a checkpoint."),
+    _share(Part.OTHER, "The same: the rest. These seven add up to the step's time."),
+    _share(HIDDEN, "Beside them: communication that the rank computed beside."),
 )
 
 ROWS: Mapping[str, Metric] = {metric.name: metric for metric in CATALOG}
 DERIVED = frozenset(metric.name for metric in CATALOG if metric.derived)
+LASTING = frozenset(metric.name for metric in CATALOG if metric.lasting)
 
 _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {
     Across.FIRST: lambda values: values[0],
@@ -122,6 +140,11 @@ _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {
     Across.MAX: max,
     Across.MEAN: lambda values: sum(values) / len(values),
 }
+
+
+def lasting(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that stand until they come again."""
+    return {name: metrics[name] for name in LASTING & metrics.keys()}
 
 
 def across(name: str) -> Across:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from holdfast.measure.split import HIDDEN, Part, split_name
+
 _WAYS = (("full", "full attention"), ("causal", "causal"))
+_PARTS = {
+    Part.FORWARD: "forward",
+    Part.BACKWARD: "backward",
+    Part.COMMUNICATION: "communication",
+    Part.OPTIMIZER: "optimiser",
+    Part.DATA: "data wait",
+    Part.CHECKPOINT: "checkpoint",
+    Part.OTHER: "other",
+}
 
 
 def figure(value: float, digits: int = 4) -> str:
@@ -58,9 +69,22 @@ def _stall(metrics: Mapping[str, float]) -> str:
     return f"{figure(stalled_s, 2)} s stalled by a checkpoint" if stalled_s >= 0.001 else ""
 
 
+def _split(metrics: Mapping[str, float]) -> str:
+    """Parts of a step that was profiled; nobody reads those of a few thousandths."""
+    parts = {words: metrics[split_name(part)] for part, words in _PARTS.items() if split_name(part) in metrics}
+    whole_s = sum(parts.values())
+    if whole_s <= 0:
+        return ""
+    told = ", ".join(f"{words} {spent / whole_s:.0%}" for words, spent in parts.items() if spent >= 0.005 * whole_s)
+    hidden_s = metrics.get(split_name(HIDDEN), 0.0)
+    hidden = f"; {figure(hidden_s, 2)} s of communication hidden" if hidden_s >= 0.005 * whole_s else ""
+    return f"of {figure(whole_s, 3)} s a step, profiled: {told}{hidden}"
+
+
 Phrase = Callable[[Mapping[str, float]], str]
-LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait, _stall)
+LINE: tuple[Phrase, ...] = (_loss, _speed, _mfu, _tflops, _step, _grad_norm, _memory, _data_wait, _stall, _split)
 UTILISATION: tuple[Phrase, ...] = (_mfu,)
+SPLIT: tuple[Phrase, ...] = (_split,)
 DETAILS: tuple[Phrase, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait, _stall)
 """What is said beside loss and speed, which `holdfast status` has from more steps than one."""
 

@@ -22,6 +22,7 @@ from holdfast.events import (
     WorldChanged,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.measure.catalog import lasting
 from holdfast.measure.words import told
 from holdfast.report.accounting import Account, Ledger, Part, post
 from holdfast.report.words import clean, count, duration, share, short
@@ -80,7 +81,7 @@ class Summary:
     noticed: tuple[Finding, ...] = ()
     """Errors and warnings that changed nothing by themselves, each once, in order."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the last step committed."""
+    """Of the last step committed; of those that come with few steps the latest."""
     damaged_lines: int = 0
     """Lines of the log that are not what was written; what stood in them is missing here."""
     code: str = ""
@@ -123,7 +124,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 worlds = [_seen(world, event) for world in worlds]
                 recoveries = [_resumed(recovery, event) for recovery in recoveries]
                 steps[event.replica] = event.step
-                metrics = event.metrics
+                metrics = lasting(metrics) | event.metrics
             case _:
                 pass
     ending = finished or decided

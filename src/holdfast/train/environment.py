@@ -58,6 +58,8 @@ class Environment:
     checkpoint_keep_every: int | None = None
     """`HOLDFAST_CHECKPOINT_KEEP_EVERY`: those of steps that are a multiple of this are kept for good."""
 
+    split_after_step: int | None = None
+    """`HOLDFAST_SPLIT_AFTER_STEP`: measure where the time of the steps after this one goes."""
     report_to: tuple[str, ...] = ()
     """`HOLDFAST_REPORT_TO`: trackers that are told of each step, with commas: tensorboard, wandb, mlflow."""
 
@@ -106,6 +108,7 @@ class Environment:
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
             report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
             checkpoint_keep_every=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY", int, at_least=1),
+            split_after_step=_number(variables, "HOLDFAST_SPLIT_AFTER_STEP", int, at_least=1),
         )
 
 

@@ -21,7 +21,7 @@ from typing import NoReturn, SupportsFloat
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, ReplicaBack, ReplicaLost, Step, StopNow
+from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, ReplicaBack, ReplicaLost, SplitNow, Step, StopNow
 from holdfast.findings import Finding, Severity
 from holdfast.measure.catalog import DERIVED
 from holdfast.train.cadence import Auto
@@ -30,6 +30,7 @@ from holdfast.train.environment import Environment
 from holdfast.train.finite import WITHHELD, Finite
 from holdfast.train.journal import Journal
 from holdfast.train.meter import Meter, numbers
+from holdfast.train.profiler import Profiler
 from holdfast.train.ranks import Agreement, Ranks, Wish
 
 DRAIN_S = 0.05
@@ -51,6 +52,8 @@ class Liaison:
         self.ranks = Ranks.join(announced=told.world_size)
         self._agreement = Agreement(self.ranks)
         self.meter = meter or Meter()
+        self._profiler = Profiler()
+        self._split_after = told.split_after_step
         self._finite = Finite(self.ranks.rank)
         self._journal = Journal(told) if self.ranks.rank == 0 else None
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
@@ -77,7 +80,9 @@ class Liaison:
         started, self._boundary = self._boundary, self._clock()
         stalled_s, self._waited_s = self._waited_s, 0.0
         measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
-        finite = {name: value for name, value in (measured | given).items() if math.isfinite(value)}
+        spent = self._profiler.step(last=step == total)
+        self._tell(self._profiler.noted())
+        finite = {name: value for name, value in (measured | spent | given).items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
         told = dict(islice(((name, value) for name, value in finite.items() if name not in DERIVED), METRICS))
         self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
@@ -91,7 +96,12 @@ class Liaison:
 
     def wish(self, step: int, *, total: int | None) -> Wish:
         """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP."""
-        return self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
+        agreed = self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
+        if Wish.STOP in agreed:
+            return Wish.STOP
+        if Wish.SPLIT in agreed:
+            self._profiler.begin()
+        return agreed & Wish.CHECKPOINT
 
     @property
     def node_s(self) -> float:
@@ -156,6 +166,7 @@ class Liaison:
     def end(self) -> None:
         """No step follows: SIGTERM means again what it did."""
         _on_sigterm(self._previous_sigterm)
+        self._profiler.end()
         if self._journal is not None:
             self._journal.close()
             self._tell(self._journal.noted())
@@ -175,18 +186,21 @@ class Liaison:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
         if step == total:
             return Wish.STOP
+        wish = Wish.SPLIT if step == self._split_after else Wish.NOTHING
         if self._every_steps is not None and step % self._every_steps == 0:
-            return Wish.CHECKPOINT
-        return Wish.NOTHING
+            wish |= Wish.CHECKPOINT
+        return wish
 
     def _hear(self) -> None:
         """Take note of what the agent has said since the last time."""
         for request in self._channel.requests():
             match request:
                 case CheckpointNow():
-                    self._asked = max(self._asked, Wish.CHECKPOINT)
+                    self._asked |= Wish.CHECKPOINT
+                case SplitNow():
+                    self._asked |= Wish.SPLIT
                 case StopNow():
-                    self._asked = Wish.STOP
+                    self._asked |= Wish.STOP
                 case ReplicaLost():
                     self._lost.add(request.replica)
                 case ReplicaBack():
@@ -195,9 +209,11 @@ class Liaison:
     def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
         self._hear()
-        wish, self._asked = max(self._asked, Wish.STOP if self._terminated else Wish.NOTHING), Wish.NOTHING
+        wish, self._asked = self._asked | (Wish.STOP if self._terminated else Wish.NOTHING), Wish.NOTHING
+        if self._profiler.running:  # another rank was asked before
+            wish &= ~Wish.SPLIT
         overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
-        return max(wish, Wish.CHECKPOINT) if overdue and self.ranks.rank == 0 else wish
+        return wish | Wish.CHECKPOINT if overdue and self.ranks.rank == 0 else wish
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         self._terminated = True

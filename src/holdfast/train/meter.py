@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.measure.devices import find
 from holdfast.measure.flops import PerToken, Shape, shape
 from holdfast.measure.rates import Yardstick
+from holdfast.train.profiler import waiting_for_data
 
 Item = TypeVar("Item")
 
@@ -56,7 +57,8 @@ class Meter:
         while True:
             began = self._clock()
             try:
-                item = next(items)
+                with waiting_for_data():
+                    item = next(items)
             except StopIteration:
                 return
             finally:

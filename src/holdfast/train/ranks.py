@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import IntEnum
+from enum import IntFlag
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from holdfast.errors import ExitCode, failure
+from holdfast.train.profiler import unrecorded
 
 T = TypeVar("T")
 
@@ -28,12 +29,14 @@ ASIDE_S = 2 * 3600.0
 """Longest that one rank's second thread waits for another's: the slowest write of a checkpoint, and more."""
 
 
-class Wish(IntEnum):
-    """What should happen at the end of a step; the greatest wish of any rank is what all of them do."""
+class Wish(IntFlag):
+    """What should happen at the end of a step; what any rank wishes all of them do."""
 
     NOTHING = 0
-    CHECKPOINT = 1
-    STOP = 2
+    SPLIT = 1
+    """Profile the steps that follow."""
+    CHECKPOINT = 2
+    STOP = 4
     """Checkpoint, then leave."""
 
 
@@ -115,8 +118,8 @@ class Agreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self._group = ranks.group
-        self._folded = torch.zeros(2, dtype=torch.int32)
-        """The greatest wish, and minus the smallest number of steps that any rank would let pass."""
+        self._folded = torch.zeros(1 + len(Wish), dtype=torch.int32)
+        """Minus the smallest number of steps that any rank would let pass, and for each wish whether one has it."""
         self._travelling: dist.Work | None = None
         self._held = Wish.NOTHING
         self._pass = 1
@@ -129,15 +132,14 @@ class Agreement:
         A wish that this boundary fulfils is not passed on: asked of several ranks, a checkpoint is still taken once.
         """
         if self._group is None:
-            return max(wish, scheduled)
+            return wish | scheduled
         now = time.monotonic()
         step_s, self._boundary_at = now - self._boundary_at, now
-        self._held = max(self._held, wish)
-        agreed = max(scheduled, self._settled())
-        if agreed >= self._held:
-            self._held = Wish.NOTHING
+        self._held |= wish
+        agreed = scheduled | self._settled()
+        self._held &= ~agreed
         self._pass -= 1
-        if self._pass <= 0 and agreed < Wish.STOP:
+        if self._pass <= 0 and Wish.STOP not in agreed:
             self._propose(max(1, min(MOST_STEPS, int(AGREE_S / max(step_s, 1e-6)))))
         return agreed
 
@@ -147,10 +149,12 @@ class Agreement:
             return Wish.NOTHING
         self._travelling.wait()
         self._travelling = None
-        self._pass = -int(self._folded[1].item())
-        return Wish(int(self._folded[0].item()))
+        folded = [int(each) for each in self._folded]
+        self._pass, wished = -folded[0], folded[1:]
+        return Wish(sum(wish for wish, has in zip(Wish, wished, strict=True) if has))
 
     def _propose(self, steps: int) -> None:
-        self._folded[0], self._folded[1] = self._held, -steps
+        self._folded[:] = torch.tensor([-steps, *(wish in self._held for wish in Wish)])
         self._held = Wish.NOTHING
-        self._travelling = dist.all_reduce(self._folded, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        with unrecorded():
+            self._travelling = dist.all_reduce(self._folded, op=dist.ReduceOp.MAX, group=self._group, async_op=True)

@@ -27,6 +27,7 @@ from holdfast.train.depot import Depot, Shared
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
+from holdfast.train.profiler import waiting_for_checkpoint
 from holdfast.train.ranks import Ranks, Wish
 from holdfast.train.rate import ScaledRate
 from holdfast.train.replicas import Alone, Replicas, Several, Standing
@@ -188,7 +189,8 @@ class Session:
         action = self._liaison.wish(self.step, total=self._total)
         if self._checkpoints is not None:
             began = time.monotonic()
-            self._save(self._checkpoints, action)
+            with waiting_for_checkpoint():
+                self._save(self._checkpoints, action)
             self._liaison.waited(time.monotonic() - began)
         if action is Wish.STOP and self.step == self._total:
             self._liaison.end()

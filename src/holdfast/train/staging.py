@@ -20,6 +20,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from holdfast.train.profiler import waiting_for_checkpoint
+
 COPIERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that copy on the host: one does 7 GB/s here, two do 12."""
 ALIGN_BYTES = 64
@@ -87,10 +89,11 @@ class Staging:
         if not self._copying:
             return
         began = time.monotonic()
-        wait(self._running)
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
-        self._check()
+        with waiting_for_checkpoint():
+            wait(self._running)
+            if self._event is not None:
+                torch.cuda.current_stream().wait_event(self._event)
+            self._check()
         self.waited_s += time.monotonic() - began
 
     def _wait(self) -> None:

@@ -206,6 +206,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "As for `loss-not-finite`; the newest checkpoint is of before.",
     ),
     (
+        "split-not-known",
+        "Where a step's time goes was asked for, and did not come.",
+        "The evidence says what was waited for; `holdfast status`.",
+        "Ask again once ranks pass steps; a program without a Session is not profiled.",
+    ),
+    (
+        "split-not-taken",
+        "A rank could not profile its steps.",
+        "The evidence: the program's own profiler was at work, or what torch's said.",
+        "Ask again while the program does not profile itself.",
+    ),
+    (
         "loss-not-finite",
         "The loss of a rank is NaN or infinite.",
         "The evidence: the step, the norm of the gradients, whether it was so before.",

@@ -1,0 +1,102 @@
+"""A step's time by its parts, as real ranks measure it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.events.rank import Found, SplitNow, Step, StopNow
+from holdfast.measure.catalog import lasting
+from holdfast.measure.split import Part, split_name
+from holdfast.train import Environment, Session
+from holdfast.train.profiler import STEPS
+
+HEAVY = Path(__file__).with_name("heavy.py")
+CASES = {
+    "plain:communication": (Part.COMMUNICATION, Part.COMMUNICATION),
+    "ddp:forward": (Part.FORWARD, Part.FORWARD),
+    "ddp:optimizer": (Part.OPTIMIZER, Part.OPTIMIZER),
+    "ddp:straggler": (Part.COMMUNICATION, Part.DATA),
+    "fsdp:backward": (Part.BACKWARD, Part.BACKWARD),
+    "fsdp:straggler": (Part.COMMUNICATION, Part.DATA),
+}
+"""What is heavy, and where rank 0 and rank 1 must see it."""
+
+
+def told(step: Step) -> dict[Part, float]:
+    return {part: step.metrics[split_name(part)] for part in Part}
+
+
+@pytest.mark.slow
+def test_heavy_part_of_two_ranks_shows_in_its_row_and_the_parts_add_up(agent, tmp_path: Path):
+    ranks = subprocess.Popen([sys.executable, HEAVY, tmp_path, *CASES])
+    try:
+        for case, expected in CASES.items():
+            lines = sorted((agent.accept() for _ in range(2)), key=lambda line: line.next().rank)
+            steps: list[list[Step]] = [[], []]
+            lines[0].await_(Step)
+            lines[1].ask(SplitNow())
+            for line, seen in zip(lines, steps, strict=True):
+                while not seen or not lasting(seen[-1].metrics):
+                    seen.append(line.await_(Step))
+                line.ask(StopNow())
+            # Asked of one, all ranks tell of the same steps.
+            assert steps[0][-1].step == steps[1][-1].step, case
+            for seen, part in zip(steps, expected, strict=True):
+                spent, took_s = told(seen[-1]), [step.ended - step.started for step in seen[-STEPS:]]
+                assert max(spent, key=spent.__getitem__) is part, (case, spent)
+                assert spent[part] > sum(spent.values()) / 2, (case, spent)
+                # The profiler starts within the first step.
+                assert 0.8 * sum(took_s[1:]) < STEPS * sum(spent.values()) < 1.2 * sum(took_s), (case, spent, took_s)
+            for line in lines:
+                assert not [each for each in line.rest() if isinstance(each, Found)]
+                line.close()
+        assert ranks.wait(120) == 0
+    finally:
+        ranks.kill()
+        ranks.wait()
+
+
+def loop(steps: int, **told: object) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = Session(model=model, optimizer=optimizer, environment=Environment(**told))
+    for _ in session.steps(steps):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        session.commit(loss=1.0)
+
+
+def test_split_after_a_step_that_the_environment_names_is_printed_where_no_holdfast_runs(capsys):
+    loop(9, split_after_step=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "profiled" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"step {2 + STEPS}: ")
+    assert "forward" in lines[0]
+
+
+def test_profile_that_the_last_step_cuts_short_is_of_the_steps_there_were(agent):
+    loop(4, rank_socket=agent.path, split_after_step=2)
+    steps = [message for message in agent.accept().rest() if isinstance(message, Step)]
+    assert [step.step for step in steps if lasting(step.metrics)] == [4]
+    assert 0 < sum(told(steps[-1]).values()) < steps[-1].ended - steps[2].started
+
+
+def test_profile_beside_another_is_refused_and_training_goes_on(agent):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        loop(9, rank_socket=agent.path, split_after_step=2)
+    messages = agent.accept().rest()
+    found = [message.finding.code for message in messages if isinstance(message, Found)]
+    assert found == ["split-not-taken"]
+    assert max(message.step for message in messages if isinstance(message, Step)) == 9
+
+
+def test_nothing_of_torch_is_changed_once_a_profile_is_over(agent):
+    before = torch.autograd.backward
+    loop(9, rank_socket=agent.path, split_after_step=2)
+    assert torch.autograd.backward is before
+    assert not torch.autograd._profiler_enabled()
