@@ -11,6 +11,7 @@ RUNS/<run id>/
     ca.pem, identity.pem    where agents come over a network: what they know the controller by, and its key (0600),
                             which goes with the secrets
     controller.log          the controller's own words
+    quorum.sock, .port, .log   of a job with replicas: where the quorum service is told, listens, and what it says
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
     nodes/node1.0/          one node slot and generation: agent.log, stacks, why it left, where its memory group is,
                             the node's own token (0600)

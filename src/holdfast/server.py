@@ -76,6 +76,7 @@ from holdfast.host.limits import open_more_files
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.job.silence import Silence
+from holdfast.job.spec import Job
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
@@ -83,6 +84,7 @@ from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
 from holdfast.launch.local.isolation import isolation_for
 from holdfast.launch.local.share import shares
+from holdfast.quorum.keeping import QuorumKeeper
 
 log = logging.getLogger("holdfast.controller")
 
@@ -345,6 +347,15 @@ def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
     return () if taken in told else (taken,)
 
 
+def _quorum(folder: RunFolder, job: Job, host: str) -> QuorumKeeper | None:
+    """What decides which replicas step together, where there are several."""
+    recovery = job.recovery
+    if recovery.replicas == 1:
+        return None
+    grace_s = recovery.controller_grace_s
+    return QuorumKeeper(folder.path, host=host, min_replicas=recovery.min_replicas, grace_s=grace_s)
+
+
 async def _beat(keeper: int) -> None:
     """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
     os.set_blocking(keeper, False)
@@ -403,6 +414,8 @@ async def serve(
             return
 
     keys = Keys(folder.token.read_text().strip())
+    quorum = _quorum(folder, accepted.job, host)
+    keeping = asyncio.ensure_future(quorum.run()) if quorum else None
 
     def start_orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
@@ -414,6 +427,7 @@ async def serve(
             master_port=str(start.master_port),
             doors=tuple(f"{member.address}:{member.port}" for member in members),
             key=keys.of_attempt(start.replica, start.attempt),
+            lighthouse=quorum.url if quorum else "",
         )
 
         plan = Plan.of(accepted, folder, attempt, private["secrets"])
@@ -443,6 +457,7 @@ async def serve(
         backend=backend,
         start_orders=start_orders,
         drill=drills,
+        attend=quorum.tell if quorum else None,
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
@@ -452,8 +467,13 @@ async def serve(
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
     server = listening(port, nodes=accepted.job.nodes.max, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
+    if quorum:
+        await quorum.known()
     if not controller.finished:
         await controller.run()
+    if quorum and keeping:
+        keeping.cancel()
+        await quorum.end()
     drills.clear()
     folder.forget_secrets()
     server.should_exit = True

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,8 @@ class Controller:
     """Runs one job from its log, its machine and its back end.
 
     `start_orders` expands a Start among these nodes into what the ranks of each are given; it is injected because
-    launching is not control's business; so is `drill`, which breaks what no agent can.
+    launching is not control's business; so is `drill`, which breaks what no agent can, and `attend`, which is told
+    which replicas have ranks.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class Controller:
         backend: Backend,
         start_orders: Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]],
         drill: Callable[[DrillRequested], Awaitable[None]],
+        attend: Callable[[Mapping[int, str]], None] | None = None,
         incarnation: str,
         clock: Callable[..., Clock] = Clock,
     ) -> None:
@@ -166,6 +168,7 @@ class Controller:
         self._backend = backend
         self._start_orders = start_orders
         self._drill = drill
+        self._attend = attend
         self._incarnation = incarnation
         self._links: dict[int, AgentLink] = {}
         self._ledgers: dict[int, StepLedger] = {}
@@ -256,6 +259,8 @@ class Controller:
             self._hold(error)
             return
         self._state = state
+        if self._attend is not None:
+            self._attend(state.attendance)
         for event in events:
             self._note(event)
         self._wake.set()

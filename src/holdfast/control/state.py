@@ -217,6 +217,14 @@ class State:
         return tuple(replica for replica in self.replicas if replica.at_work)
 
     @property
+    def attendance(self) -> dict[int, str]:
+        """Where the ranks of each replica's attempt meet; empty for one that has none at work."""
+        return {
+            replica.replica: f"{replica.master_addr}:{replica.master_port}" if replica.at_work else ""
+            for replica in self.replicas
+        }
+
+    @property
     def trained(self) -> bool:
         """Whether a replica has finished by itself: what it holds is what all of them were to come to."""
         return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)

@@ -66,7 +66,9 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
     """What all ranks of an attempt are given alike."""
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
-    full_world_size = job.nodes.max // attempt.replica_count * job.local_world_size
+    full_world_size = job.nodes.max * job.local_world_size
+    # Of several replicas each is always whole, and those that are there make up the batch among themselves.
+    there = world_size if attempt.replica_count == 1 else full_world_size
     keeps = job.recovery.global_batch is GlobalBatch.KEEP
     checkpoint = job.checkpoint
     # What the job may override comes first, then the job's own, then what holds the ranks together.
@@ -89,8 +91,8 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_ATTEMPT": str(attempt.attempt),
         "HOLDFAST_REPLICA": str(attempt.replica),
         "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
-        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else world_size),
-        "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(world_size, full_world_size)),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else there),
+        "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(there, full_world_size)),
         "HOLDFAST_CHECKPOINT_PATH": _checkpoints(accepted, folder),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
@@ -110,10 +112,10 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
 
 
 _QUORUM_DEFAULTS = {
-    # While the quorum service starts anew its connections are refused; without a retry that ends the rank.
-    "TORCHFT_QUORUM_RETRIES": "100",
-    # As long as a replica waits for others (recovery.min_replicas) it is in one call.
-    "TORCHFT_QUORUM_TIMEOUT_SEC": "86400",
+    # As long as a replica waits for others (recovery.min_replicas) it is in one call: a week.
+    "TORCHFT_QUORUM_TIMEOUT_SEC": "604800",
+    # Where the quorum service starts anew it is asked again: TorchFT spreads its tries over that time, ten a second.
+    "TORCHFT_QUORUM_RETRIES": "6048000",
 }
 
 

@@ -110,6 +110,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Whole nodes for each replica, or an equal part of one node for each.",
     ),
     (
+        "no-grpc",
+        "The quorum service of a job with replicas needs grpcio.",
+        "`pip show grpcio` where holdfast is installed.",
+        "`pip install holdfast[train]`.",
+    ),
+    (
         "learning-rate-kept",
         "The learning rate is to be scaled, and the global batch is kept, so there is nothing to scale for.",
         "The field `elastic`.",

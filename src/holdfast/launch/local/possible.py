@@ -5,6 +5,7 @@ Refuses to own whether the job is right in itself (job/rules.py), and what happe
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import resource
@@ -164,6 +165,13 @@ def numbered_gpus(job: Job, here: Here) -> Iterator[Finding]:
         yield _error("numbered-gpus", "launch", what, remedy)
 
 
+def quorum(job: Job, here: Here) -> Iterator[Finding]:
+    """Replicas are kept together by a service that needs gRPC."""
+    if job.recovery.replicas > 1 and importlib.util.find_spec("grpc") is None:
+        remedy = "Install it beside holdfast: `pip install holdfast[train]`."
+        yield _error("no-grpc", "recovery.replicas", "replicas need grpcio, which is not installed here", remedy)
+
+
 def capacity(job: Job, here: Here) -> Iterator[Finding]:
     """The profile may have machines for fewer nodes than the job would like."""
     if here.capacity is None or here.capacity >= job.nodes.max:
@@ -231,6 +239,7 @@ CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (
     devices,
     numbered_gpus,
     capacity,
+    quorum,
     open_mpi,
     secrets,
     isolation,

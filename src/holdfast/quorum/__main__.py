@@ -1,0 +1,73 @@
+"""The quorum service's process: `python -m holdfast.quorum RUN_FOLDER HOST PORT MIN_REPLICAS GRACE_S`.
+
+A process of its own, so that replicas go on while the controller comes back. It tells the controller where it listens
+over a Unix socket in the run's folder, and is told there, in a line of JSON each time, which replicas have ranks. It
+ends when it is told to, or has had no controller for `GRACE_S` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from holdfast.quorum.keeping import at_folder
+from holdfast.quorum.service import Lighthouse, listen
+
+
+async def serve(folder: Path, host: str, port: int, min_replicas: int, grace_s: float) -> None:
+    """Serve until told to end, or long without a controller."""
+    over, heard = asyncio.Event(), asyncio.Event()
+    lighthouse = Lighthouse(min_replicas=min_replicas)
+    server, bound = await listen(lighthouse, f"{host}:{port}")
+
+    async def controller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(json.dumps({"port": bound}).encode() + b"\n")
+        async for line in reader:
+            heard.set()
+            alive: dict[str, str] | None = json.loads(line)
+            if alive is None:
+                break
+            lighthouse.told({int(replica): store for replica, store in alive.items()})
+        else:
+            writer.close()  # this controller has gone, and another will come
+            return
+        writer.close()
+        over.set()
+
+    async def patience() -> None:
+        """Each line of the controller's gives another grace; it says one now and then."""
+        while True:
+            heard.clear()
+            try:
+                await asyncio.wait_for(heard.wait(), grace_s)
+            except TimeoutError:
+                over.set()
+
+    with at_folder(folder) as path:
+        path.unlink(missing_ok=True)
+        doors = await asyncio.start_unix_server(controller, path)
+    tasks = [asyncio.ensure_future(lighthouse.watch()), asyncio.ensure_future(patience())]
+    await over.wait()
+    for task in tasks:
+        task.cancel()
+    doors.close()
+    with at_folder(folder) as path, contextlib.suppress(OSError):
+        path.unlink()
+    await server.stop(grace=None)
+
+
+def main() -> None:
+    """Serve the run folder named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    folder, host, port, min_replicas, grace_s = sys.argv[1:]
+    os.umask(0o077)
+    asyncio.run(serve(Path(folder), host, int(port), int(min_replicas), float(grace_s)))
+
+
+if __name__ == "__main__":
+    main()

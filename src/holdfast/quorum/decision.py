@@ -1,0 +1,104 @@
+"""Owns the decision which replicas take the next step together; pure, with the time as an argument.
+
+The rules are those that TorchFT's managers rely on (its Lighthouse): a quorum is answered when the members of the one
+before, or all who are known to live, ask for it; a joiner is taken in with the next; the number rises when the members
+change or one could not commit. What is added is certainty: the controller knows whose ranks have ended, so nobody is
+waited for until his heartbeats are missed, and at the start and after a restart it is known who is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HEARTBEAT_S = 5.0
+"""Seconds without a heartbeat after which a member that nobody has said to be lost is not waited for."""
+
+BEGIN_S = 60.0
+"""Longest, in seconds, that the first to ask for a step wait for replicas that have been started and not asked yet."""
+
+AGAIN_S = 0.5
+"""The same for a service that is new to a training that goes on: those at work ask within milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A replica as its manager describes it; the fields are the protocol's."""
+
+    replica_id: str
+    address: str = ""
+    store_address: str = ""
+    step: int = 0
+    world_size: int = 0
+    shrink_only: bool = False
+    data: str = ""
+    commit_failures: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quorum:
+    """Those who take a step together, in the order of their names."""
+
+    quorum_id: int
+    members: tuple[Member, ...]
+    created_at: float
+    """Unix seconds."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(member.replica_id for member in self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """A member that asks for a quorum, and since when (seconds)."""
+
+    member: Member
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """All that is known; times are on one clock, in seconds."""
+
+    min_replicas: int
+    heard: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When each was heard last; those that are known to be lost are not among them."""
+    asking: Mapping[str, Asking] = field(default_factory=dict[str, Asking])
+    expected: int = 0
+    """How many replicas have ranks, as far as the controller has said."""
+    previous: Quorum | None = None
+
+
+def decide(room: Room, now: float) -> tuple[Member, ...] | str:
+    """The members of the next quorum, or what is waited for."""
+    alive = {name for name, at in room.heard.items() if now - at < HEARTBEAT_S}
+    asking = {name: one for name, one in sorted(room.asking.items()) if name in alive}
+    members = tuple(one.member for one in asking.values())
+    if not members:
+        return "nobody asks"
+    before = room.previous.names if room.previous else frozenset[str]()
+    if any(member.shrink_only for member in members):
+        members = tuple(member for member in members if member.replica_id in before)
+    if len(members) < room.min_replicas:
+        return f"{len(members)} of at least {room.min_replicas} replicas ask"
+    if before and all(name in asking for name in before):
+        return members
+    if 2 * len(asking) <= len(alive):
+        return f"{len(asking)} of {len(alive)} replicas that live ask"
+    if missing := alive & before - asking.keys():
+        return f"{', '.join(sorted(missing))} have yet to ask"
+    waited_s = now - min(one.since for one in asking.values())
+    patience_s = AGAIN_S if any(member.step for member in members) else BEGIN_S
+    if room.previous is None and len(asking) < room.expected and waited_s < patience_s:
+        return f"{room.expected - len(asking)} replicas that were started have yet to ask"
+    return members
+
+
+def number(previous: Quorum | None, members: tuple[Member, ...], first: int) -> int:
+    """The number of a quorum of these members: another one wherever connections must be made anew."""
+    if previous is None:
+        return first
+    changed = previous.names != frozenset(member.replica_id for member in members)
+    failed = any(member.commit_failures > 0 for member in members)
+    return previous.quorum_id + (changed or failed)

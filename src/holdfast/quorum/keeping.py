@@ -1,0 +1,108 @@
+"""Owns the controller's end of the quorum service: it is started, told what the controller knows, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+log = logging.getLogger("holdfast.controller")
+
+SOCKET = "quorum.sock"
+LOOK_S = 0.02
+"""Between two looks for a service that is starting."""
+WORD_S = 60.0
+"""Longest between two words to the service, which ends after a long silence."""
+
+
+@contextlib.contextmanager
+def at_folder(folder: Path) -> Generator[Path]:
+    """The socket's path, short however deep the folder lies: a Unix socket's path holds 107 bytes."""
+    directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield Path(f"/proc/self/fd/{directory}") / SOCKET
+    finally:
+        os.close(directory)
+
+
+class QuorumKeeper:
+    """Keeps one service alive for a run, on one port for as long as it can."""
+
+    def __init__(self, folder: Path, *, host: str, min_replicas: int, grace_s: float) -> None:
+        self._folder = folder
+        self._host = host
+        self._more = (str(min_replicas), f"{grace_s:g}")
+        self._record = folder / "quorum.port"
+        self._port = int(self._record.read_text()) if self._record.exists() else 0
+        self._alive: Mapping[int, str] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._up = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    async def known(self) -> None:
+        """Return when it is known where the service is; once it was, it is there for good."""
+        if not self._port:
+            await self._up.wait()
+
+    def tell(self, alive: Mapping[int, str]) -> None:
+        """Say which replicas have ranks: each one's store, or nothing."""
+        if alive != self._alive:
+            self._alive = alive
+            self._say()
+
+    async def run(self) -> None:
+        """Start the service unless it is there, and again whenever it has gone."""
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                await self._converse()
+            self._writer = None
+            if self._process is not None and self._process.poll() is None:
+                await asyncio.sleep(LOOK_S)  # it is starting
+                continue
+            self._start()
+            await asyncio.sleep(LOOK_S)
+
+    async def end(self) -> None:
+        """Have the service end."""
+        if self._writer is not None:
+            self._writer.write(b"null\n")
+            with contextlib.suppress(OSError):
+                await self._writer.drain()
+                self._writer.close()
+
+    async def _converse(self) -> None:
+        """Connect, and stay connected for as long as it lasts."""
+        with at_folder(self._folder) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
+        self._port = json.loads(await reader.readline())["port"]
+        self._record.write_text(str(self._port))
+        self._writer = writer
+        self._up.set()
+        try:
+            while True:
+                self._say()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), WORD_S)
+                    return  # it says nothing more, so it has gone
+        finally:
+            writer.close()
+
+    def _say(self) -> None:
+        if self._writer is not None:
+            self._writer.write(json.dumps(self._alive).encode() + b"\n")
+
+    def _start(self) -> None:
+        log.info("the quorum service is started")
+        argv = [sys.executable, "-m", "holdfast.quorum", str(self._folder), self._host, str(self._port), *self._more]
+        with (self._folder / "quorum.log").open("ab") as output:
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

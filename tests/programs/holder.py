@@ -1,0 +1,62 @@
+"""A small training program of several replicas for tests: `holder.py STEP_S OUT`.
+
+Its Session keeps the replicas in step through TorchFT. It goes on until a while after the file OUT/enough was made; at
+the end each replica's weights are in OUT/REPLICA.end. When each commit of an attempt was made is in
+OUT/REPLICA.ATTEMPT.commits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from holdfast.train import Session
+
+STEP_S, OUT = float(sys.argv[1]), Path(sys.argv[2])
+REPLICA, ATTEMPT = os.environ["HOLDFAST_REPLICA"], os.environ["HOLDFAST_ATTEMPT"]
+COUNT = int(os.environ["HOLDFAST_REPLICA_COUNT"])
+MORE = 20
+"""Steps that are done after it is enough, so that every replica knows the last before it is there."""
+
+
+def is_last(step: int) -> bool:
+    """Whether to end with this step: the first replica to see that it is enough says which it is, for all."""
+    last = OUT / "last"
+    if (OUT / "enough").exists() and not last.exists():
+        mine = OUT / f"last-{REPLICA}"
+        mine.write_text(str(step + MORE))
+        with suppress(FileExistsError):
+            os.link(mine, last)
+    return last.exists() and step >= int(last.read_text())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(int(REPLICA))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    session = Session(model=model, optimizer=optimizer)
+    with (OUT / f"{REPLICA}.{ATTEMPT}.commits").open("w", buffering=1) as commits:
+        for step in session.steps(10**9):
+            for micro in session.micro_batches(6 // COUNT):
+                inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
+                loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+                (loss * micro.weight).backward()
+            time.sleep(STEP_S)
+            optimizer.step()
+            optimizer.zero_grad()
+            session.commit(loss=loss)
+            if session.step == step:
+                commits.write(f"{step} {time.time()!r}\n")
+                if is_last(step):
+                    break
+    torch.save((session.step, model.state_dict()), OUT / f"{REPLICA}.end")
+
+
+if __name__ == "__main__":
+    main()

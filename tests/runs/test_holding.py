@@ -1,0 +1,140 @@
+"""Replicas that train together through TorchFT and the run's quorum service: whatever dies, the others commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runs.conftest import Runs, Watched
+
+from holdfast.events import (
+    AttemptStarted,
+    ControllerStarted,
+    DrillAction,
+    DrillTarget,
+    Outcome,
+    RecoveryDecided,
+    StepCommitted,
+)
+from holdfast.host.processes import all_pids
+
+pytestmark = pytest.mark.slow
+
+HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
+
+
+def hold(runs: Runs, replicas: int, *overrides: str) -> Watched:
+    """Start replicas of one rank each, and return when all have committed steps together."""
+    command = (sys.executable, str(HOLDER), "0.05", str(runs.base))
+    given = (f"recovery.replicas={replicas}", *overrides)
+    watched = runs.start(*command, nodes=replicas, overrides=given)
+    for replica in range(replicas):
+        at_work(watched, replica, 0)
+    return watched
+
+
+def at_work(watched: Watched, replica: int, attempt: int, beyond: int = 0) -> int:
+    """Wait until a replica has committed a step of an attempt; the step."""
+
+    def fits(step: StepCommitted) -> bool:
+        return (step.replica, step.attempt) == (replica, attempt) and step.step > beyond
+
+    known = [step for step in watched.all(StepCommitted) if fits(step)]
+    return (known[0] if known else watched.until(StepCommitted, fits)).step
+
+
+def end_alike(runs: Runs, watched: Watched, replicas: int) -> None:
+    """End the training, and see that all replicas came to the same weights, to the bit, and no step was lost."""
+    (runs.base / "enough").touch()
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    (step, weights), *others = (torch.load(runs.base / f"{replica}.end") for replica in range(replicas))
+    for other_step, other in others:
+        assert other_step == step
+        assert all(torch.equal(weights[name], other[name]) for name in weights)
+    committed = {number for one in watched.all(StepCommitted) for number in range(one.first, one.step + 1)}
+    assert committed == set(range(1, step + 1))
+
+
+def attempts(watched: Watched) -> list[tuple[int, int]]:
+    return sorted((event.replica, event.attempt) for event in watched.all(AttemptStarted))
+
+
+def commits(runs: Runs, replica: int) -> list[int]:
+    """The steps that a replica's first attempt committed, as it noted them."""
+    return [int(line.split()[0]) for line in (runs.base / f"{replica}.0.commits").read_text().splitlines()]
+
+
+def processes_with(words: bytes, folder: Path) -> list[int]:
+    """This run's processes of a program."""
+    found: list[int] = []
+    for pid in all_pids():
+        try:
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if words in argv and str(folder).encode() in argv:
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("replicas", "target", "action", "code"),
+    [
+        (2, DrillTarget.RANK, DrillAction.KILL, "rank-killed"),
+        (3, DrillTarget.RANK, DrillAction.KILL, "rank-killed"),
+        (2, DrillTarget.RANK, DrillAction.STOP, "rank-hung"),
+        (2, DrillTarget.NODE, DrillAction.KILL, "node-lost"),
+    ],
+)
+def test_others_go_on_without_a_replica_and_it_catches_up(
+    runs: Runs, replicas: int, target: DrillTarget, action: DrillAction, code: str
+) -> None:
+    # Longer than a busy machine takes to save the weights and end.
+    deadline = ("recovery.step_deadline_s=30",) if action is DrillAction.STOP else ()
+    watched = hold(runs, replicas, *deadline)
+    watched.drill(target, 1, action)
+    decided = watched.until(RecoveryDecided)
+    assert (decided.replica, decided.finding.code) == (1, code)
+    at_work(watched, 1, 1)
+    end_alike(runs, watched, replicas)
+    assert attempts(watched) == sorted([*((replica, 0) for replica in range(replicas)), (1, 1)])
+    steps = commits(runs, 0)
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_controller_that_is_killed_costs_no_step(runs: Runs) -> None:
+    watched = hold(runs, 2)
+    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL)
+    if len(watched.all(ControllerStarted)) < 2:
+        watched.until(ControllerStarted, lambda _: len(watched.all(ControllerStarted)) == 2)
+    at_work(watched, 0, 0, beyond=watched.all(StepCommitted)[-1].step)
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL)
+    at_work(watched, 1, 1)
+    end_alike(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_quorum_service_that_is_killed_comes_back_at_its_port(runs: Runs) -> None:
+    watched = hold(runs, 2)
+    (service,) = processes_with(b"holdfast.quorum", watched.folder.path)
+    os.kill(service, signal.SIGKILL)
+    latest = watched.all(StepCommitted)[-1].step
+    at_work(watched, 0, 0, beyond=latest + 40)
+    (successor,) = processes_with(b"holdfast.quorum", watched.folder.path)
+    assert successor != service
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL)
+    at_work(watched, 1, 1)
+    end_alike(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_replicas_that_are_too_few_wait_and_go_on(runs: Runs) -> None:
+    watched = hold(runs, 2, "recovery.min_replicas=2")
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL)
+    at_work(watched, 1, 1)
+    end_alike(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
