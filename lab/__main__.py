@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from holdfast.cli.failures import report
-from lab.lab import Lab, build
+from lab.lab import Lab, build, nodes
 from lab.toolchain import impossible
 
 app = typer.Typer(
@@ -39,10 +40,14 @@ def build_(
 
 
 @app.command()
-def up(name: Name = "lab") -> None:
+def up(
+    name: Name = "lab",
+    count: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes it has.")] = 4,
+    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs each node says it has.")] = 8,
+) -> None:
     """Start a lab, and return when all of it is ready."""
     lab = _lab(name)
-    lab.up()
+    lab.up(nodes=nodes(count, gpus=gpus))
     print(f"export KUBECONFIG={lab.kubeconfig}")
 
 
@@ -50,6 +55,19 @@ def up(name: Name = "lab") -> None:
 def down(name: Name = "lab") -> None:
     """End a lab; nothing of it is left."""
     _lab(name).down()
+
+
+class Power(StrEnum):
+    """What a node can be."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@app.command()
+def node(which: Annotated[str, typer.Argument(metavar="NODE")], power: Power, name: Name = "lab") -> None:
+    """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
+    _lab(name).switch(which, on=power is Power.ON)
 
 
 @app.command()

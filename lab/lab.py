@@ -12,7 +12,6 @@ Every process carries the lab's folder in its environment, and by that mark it i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -26,12 +25,33 @@ import msgspec
 
 from holdfast.errors import ExitCode, failure
 from holdfast.host import processes
+from holdfast.launch.local import netns
 from lab import manifests, pki, ports, programs, runner, state, toolchain
 from lab.cache import locked
 from lab.client import Client
 from lab.install import install
+from lab.kubelet.nodes import POWER, NodeSpec
 from lab.programs import Place, Program
 from lab.state import State
+
+
+def nodes(count: int, *, gpus: int = 8, cpus: int = 192, memory: str = "2Ti") -> tuple[NodeSpec, ...]:
+    """Nodes alike, two in a rack and four in a block."""
+    capacity = {"cpu": str(cpus), "memory": memory, "pods": "110", "ephemeral-storage": "1Ti"}
+    if gpus:
+        capacity["nvidia.com/gpu"] = str(gpus)
+    topology = "cloud.provider.com/topology"
+    return tuple(
+        NodeSpec(
+            name=f"node-{number}",
+            capacity=capacity,
+            labels={f"{topology}-block": f"b{number // 4}", f"{topology}-rack": f"b{number // 4}-r{number // 2 % 2}"},
+        )
+        for number in range(count)
+    )
+
+
+FOUR_NODES = nodes(4)
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED_BYTES = 512 * 1024**2
@@ -55,8 +75,10 @@ class Lab:
         self.folder = folder.absolute()
         self.kubeconfig = self.folder / "kubeconfig"
 
-    def up(self, *, tied: bool = False, say: Callable[[str], None] = print) -> None:
-        """Start it, and return when every program is ready; what is there and whole already stays.
+    def up(
+        self, *, nodes: tuple[NodeSpec, ...] = FOUR_NODES, tied: bool = False, say: Callable[[str], None] = print
+    ) -> None:
+        """Start it, and return when every program is ready; what is there and whole already stays as it is.
 
         A `tied` one dies with the process that started it. After an error nothing is left.
         """
@@ -67,7 +89,7 @@ class Lab:
             self._end()
             started = time.monotonic()
             try:
-                self._start(tied=tied)
+                self._start(nodes, tied=tied)
             except BaseException:
                 self._end()
                 raise
@@ -93,9 +115,8 @@ class Lab:
         if done.returncode != 0:
             raise failure(
                 "lab-kubectl-failed",
-                f"kubectl {' '.join(map(str, words))} ended with {done.returncode}",
+                f"kubectl {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip()}",
                 exit_code=ExitCode.IMPOSSIBLE,
-                evidence=tuple((done.stdout + done.stderr).splitlines()[-_EVIDENCE_LINES:]),
             )
         return done.stdout
 
@@ -103,6 +124,10 @@ class Lab:
         """How kubectl is called for this lab."""
         program = toolchain.program_folder(toolchain.CONTROLPLANE) / "kubectl"
         return [os.fspath(word) for word in (program, f"--kubeconfig={self.kubeconfig}", *words)]
+
+    def switch(self, node: str, *, on: bool) -> None:
+        """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
+        self.kubectl("annotate", "node", node, "--overwrite", f"{POWER}={'on' if on else 'off'}")
 
     def kill(self, name: str) -> None:
         """Kill one program at once, as a crash would."""
@@ -114,16 +139,16 @@ class Lab:
     def start(self, name: str) -> None:
         """Start one program again, at the port it had, and return when it is ready."""
         place = self._place()
-        made = (make(place) for make in (*programs.CONTROLPLANE, *programs.OPERATORS))
+        made = (make(place) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))
 
-    def _start(self, *, tied: bool) -> None:
+    def _start(self, nodes: tuple[NodeSpec, ...], *, tied: bool) -> None:
         self.folder.mkdir(mode=0o700)
-        for name in ("log", "configuration", "tmp/k8s-webhook-server"):
+        for name in ("log", "configuration", "kubelet", "tmp/k8s-webhook-server"):
             (self.folder / name).mkdir(parents=True)
         block, chosen = ports.claim()
         try:
-            state.save(self.folder, State(ports=chosen, data=str(self._data()), tied=tied))
+            state.save(self.folder, State(ports=chosen, data=str(self._data()), nodes=nodes, tied=tied))
             pki.make(self.folder / "pki")
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
             place = self._place()
@@ -131,7 +156,7 @@ class Lab:
             self._run(programs.etcd(place), keep=block)
             self._run(programs.apiserver(place), keep=block)
             install(self.client(), place, manifests.published(manifests.collected()))
-            rest = (programs.controller_manager, programs.scheduler, *programs.OPERATORS)
+            rest = [make for make in programs.ALL if make not in (programs.etcd, programs.apiserver)]
             self._run(*(make(place) for make in rest), keep=block)
         finally:
             os.close(block)
@@ -149,6 +174,7 @@ class Lab:
     def _end(self) -> None:
         """Kill all that bears its mark, whether or not it was written down, and remove its folders."""
         processes.end_all(self._inhabitants, within_s=_END_WITHIN_S)
+        netns.remove(programs.tag(self.folder))
         shutil.rmtree(self._data_in_memory(), ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -186,6 +212,7 @@ class Lab:
             operators=operators,
             stages=published / "stages.yaml",
             ports=known.ports,
+            nodes=known.nodes,
         )
 
     def _data(self) -> Path:
@@ -197,7 +224,7 @@ class Lab:
         return self._data_in_memory() if room >= _MEMORY_NEEDED_BYTES else self.folder / "etcd"
 
     def _data_in_memory(self) -> Path:
-        return _MEMORY / f"holdfast-lab-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]}"
+        return _MEMORY / f"holdfast-{programs.tag(self.folder)}"
 
     def _write_kubeconfig(self, place: Place) -> None:
         cluster = {"server": place.server, "certificate-authority": str(place.pki / "ca.crt")}

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -145,12 +145,14 @@ def _settled(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
 def _without_descriptions(schema: Any, *, names: bool = False) -> Any:
     """The schema without its prose, which is nine tenths of it; `names` where keys are names of properties."""
     if isinstance(schema, dict):
+        schema = cast("dict[str, Any]", schema)
         return {
             key: _without_descriptions(value, names=key == "properties" and not names)
             for key, value in schema.items()
             if names or key != "description" or not isinstance(value, str)
         }
     if isinstance(schema, list):
+        schema = cast("list[Any]", schema)
         return [_without_descriptions(value) for value in schema]
     return schema
 

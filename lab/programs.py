@@ -5,10 +5,15 @@ One row a program, in the order of their start. Each listens on the loopback add
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from lab.kubelet.configuration import Configuration
+from lab.kubelet.nodes import NodeSpec
 
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
@@ -26,6 +31,7 @@ class Place:
     stages: Path
     """KWOK's."""
     ports: Mapping[str, int]
+    nodes: tuple[NodeSpec, ...]
 
     @property
     def pki(self) -> Path:
@@ -47,13 +53,18 @@ class Place:
         return self.folder / "configuration" / f"{name}.yaml"
 
 
+def tag(folder: Path) -> str:
+    """What a lab's things are called that do not lie in its folder: its network, its memory."""
+    return f"lab{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A program of a lab."""
 
     name: str
     argv: tuple[str | Path, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Any = None
     """Written to `place.configuration(name)` before it starts."""
     ready: str
@@ -299,8 +310,33 @@ def kwok(place: Place) -> Program:
     )
 
 
+def kubelet(place: Place) -> Program:
+    """Nodes, and the pods on them as processes of this machine."""
+    folder = place.folder / "kubelet"
+    last = place.nodes[-1].name
+    return Program(
+        name="kubelet",
+        argv=(sys.executable, "-m", "lab.kubelet", place.configuration("kubelet")),
+        configuration=Configuration(
+            folder=folder,
+            pki=place.pki,
+            tag=tag(place.folder),
+            host=_LOOPBACK,
+            port=place.ports["kubelet"],
+            apiserver=place.ports["kube-apiserver"],
+            nodes=place.nodes,
+            bad_images=BAD_IMAGES,
+        ),
+        ready=f"{place.server}/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{last}",
+    )
+
+
 CONTROLPLANE = (etcd, apiserver, controller_manager, scheduler)
 OPERATORS = (kueue, jobset, trainer, training_operator, mpi_operator, kwok)
+ALL = (*CONTROLPLANE, *OPERATORS, kubelet)
+
+BAD_IMAGES = ("missing.example/*",)
+"""Those that no node can pull."""
 
 
 def _delegated(place: Place, name: str) -> tuple[str, ...]:

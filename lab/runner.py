@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
@@ -30,7 +30,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 def run(program: Program, place: Place, *, tied: bool, keep: tuple[int, ...] = ()) -> ProcessId:
     """Start a program that outlives this process unless it is `tied`; it inherits the descriptors to `keep`."""
     if program.configuration is not None:
-        place.configuration(program.name).write_text(json.dumps(program.configuration))
+        place.configuration(program.name).write_bytes(msgspec.json.encode(program.configuration, enc_hook=os.fspath))
     environment = {
         **os.environ,
         "PYTHONPATH": str(_ROOT),

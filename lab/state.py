@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.host.processes import ProcessId
+from lab.kubelet.nodes import NodeSpec
 
 _FILE = "lab.json"
 
@@ -17,6 +18,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int]
     data: str
     """etcd's folder."""
+    nodes: tuple[NodeSpec, ...]
     tied: bool
     """Whether it dies with whoever started it."""
     processes: dict[str, ProcessId] = {}
@@ -29,10 +31,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(folder: Path) -> State | None:
-    """What the lab in this folder is made of; None where there is none."""
+    """What the lab in this folder is made of; None where there is none, or one of another version."""
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=State)
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 

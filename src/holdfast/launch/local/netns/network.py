@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.host.processes import later
 from holdfast.launch.local.netns import command, namespace, subnet
 from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
@@ -347,7 +347,7 @@ def remove(tag: str) -> None:
     namespace.kill(lambda: _inhabitants(tag))
     # Before the hub, whose end would take it along at a moment of the kernel's choosing.
     if _interface(tag) in _interface_names():
-        command.ip(f"link delete dev {_interface(tag)}")
+        _delete_interface(tag)
     folder = _folder(tag)
     for place in _places(folder):
         namespace.unpin(place)
@@ -397,6 +397,15 @@ def _folder(tag: str) -> Path:
 
 def _interface(tag: str) -> str:
     return f"hf{tag}"
+
+
+def _delete_interface(tag: str) -> None:
+    try:
+        command.ip(f"link delete dev {_interface(tag)}")
+    except HoldfastError:
+        # With its last process a hub may go, and its interface, at this very moment.
+        if _interface(tag) in _interface_names():
+            raise
 
 
 def _interface_names() -> set[str]:

@@ -1,0 +1,41 @@
+"""`python -m lab.kubelet CONFIGURATION`: the gate, and behind it the kubelet, which lives in namespaces of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from holdfast.host import processes
+from holdfast.launch.local.netns import remove
+from holdfast.launch.local.netns.namespace import privileged
+from lab.kubelet import gate
+from lab.kubelet.configuration import load
+
+# Mounts of the kubelet's own, such as volumes in memory, go when it goes.
+_APART = ("unshare", "--mount", "--propagation=slave", "--")
+
+
+async def keep(path: Path) -> int:
+    """Run both until the kubelet ends or SIGTERM comes; the kubelet's exit code."""
+    configuration = load(path)
+    for socket in (configuration.api_socket, configuration.own_socket):
+        socket.unlink(missing_ok=True)
+    outward = gate.forward(gate.to_port("127.0.0.1", configuration.apiserver))
+    inward = gate.forward(gate.to_unix(configuration.own_socket))
+    await asyncio.start_unix_server(outward, configuration.api_socket)
+    await asyncio.start_server(inward, configuration.host, configuration.port)
+    kubelet = await asyncio.create_subprocess_exec(
+        *(_APART if privileged() else ()),
+        *(sys.executable, "-m", "lab.kubelet.kubelet", str(path)),
+        preexec_fn=processes.die_with_parent,
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, kubelet.terminate)
+    code = await kubelet.wait()
+    await asyncio.to_thread(remove, configuration.tag)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(keep(Path(sys.argv[1]))))

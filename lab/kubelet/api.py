@@ -1,0 +1,120 @@
+"""Owns how the kubelet speaks with the API server: requests, patches of status, and watches that never end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+Object = dict[str, Any]
+"""An object as the API server gives it; only those who own a part of it look inside."""
+
+_AGAIN_S = 0.5
+_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}
+_MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class Refused(Exception):
+    """The API server said no."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(f"{response.request.method} {response.request.url.path}: {response.text[:500]}")
+        self.status = response.status_code
+
+
+class Api:
+    """The API server, reached over a Unix socket as the lab's administrator."""
+
+    def __init__(self, socket: Path, pki: Path) -> None:
+        trust = ssl.create_default_context(cafile=pki / "ca.crt")
+        self._http = httpx.AsyncClient(
+            base_url="https://localhost",
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), verify=trust, limits=httpx.Limits(max_connections=100)),
+            headers={"Authorization": f"Bearer {(pki / 'token').read_text()}"},
+            timeout=30,
+        )
+
+    async def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        """The answer's document; `Refused` where it is an error."""
+        response = await self._http.request(method, path, json=body, headers=headers)
+        if not response.is_success:
+            raise Refused(response)
+        return response.json()
+
+    async def get(self, path: str) -> Any:
+        return await self.request("GET", path)
+
+    async def find(self, path: str) -> Any | None:
+        """What lies at a path, or None."""
+        try:
+            return await self.get(path)
+        except Refused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def create(self, path: str, body: Object) -> None:
+        """Make an object, unless there is one of this name."""
+        try:
+            await self.request("POST", path, body)
+        except Refused as refused:
+            if refused.status != 409:
+                raise
+
+    async def patch(self, path: str, body: Object, *, merge: bool = False) -> Any | None:
+        """Change an object; None where it is gone, or is another of the same name."""
+        try:
+            return await self.request("PATCH", path, body, _MERGE if merge else _PATCH)
+        except Refused as refused:
+            if refused.status in (404, 409):
+                return None
+            raise
+
+    async def delete(self, path: str, uid: str) -> None:
+        """Remove an object at once, if it is still the one meant."""
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        try:
+            await self.request("DELETE", path, options)
+        except Refused as refused:
+            if refused.status not in (404, 409):
+                raise
+
+    async def watch(self, path: str) -> AsyncIterator[tuple[bool, Object]]:
+        """Every object at a path whenever it changes, and whether it is still there. Breaks of the watch are mended."""
+        known: dict[str, Object] = {}
+        while True:
+            try:
+                listed = await self.get(path)
+                there = {one["metadata"]["uid"]: one for one in listed["items"]}
+                for uid in known.keys() - there.keys():
+                    yield False, known[uid]
+                for one in there.values():
+                    yield True, one
+                known = there
+                version = listed["metadata"]["resourceVersion"]
+                async for kind, one in self._changes(path, version):
+                    uid = one["metadata"]["uid"]
+                    if kind == "DELETED":
+                        known.pop(uid, None)
+                    else:
+                        known[uid] = one
+                    yield kind != "DELETED", one
+            except (httpx.HTTPError, Refused, json.JSONDecodeError) as error:
+                logging.info("watch of %s: %r", path, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _changes(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3000"}
+        timeout = httpx.Timeout(30, read=None)
+        async with self._http.stream("GET", path, params=query, timeout=timeout) as response:
+            async for line in response.aiter_lines():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                yield event["type"], event["object"]

@@ -1,0 +1,39 @@
+"""Owns what a kubelet is told when it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lab.kubelet.nodes import NodeSpec
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kubelet is told."""
+
+    folder: Path
+    pki: Path
+    tag: str
+    """Of its network."""
+    host: str
+    port: int
+    """Where the API server reaches it."""
+    apiserver: int
+    """Where it reaches the API server."""
+    nodes: tuple[NodeSpec, ...]
+    bad_images: tuple[str, ...] = ()
+    """Patterns of images that cannot be pulled."""
+
+    @property
+    def api_socket(self) -> Path:
+        return self.folder / "api.sock"
+
+    @property
+    def own_socket(self) -> Path:
+        return self.folder / "own.sock"
+
+
+def load(path: Path) -> Configuration:
+    """Read what a kubelet is told."""
+    return msgspec.json.decode(path.read_bytes(), type=Configuration, dec_hook=lambda kind, value: kind(value))

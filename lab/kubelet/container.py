@@ -1,0 +1,201 @@
+"""Owns one container: the process it is, what it is given, how it ends; refuses to know whether it is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.host import processes
+from lab.kubelet import logs
+from lab.kubelet.api import Api, Object
+from lab.kubelet.environment import Unmet, expanded, variables
+from lab.kubelet.network import Berth
+from lab.kubelet.status import ContainerState, container_id, moment, running, terminated
+from lab.kubelet.volumes import read
+
+MARK = "HOLDFAST_LAB_CONTAINER"
+
+_KEPT = ("PATH", "HOME", "LANG", "HOLDFAST_LAB")
+"""Of the kubelet's own environment, what a container has too: its machine is this one."""
+_STAGE = Path(__file__).with_name("stage.py")
+_NOT_RUN = 128
+_ABOVE_DESCRIPTORS_OF_SHELLS = 100
+_END_WITHIN_S = 10.0
+_MESSAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What all containers of a pod share."""
+
+    api: Api
+    pod: Object
+    folder: Path
+    berth: Berth
+    volumes: Mapping[str, Path]
+    addresses: Mapping[str, str]
+    hostname: str
+
+
+class Container:
+    """A container, through all its starts."""
+
+    def __init__(self, spec: Object, pod: Object, folder: Path) -> None:
+        self.spec = spec
+        self.name: str = spec["name"]
+        self.state = ContainerState()
+        self.environment: dict[str, str] = {}
+        """Of the last start."""
+        self.up = asyncio.Event()
+        """Set once it has started, which its startup probe may say."""
+        self.gone = asyncio.Event()
+        """Set while its first process is not there."""
+        self._pod = pod
+        self._folder = folder / "containers" / self.name
+        self._process: asyncio.subprocess.Process | None = None
+        self._record: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its first process, while it runs."""
+        alive = self._process is not None and self._process.returncode is None
+        return self._process.pid if alive and self._process else None
+
+    @property
+    def id(self) -> str:
+        return container_id(self._pod, self.spec, self.state)
+
+    def log(self, *, previous: bool = False) -> Path:
+        """What this start of it, or the one before, has said."""
+        return self._folder / f"{self.state.restarts - previous}.log"
+
+    def command_inside(self, *words: str) -> list[str]:
+        """How a command is run beside its program, seeing what that sees."""
+        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--net", "--root", "--wd", "--", *words]
+
+    async def start(self, site: Site) -> None:
+        """Start its program; returns when that runs, or has failed to. `Unmet` where something it needs is missing."""
+        own = await self._variables(site)
+        words = [*self.spec.get("command", ()), *self.spec.get("args", ())]
+        if not words:
+            raise Unmet("no command specified, and an image is a name only here")
+        machine = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        cluster = {"KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": "443"}
+        mark = {MARK: self._mark(), "HOSTNAME": site.hostname}
+        self.environment = machine | cluster | own | mark
+        self._folder.mkdir(parents=True, exist_ok=True)
+        await self._run(site, [expanded(word, own) for word in words])
+
+    async def wait(self) -> int:
+        """Its exit code, once nothing of it is left."""
+        assert self._process is not None
+        assert self._record is not None
+        code = await self._process.wait()
+        self.gone.set()
+        await asyncio.to_thread(self._sweep)
+        await self._record
+        code = code if code >= 0 else 128 - code
+        started_at = self.state.now.get("running", {}).get("startedAt", moment())
+        reason = "StartError" if code == _NOT_RUN else ""
+        self.state.now = terminated(code, started_at, reason=reason, container_id=self.id)
+        if message := self._message():
+            self.state.now["terminated"]["message"] = message
+        self.state.ready = False
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its first process a signal, as a runtime does."""
+        if pid := self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def _run(self, site: Site, words: list[str]) -> None:
+        spec = {
+            "hostname": site.hostname,
+            "root": str(self._root()),
+            "folder": self.spec.get("workingDir", ""),
+            "mounts": self._mounts(site),
+        }
+        # Not asyncio's: it takes a process for ended only when nobody has its output open any more.
+        output, said = os.pipe()
+        listening, telling = os.pipe()
+        # Its end is closed when the program takes over, or when there is nobody to.
+        kept = fcntl.fcntl(telling, fcntl.F_DUPFD, _ABOVE_DESCRIPTORS_OF_SHELLS)
+        os.close(telling)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *site.berth.prefix,
+                *(sys.executable, "-I", "-S", str(_STAGE), str(kept), json.dumps(spec)),
+                *words,
+                env=self.environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(kept,),
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+        finally:
+            os.close(kept)
+            os.close(said)
+        self.gone.clear()
+        self._record = asyncio.create_task(logs.record(output, self.log()))
+        await asyncio.to_thread(_read_to_end, listening)
+        self.state.now = running()
+
+    async def _variables(self, site: Site) -> dict[str, str]:
+        async def entries(kind: str, name: str, optional: bool) -> dict[str, str]:
+            found = await read(site.api, site.pod["metadata"]["namespace"], kind, name, optional)
+            return {key: value.decode(errors="replace") for key, value in found.items()}
+
+        return await variables(self.spec, site.pod, site.addresses, entries)
+
+    def _mounts(self, site: Site) -> list[tuple[str, str, bool]]:
+        message = self._folder / "message"
+        message.write_bytes(b"")
+        mounts = [
+            (str(site.berth.hosts), "/etc/hosts", False),
+            (str(message), self.spec.get("terminationMessagePath", "/dev/termination-log"), False),
+        ]
+        for mount in self.spec.get("volumeMounts", ()):
+            part = expanded(mount.get("subPathExpr", mount.get("subPath", "")), self.environment)
+            source = site.volumes[mount["name"]] / part
+            if not source.exists():
+                source.mkdir(parents=True)
+            mounts.append((str(source), mount["mountPath"], mount.get("readOnly", False)))
+        # What lies in another mount comes after it.
+        return sorted(mounts, key=lambda mount: mount[1].count("/"))
+
+    def _root(self) -> Path:
+        root = self._folder / "root"
+        root.mkdir(exist_ok=True)
+        return root
+
+    def _message(self) -> str:
+        path = self._folder / "message"
+        if path.exists() and (text := path.read_bytes()[-_MESSAGE_BYTES:].decode(errors="replace")):
+            return text
+        if self.state.now["terminated"]["reason"] == "StartError" and self.log().exists():
+            return self.log().read_text(errors="replace").strip()
+        return ""
+
+    def _mark(self) -> str:
+        return f"{self._pod['metadata']['uid']}/{self.name}"
+
+    def _sweep(self) -> None:
+        processes.end_all(
+            lambda: processes.marked(processes.all_pids(), **{MARK: self._mark()}), within_s=_END_WITHIN_S
+        )
+
+
+def _read_to_end(descriptor: int) -> None:
+    with open(descriptor, "rb") as pipe:
+        pipe.read()

@@ -1,0 +1,123 @@
+"""Owns the nodes that the kubelet plays: registered, heard from, and off when somebody pulls the plug."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import httpx
+import msgspec
+
+from lab.kubelet.api import Api, Object, Refused
+from lab.kubelet.status import moment
+
+POWER = "lab.holdfast/power"
+"""The annotation by which a node is switched `off`; without it, it is on."""
+
+_BEAT_S = 2.0
+_LEASE_S = 40
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_CONDITIONS = (
+    ("Ready", "True", "KubeletReady"),
+    ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+    ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+    ("PIDPressure", "False", "KubeletHasSufficientPID"),
+)
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to be played."""
+
+    name: str
+    capacity: dict[str, str]
+    labels: dict[str, str] = {}
+
+
+class Nodes:
+    """All of them; they share an address and a port, and the API server tells pods apart by their names."""
+
+    def __init__(self, api: Api, specs: Iterable[NodeSpec], *, host: str, port: int) -> None:
+        self.off: set[str] = set()
+        self._api = api
+        self._specs = {spec.name: spec for spec in specs}
+        self._host = host
+        self._port = port
+        self._since: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs
+
+    async def register(self) -> None:
+        """Make them, and say that they are ready."""
+        await asyncio.gather(*(self._register(spec) for spec in self._specs.values()))
+
+    async def beat(self) -> None:
+        """Say for ever that those that are on are alive."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            for name in self._specs.keys() - self.off:
+                with contextlib.suppress(httpx.HTTPError, Refused):
+                    await self._renew(name)
+
+    async def switch_on(self, name: str) -> None:
+        """Bring one back."""
+        self.off.discard(name)
+        self._since.pop(name, None)
+        await self._report(self._specs[name])
+        await self._renew(name)
+
+    async def _register(self, spec: NodeSpec) -> None:
+        labels = {
+            "kubernetes.io/hostname": spec.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+        }
+        metadata = {"name": spec.name, "labels": labels | spec.labels}
+        await self._api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        await self._report(spec)
+        await self._renew(spec.name)
+
+    async def _report(self, spec: NodeSpec) -> None:
+        since = self._since.setdefault(spec.name, moment())
+        unknown = ("machineID", "systemUUID", "bootID", "kubeProxyVersion", "osImage")
+        status: Object = {
+            "capacity": spec.capacity,
+            "allocatable": spec.capacity,
+            "addresses": [
+                {"type": "InternalIP", "address": self._host},
+                {"type": "Hostname", "address": spec.name},
+            ],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._port}},
+            # By this the API server passes WebSockets on as they are, so that there is no need of SPDY.
+            "declaredFeatures": ["ExtendWebSocketsToKubelet"],
+            "nodeInfo": dict.fromkeys(unknown, "")
+            | {
+                "kubeletVersion": "v1.37.1",
+                "containerRuntimeVersion": "process://1",
+                "kernelVersion": platform.release(),
+                "operatingSystem": "linux",
+                "architecture": "amd64",
+            },
+            "conditions": [
+                {
+                    "type": kind,
+                    "status": holds,
+                    "reason": reason,
+                    "message": "",
+                    "lastHeartbeatTime": moment(),
+                    "lastTransitionTime": since,
+                }
+                for kind, holds, reason in _CONDITIONS
+            ],
+        }
+        await self._api.patch(f"/api/v1/nodes/{spec.name}/status", {"status": status})
+
+    async def _renew(self, name: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = {"holderIdentity": name, "leaseDurationSeconds": _LEASE_S, "renewTime": now}
+        if await self._api.patch(f"{_LEASES}/{name}", {"spec": spec}, merge=True) is None:
+            kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            await self._api.create(_LEASES, kind | {"metadata": {"name": name}, "spec": spec})

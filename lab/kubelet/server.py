@@ -1,0 +1,94 @@
+"""Owns what the API server asks the kubelet for: logs, exec, the list of pods. Only the API server is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from lab.kubelet import logs
+from lab.kubelet.container import Container
+from lab.kubelet.exec import execute
+from lab.kubelet.logs import Wanted
+from lab.kubelet.pod import Pod
+
+Find = Callable[[str, str], Pod | None]
+"""A pod by its namespace and name."""
+
+
+def application(find: Find) -> Starlette:
+    """What is answered."""
+
+    def container(connection: Request | WebSocket) -> Container | None:
+        where = connection.path_params
+        pod = find(where["namespace"], where["pod"])
+        named = (one for one in pod.containers if one.name == where["container"]) if pod else ()
+        return next(iter(named), None)
+
+    async def health(_: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def tell_logs(request: Request) -> Response:
+        asked = container(request)
+        query = request.query_params
+        previous = query.get("previous") == "true"
+        if asked is None or not asked.log(previous=previous).exists():
+            which = "previous terminated " if previous else ""
+            return PlainTextResponse(f"{which}container has no log\n", status_code=400 if previous else 404)
+        since = logs.ago(int(query["sinceSeconds"])) if "sinceSeconds" in query else query.get("sinceTime")
+        wanted = Wanted(
+            follow=query.get("follow") == "true",
+            timestamps=query.get("timestamps") == "true",
+            tail=int(query["tailLines"]) if "tailLines" in query else None,
+            since=since,
+            limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
+        )
+        start = asked.state.restarts
+
+        def runs() -> bool:
+            return asked.state.running and asked.state.restarts == start
+
+        told = logs.told(asked.log(previous=previous), wanted, runs=runs)
+        return StreamingResponse(told, media_type="text/plain")
+
+    async def run(socket: WebSocket) -> None:
+        query = socket.query_params
+        await execute(socket, container(socket), query.getlist("command"), tty=query.get("tty") in ("true", "1"))
+
+    place = "{namespace}/{pod}/{container}"
+    return Starlette(
+        routes=[
+            Route("/healthz", health),
+            Route(f"/containerLogs/{place}", tell_logs),
+            WebSocketRoute(f"/exec/{place}", run),
+        ]
+    )
+
+
+async def serve(find: Find, socket: Path, pki: Path) -> None:
+    """Answer on a Unix socket, those who show a certificate of the lab's."""
+    configuration = uvicorn.Config(
+        application(find),
+        uds=str(socket),
+        log_level="warning",
+        lifespan="off",
+        ws_ping_interval=None,
+        ssl_certfile=pki / "tls.crt",
+        ssl_keyfile=pki / "tls.key",
+        ssl_ca_certs=str(pki / "ca.crt"),
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
+    )
+    server = uvicorn.Server(configuration)
+    try:
+        await server.serve()
+    except asyncio.CancelledError:
+        server.should_exit = True
+        raise

@@ -1,0 +1,131 @@
+"""Owns what is said of a pod: the phase, conditions and container statuses that follow from its containers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from lab.kubelet.api import Object
+
+_WAITING: Object = {"waiting": {"reason": "ContainerCreating"}}
+_INITIALIZING: Object = {"waiting": {"reason": "PodInitializing"}}
+
+
+@dataclass(kw_only=True)
+class ContainerState:
+    """What one container has come to."""
+
+    now: Object = field(default_factory=lambda: _WAITING)
+    last: Object = field(default_factory=dict)
+    restarts: int = 0
+    started: bool = False
+    """Whether its startup probe has succeeded, if it has one."""
+    ready: bool = False
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.now.get("terminated", {}).get("exitCode")
+
+    @property
+    def running(self) -> bool:
+        return "running" in self.now
+
+
+def moment() -> str:
+    """Now, in seconds, as statuses say it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def running() -> Object:
+    """The state of a container that has just been started."""
+    return {"running": {"startedAt": moment()}}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    """The state of a container that is to be started."""
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def terminated(code: int, started_at: str, *, reason: str = "", container_id: str = "") -> Object:
+    """The state of a container that has ended."""
+    said = reason or ("Completed" if code == 0 else "Error")
+    ended: Object = {"exitCode": code, "reason": said, "startedAt": started_at, "finishedAt": moment()}
+    return {"terminated": ended | ({"containerID": container_id} if container_id else {})}
+
+
+def pod_status(
+    pod: Object,
+    states: Mapping[str, ContainerState],
+    *,
+    phase: str,
+    initialized: bool,
+    started_at: str,
+    addresses: Mapping[str, str],
+    reason: str = "",
+    message: str = "",
+) -> Object:
+    """The status that is patched; conditions are merged by their type with those of others."""
+    spec = pod["spec"]
+    mains = [states[one["name"]] for one in spec["containers"]]
+    ended = phase in ("Succeeded", "Failed")
+    ready = not ended and all(state.ready for state in mains)
+    why_not = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(phase, "ContainersNotReady")
+    status: Object = {
+        "phase": phase,
+        "startTime": started_at,
+        "hostIP": addresses["hostIP"],
+        "hostIPs": [{"ip": addresses["hostIP"]}],
+        "conditions": [
+            _condition("PodReadyToStartContainers", bool(addresses.get("podIP")) and not ended),
+            _condition("Initialized", initialized, "ContainersNotInitialized"),
+            _condition("Ready", ready, why_not),
+            _condition("ContainersReady", ready, why_not),
+        ],
+        "containerStatuses": _statuses(pod, spec["containers"], states, _WAITING if initialized else _INITIALIZING),
+        "reason": reason or None,
+        "message": message or None,
+    }
+    if address := addresses.get("podIP"):
+        status |= {"podIP": address, "podIPs": [{"ip": address}]}
+    if inits := spec.get("initContainers"):
+        status["initContainerStatuses"] = _statuses(pod, inits, states, _INITIALIZING)
+    return status
+
+
+def _condition(kind: str, holds: bool, reason: str = "") -> Object:
+    one: Object = {"type": kind, "status": str(holds), "lastTransitionTime": moment()}
+    return one | ({"reason": reason} if reason and not holds else {"reason": None})
+
+
+def _statuses(
+    pod: Object, containers: Sequence[Object], states: Mapping[str, ContainerState], untouched: Object
+) -> list[Object]:
+    listed: list[Object] = []
+    for container in containers:
+        state = states[container["name"]]
+        at_first = state.now is _WAITING
+        one: dict[str, Any] = {
+            "name": container["name"],
+            "image": container["image"],
+            "imageID": f"process://{container['image']}",
+            "containerID": "" if at_first else container_id(pod, container, state),
+            "ready": state.ready,
+            "started": state.started,
+            "restartCount": state.restarts,
+            "state": _only(untouched if at_first else state.now),
+            "lastState": _only(state.last),
+        }
+        listed.append(one)
+    return listed
+
+
+def container_id(pod: Object, container: Object, state: ContainerState) -> str:
+    """What tells one start of a container from another."""
+    return f"process://{pod['metadata']['uid']}/{container['name']}/{state.restarts}"
+
+
+def _only(state: Object) -> Object:
+    """A state with the other two taken back, since what is patched is merged with what is there."""
+    return {"running": None, "waiting": None, "terminated": None} | state

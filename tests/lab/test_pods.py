@@ -1,0 +1,364 @@
+"""Pods as processes: each is seen through the real API server, which knows no difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.host import processes
+from lab import Lab
+from lab.kubelet.container import MARK
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_S = 120
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """What the condition gives, once it is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+class Space:
+    """A namespace of the lab, as a test uses it."""
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self.lab = lab
+        self.name = name
+
+    def __call__(self, *words: str, document: str | None = None) -> str:
+        return self.lab.kubectl("-n", self.name, *words, input=document)
+
+    def create(self, *documents: dict[str, Any]) -> None:
+        self("create", "-f", "-", document=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+
+    def pod(self, script: str | list[str], **spec: Any) -> None:
+        """A pod `p` of one container `main` that runs a shell script or a command."""
+        container = {
+            "name": "main",
+            "image": "any",
+            "command": ["sh", "-c", script] if isinstance(script, str) else script,
+        }
+        container |= spec.pop("container", {})
+        metadata = {"name": "p"} | spec.pop("metadata", {})
+        whole = {"restartPolicy": "Never", "containers": [container]} | spec
+        self.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole})
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        return json.loads(self("get", kind, name, "-o", "json"))
+
+    def phase(self, phase: str, name: str = "p") -> dict[str, Any]:
+        self("wait", f"pod/{name}", f"--for=jsonpath={{.status.phase}}={phase}", f"--timeout={DEADLINE_S}s")
+        return self.get("pod", name)["status"]
+
+    def says(self, text: str, *words: str) -> str:
+        """What `logs` gives, once it holds the text."""
+
+        def told() -> str | None:
+            try:
+                said = self("logs", "p", *words)
+            except HoldfastError:
+                return None
+            return said if text in said else None
+
+        return until(told, f"the pod says {text}")
+
+
+@pytest.fixture
+def space(lab: Lab, namespace: str) -> Space:
+    until(lambda: "default" in lab.kubectl("-n", namespace, "get", "serviceaccounts", "-o", "name"), "an account")
+    return Space(lab, namespace)
+
+
+def alive(uid: str) -> list[int]:
+    """Processes of a pod."""
+    marks = (pid for pid in processes.all_pids())
+    return [pid for pid in marks if _environ_has(pid, f"{MARK}={uid}/")]
+
+
+def _environ_has(pid: int, start: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(one.startswith(start.encode()) for one in file.read().split(b"\0"))
+    except OSError:
+        return False
+
+
+def test_pod_is_given_variables_from_everywhere(space: Space) -> None:
+    space.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"ONE": "1", "two": "2"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"three": "3"}},
+    )
+    space.pod(
+        "env; hostname",
+        container={
+            "envFrom": [{"configMapRef": {"name": "c"}, "prefix": "ALL_"}],
+            "env": [
+                {"name": "PLAIN", "value": "x"},
+                {"name": "EXPANDED", "value": "$(PLAIN)-$$(PLAIN)-$(NONE)"},
+                {"name": "TWO", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "two"}}},
+                {"name": "THREE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "three"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                {"name": "LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}},
+                {"name": "CPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+                {
+                    "name": "MEMORY",
+                    "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}},
+                },
+            ],
+            "resources": {"limits": {"cpu": "1500m", "memory": "1Gi"}},
+        },
+        metadata={"labels": {"a": "b"}},
+        hostname="host",
+    )
+    status = space.phase("Succeeded")
+    lines = space("logs", "p").splitlines()
+    assert {
+        "ALL_ONE=1",
+        "ALL_two=2",
+        "PLAIN=x",
+        "EXPANDED=x-$(PLAIN)-$(NONE)",
+        "TWO=2",
+        "THREE=3",
+        f"ADDRESS={status['podIP']}",
+        "LABEL=b",
+        "CPUS=2",
+        "MEMORY=1024",
+        "HOSTNAME=host",
+        "host",
+    } <= set(lines)
+    assert any(line.startswith("NODE=node-") for line in lines)
+
+
+def test_pod_sees_its_volumes_where_it_wants_them(space: Space, tmp_path_factory: pytest.TempPathFactory) -> None:
+    host = tmp_path_factory.mktemp("host")
+    (host / "file").write_text("of the host")
+    space.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"key": "of the map"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "of the secret"}},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "claim"},
+            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    )
+    volumes = [
+        {"name": "host", "hostPath": {"path": str(host)}},
+        {"name": "map", "configMap": {"name": "c"}},
+        {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}},
+        {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        {"name": "down", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+    ]
+    mounts = [
+        {"name": "host", "mountPath": "/of-the-host", "readOnly": True},
+        {"name": "map", "mountPath": "/etc/lab/map"},
+        {"name": "secret", "mountPath": "/new/deep/secret"},
+        {"name": "claim", "mountPath": "/checkpoints", "subPath": "part"},
+        {"name": "memory", "mountPath": "/dev/shm"},
+        {"name": "down", "mountPath": "/etc/lab/down"},
+    ]
+    script = """
+    cat /of-the-host/file /etc/lab/map/key /new/deep/secret/key /etc/lab/down/n; echo
+    touch /of-the-host/no 2>/dev/null || echo read-only
+    echo kept > /checkpoints/kept
+    df --output=size -k /dev/shm | tail -1
+    echo last words > /dev/termination-log
+    """
+    space.pod(script, volumes=volumes, container={"volumeMounts": mounts})
+    status = space.phase("Succeeded")
+    assert status["containerStatuses"][0]["state"]["terminated"]["message"] == "last words\n"
+    said = space("logs", "p")
+    assert "of the hostof the mapof the secretp\n" in said
+    assert "read-only\n" in said
+    assert "8192\n" in said
+    # What one pod leaves in a claim, the next one finds.
+    space("delete", "pod", "p")
+    space.pod(
+        "cat /data/part/kept",
+        volumes=volumes,
+        container={"volumeMounts": [mounts[3] | {"subPath": "", "mountPath": "/data"}]},
+    )
+    space.phase("Succeeded")
+    assert space("logs", "p") == "kept\n"
+
+
+def test_pod_asks_the_api_server_as_its_account_may(space: Space) -> None:
+    space("create", "role", "look", "--verb=get", "--resource=configmaps")
+    space("create", "rolebinding", "look", "--role=look", f"--serviceaccount={space.name}:default")
+    script = f"""
+import ssl, urllib.request, urllib.error
+place = "/var/run/secrets/kubernetes.io/serviceaccount/"
+def ask(path):
+    request = urllib.request.Request("https://kubernetes.default.svc" + path)
+    request.add_header("Authorization", "Bearer " + open(place + "token").read())
+    try:
+        return urllib.request.urlopen(request, context=ssl.create_default_context(cafile=place + "ca.crt")).status
+    except urllib.error.HTTPError as error:
+        return error.code
+print(ask("/api/v1/namespaces/{space.name}/configmaps/kube-root-ca.crt"), ask("/api/v1/namespaces/{space.name}/pods"))
+"""
+    space.pod([sys.executable, "-c", script])
+    space.phase("Succeeded")
+    assert space("logs", "p") == "200 403\n"
+
+
+def test_exec_runs_beside_the_container_and_tells_its_code(space: Space) -> None:
+    space.pod(
+        "sleep 1000",
+        volumes=[{"name": "v", "emptyDir": {}}],
+        container={"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+    )
+    space.phase("Running")
+    assert space("exec", "p", "--", "sh", "-c", "cd /v && hostname") == "p\n"
+    assert space("exec", "-i", "p", "--", "tr", "a-z", "A-Z", document="said") == "SAID"
+    command = space.lab.kubectl_command("-n", space.name, "exec", "p", "--", "sh", "-c", "echo no >&2; exit 7")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 7
+    assert done.stderr.startswith("no\n")
+    space("delete", "pod", "p", "--grace-period=0", "--force")
+
+
+def test_logs_are_cut_as_asked(space: Space) -> None:
+    space.pod("echo one; echo two >&2; sleep 3; echo three; sleep 1000")
+    space.says("three")
+    assert space("logs", "p") == "one\ntwo\nthree\n"
+    assert space("logs", "p", "--tail=1") == "three\n"
+    stamped = space("logs", "p", "--timestamps").splitlines()
+    assert [line.split(" ")[1] for line in stamped] == ["one", "two", "three"]
+    assert space("logs", "p", f"--since-time={stamped[2].split(' ')[0][:19]}Z").endswith("three\n")
+    following = subprocess.Popen(
+        space.lab.kubectl_command("-n", space.name, "logs", "-f", "p"), stdout=subprocess.PIPE, text=True
+    )
+    space("delete", "pod", "p", "--grace-period=1")
+    assert following.communicate(timeout=DEADLINE_S)[0] == "one\ntwo\nthree\n"
+
+
+def test_container_that_fails_is_started_again_and_waits_longer(space: Space) -> None:
+    space.pod("echo again; exit 5", restartPolicy="OnFailure")
+    until(
+        lambda: (
+            space.get("pod", "p")["status"]["containerStatuses"][0]["state"].get("waiting", {}).get("reason")
+            == "CrashLoopBackOff"
+        ),
+        "it waits",
+    )
+    status = space.get("pod", "p")["status"]["containerStatuses"][0]
+    assert status["restartCount"] >= 1
+    assert status["lastState"]["terminated"]["exitCode"] == 5
+    assert space("logs", "p", "--previous") == "again\n"
+
+
+def test_image_that_nobody_has_is_said(space: Space) -> None:
+    space.pod("true", container={"image": "missing.example/none:1"})
+    reason = until(
+        lambda: (
+            space.get("pod", "p")["status"]
+            .get("containerStatuses", [{"state": {}}])[0]["state"]
+            .get("waiting", {})
+            .get("reason", "")
+            in ("ErrImagePull", "ImagePullBackOff")
+        ),
+        "it says so",
+    )
+    assert reason
+    assert space.get("pod", "p")["status"]["phase"] == "Pending"
+
+
+def test_program_that_is_not_there_is_said(space: Space) -> None:
+    space.pod(["/no/such/program"])
+    ended = space.phase("Failed")["containerStatuses"][0]["state"]["terminated"]
+    assert ended["reason"] == "StartError"
+    assert "/no/such/program" in ended["message"]
+
+
+def test_init_containers_go_first_and_sidecars_stay(space: Space) -> None:
+    volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    space.pod(
+        "cat /v/first; test -e /v/side && echo with a sidecar",
+        volumes=[{"name": "v", "emptyDir": {}}],
+        container=volume,
+        initContainers=[
+            {"name": "first", "image": "any", "command": ["sh", "-c", "echo first > /v/first"]} | volume,
+            {
+                "name": "side",
+                "image": "any",
+                "restartPolicy": "Always",
+                "command": ["sh", "-c", "touch /v/side; sleep 1000"],
+                "startupProbe": {"exec": {"command": ["test", "-e", "/v/side"]}, "periodSeconds": 1},
+            }
+            | volume,
+        ],
+        terminationGracePeriodSeconds=1,
+    )
+    space.phase("Succeeded")
+    assert space("logs", "p", "-c", "main") == "first\nwith a sidecar\n"
+
+
+def test_probes_decide_readiness_and_life(space: Space) -> None:
+    space.pod(
+        [sys.executable, "-u", "-m", "http.server", "8000", "--directory", "/v"],
+        volumes=[{"name": "v", "emptyDir": {}}],
+        container={
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "ports": [{"name": "web", "containerPort": 8000}],
+            "startupProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1, "failureThreshold": 60},
+            "readinessProbe": {"httpGet": {"path": "/ready", "port": "web"}, "periodSeconds": 1, "timeoutSeconds": 20},
+            "livenessProbe": {
+                "exec": {"command": ["test", "!", "-e", "/v/sick"]},
+                "periodSeconds": 1,
+                "failureThreshold": 1,
+                "timeoutSeconds": 20,
+            },
+        },
+        restartPolicy="Always",
+        terminationGracePeriodSeconds=1,
+    )
+    until(lambda: space.get("pod", "p")["status"].get("containerStatuses", [{}])[0].get("started"), "it has started")
+    assert not space.get("pod", "p")["status"]["containerStatuses"][0]["ready"]
+    space("exec", "p", "--", "touch", "/v/ready")
+    space("wait", "pod/p", "--for=condition=Ready", f"--timeout={DEADLINE_S}s")
+    space("exec", "p", "--", "touch", "/v/sick")
+    until(lambda: space.get("pod", "p")["status"]["containerStatuses"][0]["restartCount"], "it is started again")
+
+
+def test_pod_that_is_deleted_has_its_grace(space: Space) -> None:
+    space.pod(
+        "trap 'echo asked; sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+        container={"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo hook > /proc/1/fd/1 || true"]}}}},
+    )
+    space.says("up")
+    following = subprocess.Popen(
+        space.lab.kubectl_command("-n", space.name, "logs", "-f", "p"), stdout=subprocess.PIPE, text=True
+    )
+    uid = space.get("pod", "p")["metadata"]["uid"]
+    space("delete", "pod", "p", "--grace-period=60")
+    assert "asked\ndone\n" in following.communicate(timeout=DEADLINE_S)[0]
+    assert alive(uid) == []
+
+
+def test_pod_that_does_not_listen_is_killed_with_all_it_started(space: Space) -> None:
+    space.pod("trap '' TERM; setsid sleep 1000 & echo up; while :; do sleep 0.1; done")
+    space.says("up")
+    uid = space.get("pod", "p")["metadata"]["uid"]
+    assert len(alive(uid)) >= 2
+    space("delete", "pod", "p", "--grace-period=1")
+    assert alive(uid) == []
+
+
+def test_deadline_of_a_pod_ends_it(space: Space) -> None:
+    space.pod("sleep 1000", activeDeadlineSeconds=1)
+    assert space.phase("Failed")["reason"] == "DeadlineExceeded"
