@@ -1,8 +1,9 @@
-"""Replicas for the tests, each a process forked from one that has torch; what one took in each step goes to its file.
+"""Replicas for the tests, of ranks forked from a process that has torch; what one took in each step goes to its file.
 
 Faults, each `replica:step:moment`, kill a replica in its first life: `computing` (before it makes the gradients of that
 step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is to take its state, at
-that step or later). All begin together; the last steps are left until those that were killed have come back.
+that step or later). Of several ranks it is the last that is killed. All begin together; the last steps are left until
+those that were killed have come back.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
 
 from holdfast.train import Session, lending
@@ -39,6 +45,8 @@ class Job:
     out: Path
     steps: int
     count: int
+    ranks: int = 1
+    """Of each replica; more than one share the model out among them (FSDP2)."""
     faults: tuple[str, ...] = ()
     checkpoints: bool = False
     lighthouse: str = ""
@@ -65,29 +73,35 @@ def wait_for(out: Path, marks: Collection[str]) -> None:
         time.sleep(0.005)
 
 
-def replica_of(job: Job, replica: int, life: int) -> None:
+def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "HOLDFAST_REPLICA": str(replica),
         "HOLDFAST_REPLICA_COUNT": str(job.count),
         "HOLDFAST_ATTEMPT": str(life),
-        "HOLDFAST_BATCH_WORLD_SIZE": str(job.count),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(job.count * job.ranks),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(job.ranks),
         "TORCHFT_LIGHTHOUSE": job.lighthouse,
         "MASTER_ADDR": "localhost",
     }
     if job.checkpoints:
         os.environ |= {"HOLDFAST_CHECKPOINT_PATH": str(job.out / "kept"), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "2"}
-    fault = job.faults_of(replica) if life == 0 else {}
+    fault = job.faults_of(replica) if life == 0 and rank == job.ranks - 1 else {}
     if life and job.survivors:  # they show that they can do without it
         wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
-    with (job.out / f"{replica}.{life}.err").open("w") as errors:
+    with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
-    train(job, replica, life, fault)
+    if job.ranks > 1:
+        dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
+    train(job, replica, life, rank, fault)
 
 
-def train(job: Job, replica: int, life: int, fault: dict[str, int]) -> None:
+def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int]) -> None:
     torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    if job.ranks > 1:
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -97,14 +111,14 @@ def train(job: Job, replica: int, life: int, fault: dict[str, int]) -> None:
     (job.out / f"{replica}.{life}.there").touch()
     together = [each for each in range(job.count) if life == 0 or job.faults_of(each) == job.faults_of(replica)]
     wait_for(job.out, [f"{each}.{life}.there" for each in together])
-    with (job.out / f"{replica}.{life}.jsonl").open("w", buffering=1) as told:
+    with (job.out / f"{replica}.{life}.{rank}.jsonl").open("w", buffering=1) as told:
         for step in session.steps(job.steps):
             back = [each for each in range(job.count) if {"computing", "agreed"} & job.faults_of(each).keys()]
             back += [each for each in range(job.count) if job.faults_of(each) and step == job.steps - 1]
             if step >= job.steps - 4:
                 wait_for(job.out, [f"{each}.1.there" for each in back])
             taken: list[int] = []
-            for micro in session.micro_batches(GLOBAL // job.count):
+            for micro in session.micro_batches(GLOBAL // job.count // job.ranks):
                 if fault.get("computing") == step:
                     die()
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
@@ -122,7 +136,10 @@ def train(job: Job, replica: int, life: int, fault: dict[str, int]) -> None:
             if session.step == step:
                 (job.out / f"{step}.done").touch()
     state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]
-    torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.end")
+    state = [each.to_local() if isinstance(each, DTensor) else each for each in state]
+    torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.{rank}.end")
+    if job.ranks > 1:
+        dist.destroy_process_group()
 
 
 def lighthouse_of(telling: Connection) -> None:
@@ -141,29 +158,31 @@ def run(job: Job) -> None:
     lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
     lighthouse.start()
     job = Job(**{**vars(job), "lighthouse": ours.recv()})
-    replicas = {}
+    replicas: dict[tuple[int, int], list[BaseProcess]] = {}
+
+    def start(replica: int, life: int) -> None:
+        ranks = [forks.Process(target=rank_of, args=(job, replica, life, rank)) for rank in range(job.ranks)]
+        replicas[replica, life] = ranks
+        for each in ranks:
+            each.start()
+
     try:
         for replica in range(job.count):
-            replicas[replica, 0] = forks.Process(target=replica_of, args=(job, replica, 0))
-        for process in replicas.values():
-            process.start()
-        living = dict(replicas)
-        while living:
-            assert wait([each.sentinel for each in living.values()], DEADLINE_S), f"stuck: {living}"
-            for (replica, life), process in [*living.items()]:
-                if process.exitcode is None:
-                    continue
-                del living[replica, life]
-                if process.exitcode == -signal.SIGKILL:
-                    again = replicas[replica, life + 1] = forks.Process(
-                        target=replica_of, args=(job, replica, life + 1)
-                    )
-                    again.start()
-                    living[replica, life + 1] = again
-                else:
-                    assert process.exitcode == 0, (job.out / f"{replica}.{life}.err").read_text()
+            start(replica, 0)
+        while living := [each for ranks in replicas.values() for each in ranks if each.exitcode is None]:
+            assert wait([each.sentinel for each in living], DEADLINE_S), f"stuck: {living}"
+            for (replica, life), ranks in [*replicas.items()]:
+                killed = any(each.exitcode == -signal.SIGKILL for each in ranks)
+                if killed and (replica, life + 1) not in replicas:
+                    for each in ranks:
+                        each.kill()
+                        each.join()
+                    start(replica, life + 1)
+                for rank, each in enumerate(ranks):
+                    told = job.out / f"{replica}.{life}.{rank}.err"
+                    assert killed or each.exitcode in {None, 0}, told.read_text()
     finally:
-        for process in (lighthouse, *replicas.values()):
+        for process in (lighthouse, *(each for ranks in replicas.values() for each in ranks)):
             if process.pid is not None:
                 process.kill()
                 process.join()

@@ -15,7 +15,8 @@ STEPS = 12
 
 
 def steps_of(out: Path, replica: int, life: int) -> list[tuple[int, bool]]:
-    lines = (out / f"{replica}.{life}.jsonl").read_text().splitlines()
+    """As its first rank did them, and whether they counted."""
+    lines = (out / f"{replica}.{life}.0.jsonl").read_text().splitlines()
     return [(line["step"], line["counts"]) for line in map(json.loads, lines)]
 
 
@@ -27,16 +28,17 @@ def assert_exact(job: Job, *, undone_from: int = STEPS + 1) -> None:
     taken: dict[int, list[int]] = {}
     for told in job.out.glob("*.jsonl"):
         for line in map(json.loads, told.read_text().splitlines()):
-            undone = ".0." in told.name and line["step"] >= undone_from
+            undone = told.name.split(".")[1] == "0" and line["step"] >= undone_from
             if line["counts"] and not undone:
                 taken.setdefault(line["step"], []).extend(line["samples"])
     assert {step: sorted(samples) for step, samples in taken.items()} == {
         step: [*range(GLOBAL * (step - 1), GLOBAL * step)] for step in range(1, job.steps + 1)
     }
-    ends = [torch.load(job.out / f"{replica}.end") for replica in range(job.count)]
-    assert all(end[1:] == (ends[0][1], job.steps) for end in ends)
-    for end in ends:
-        assert all(torch.equal(one, other) for one, other in zip(end[0], ends[0][0], strict=True))
+    for rank in range(job.ranks):
+        ends = [torch.load(job.out / f"{replica}.{rank}.end") for replica in range(job.count)]
+        assert all(end[1:] == (ends[0][1], job.steps) for end in ends)
+        for end in ends:
+            assert all(torch.equal(one, other) for one, other in zip(end[0], ends[0][0], strict=True))
 
 
 def test_replicas_that_nobody_kills_end_alike(tmp_path: Path):
@@ -80,3 +82,11 @@ def test_a_donor_that_dies_is_followed_by_another(tmp_path: Path):
     assert_exact(job)
     assert steps_of(tmp_path, 0, 1)
     assert len([step for step, counts in steps_of(tmp_path, 1, 0) if counts]) == STEPS
+
+
+def test_replicas_of_several_ranks_that_share_the_model_out_do_likewise(tmp_path: Path):
+    job = Job(out=tmp_path, steps=STEPS, count=2, ranks=2, faults=("1:4:computing",))
+    run(job)
+    assert_exact(job)
+    assert (4, False) in steps_of(tmp_path, 0, 0)
+    assert steps_of(tmp_path, 1, 1)[0][0] > 4
