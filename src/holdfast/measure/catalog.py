@@ -57,6 +57,7 @@ CATALOG: tuple[Metric, ...] = (
         unit="samples",
         help="Samples that all ranks took in the step, where they are dealt by the session.",
     ),
+    Metric(name="replicas", unit="replicas", help="Those that took part in the step, where there are several."),
     Metric(name="total_steps", unit="steps", help="How many steps there are to be."),
     Metric(
         name="step_s",

@@ -47,6 +47,11 @@ class Replicas(Protocol):
         """Of this one among them, from 0."""
         ...
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What a report of the step says of them."""
+        ...
+
     def begin(self, standing: Standing) -> Standing:
         """Get ready for the step after this; says after which step training stands in truth. All ranks call it."""
         ...
@@ -65,6 +70,7 @@ class Alone:
 
     count = 1
     place = 0
+    metrics: dict[str, float] = {}
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -112,6 +118,10 @@ class Several:
     @property
     def place(self) -> int:
         return self._peers.place
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"replicas": self.count}
 
     def begin(self, standing: Standing) -> Standing:
         self._standing = standing

@@ -182,7 +182,7 @@ class Session:
         self.step += 1
         if self._samples is not None:
             self._samples += samples
-        given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **metrics}
+        given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **self._replicas.metrics, **metrics}
         if self._checkpoints is not None:
             self._liaison.waited(self._checkpoints.take_waited_s())
         self._liaison.report(self.step, total=self._total, metrics=given)
