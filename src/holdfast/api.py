@@ -38,6 +38,7 @@ from holdfast.events import (
     DrillRequested,
     DrillTarget,
     FindingRaised,
+    Outcome,
     RecoveryDecided,
     RunFinished,
     SplitRequested,
@@ -508,21 +509,24 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
 
     `known` are the events to go by; all of the log when they are not given.
     """
-    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, without
+    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, nothing_failed, without
     from holdfast.diagnose.history import last_failure
     from holdfast.diagnose.pile import Pile
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 
-    failed = last_failure(events(run) if known is None else known, str(run.events))
+    known = events(run) if known is None else known
+    failed = last_failure(known, str(run.events))
     fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:
-        return diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
+        outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
+        answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
+        return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     logs = tuple(
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    answer = diagnose_pile(Pile((*logs, *stacks)), known=(fact,), first_rank=failed.rank, fabric=fabric)
+    answer = diagnose_pile(Pile((*logs, *stacks)), known=(fact, *failed.early), first_rank=failed.rank, fabric=fabric)
     answer = without(answer, OF_STACKS) if stacks else answer
     return without(answer, OF_A_RUN) if len(logs) >= failed.world_size else answer
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.answer import Answer, Missing
-from holdfast.diagnose.athand import OF_A_RUN, without
+from holdfast.diagnose.answer import Answer, Evidence, Missing
+from holdfast.diagnose.athand import OF_A_RUN, nothing_failed, without
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
+from holdfast.events import Outcome
 
 
 def unknown(*names: str) -> Answer:
@@ -29,3 +30,16 @@ def test_unknown_always_asks_for_something() -> None:
 def test_answer_with_a_class_may_ask_for_nothing() -> None:
     answer = Answer(what="", klass=Class.STORAGE, code="", sure=Sureness.LIKELY, missing=unknown("all-ranks").missing)
     assert without(answer, OF_A_RUN).missing == ()
+
+
+def test_errors_in_the_logs_of_a_run_that_succeeded_have_ended_nothing() -> None:
+    seen = Evidence(where="rank-0.log:3", text="ValueError: caught", code="python-exception")
+    answer = Answer(what="", klass=Class.PROGRAM_ERROR, code="python-exception", sure=Sureness.LIKELY, evidence=(seen,))
+    told = nothing_failed(answer, Outcome.SUCCEEDED)
+    assert (told.klass, told.code, told.missing, told.also) == (Class.UNKNOWN, "", (), (seen,))
+    assert told.what == "nothing failed: the run succeeded"
+
+
+def test_what_slows_a_run_is_said_though_it_succeeded() -> None:
+    slow = Answer(what="", klass=Class.TCP_FALLBACK, code="fabric-on-tcp", sure=Sureness.LIKELY)
+    assert nothing_failed(slow, Outcome.SUCCEEDED) == slow

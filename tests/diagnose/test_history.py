@@ -13,6 +13,8 @@ from holdfast.events import (
     DrillDone,
     FindingRaised,
     Outcome,
+    RankExit,
+    RankExited,
     RecoveryDecided,
     StopDecided,
 )
@@ -70,6 +72,15 @@ def test_drill_is_the_cause_only_of_what_it_was_done_to(done: DrillDone, *, take
 def test_filled_disk_is_the_drills() -> None:
     full = FindingRaised(at=100.0, finding=FULL)
     assert "fill run-folder" in failure(drill("fill", "run-folder", -1), full).fact.text
+
+
+def test_rank_that_was_done_while_others_worked_is_told_and_one_that_was_stopped_is_not() -> None:
+    def ended(rank: int, at: float, *, stopped: bool = False) -> RankExited:
+        return RankExited(at=at, node=rank, replica=0, attempt=2, rank=rank, how=RankExit.CODE, stopped=stopped)
+
+    failed = failure(STARTED, ended(1, 98.0), ended(2, 98.0, stopped=True), ended(3, 101.0), KILLED)
+    (early,) = failed.early
+    assert (early.rule.code, early.who.rank, early.who.node) == ("run-rank-left-early", 1, "node1")
 
 
 def test_run_that_ended_without_a_failed_attempt_says_what_ended_it() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import zstandard
 from holdfast.diagnose import pile as piles
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.pipeline import diagnose
+from holdfast.diagnose.structured import documents
 
 TEXT = b"".join(b"line %d\n" % number for number in range(100_000))
 
@@ -67,13 +70,62 @@ def test_torn_packed_file_is_read_up_to_there_and_said(tmp_path: Path, pack) -> 
     assert data or pile.notes
 
 
-def test_packed_bomb_is_left_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bomb", [b"x\n", b"xx"], ids=["lines", "one line"])
+def test_packed_bomb_is_left_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bomb: bytes) -> None:
     monkeypatch.setattr(piles, "UNPACKED_BYTES", 1 << 20)
     monkeypatch.setattr(piles, "BLOCK_BYTES", 1 << 16)
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"x\n" * (8 << 20)))
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bomb * (8 << 20)))
     data, pile = read(tmp_path)
     assert len(data) <= (1 << 20) + (1 << 16)
+    assert pile.bytes <= (1 << 20) + (1 << 16)
     assert any("only the first" in note for note in pile.notes)
+
+
+def test_many_packed_bombs_are_left_at_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piles, "UNPACKED_IN_ALL_BYTES", 1 << 20)
+    monkeypatch.setattr(piles, "BLOCK_BYTES", 1 << 16)
+    for number in range(20):
+        (tmp_path / f"bomb-{number}.gz").write_bytes(gzip.compress(b"x\n" * (1 << 17)))
+    _, pile = read(tmp_path)
+    assert pile.bytes <= (1 << 20) + (1 << 16)
+
+
+def test_stream_without_end_is_left_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piles, "STREAM_BYTES", 1 << 20)
+    with subprocess.Popen(["yes", "step 1 loss 2.1"], stdout=subprocess.PIPE) as endless:
+        assert endless.stdout is not None
+        pile = Pile((Path("-"),), stdin=endless.stdout)
+        assert sum(len(block.data) for block in pile.blocks()) >= 1 << 20
+        endless.kill()
+    assert any("only the first" in note for note in pile.notes)
+
+
+def test_folder_of_what_is_no_file_is_passed_over_and_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "round").symlink_to(tmp_path)
+    (tmp_path / "itself").symlink_to("itself")
+    (tmp_path / "log").write_bytes(b"the end\n")
+    data, pile = read(tmp_path)
+    assert data == b"the end\n"
+    assert any("pipes or devices" in note for note in pile.notes)
+
+
+def test_pipe_that_is_asked_for_is_read_and_one_that_nobody_writes_to_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read(tmp_path / "pipe")[0] == b""
+    reader, writer = os.pipe()
+    os.write(writer, b"the end\n")
+    os.close(writer)
+    assert read(Path(f"/dev/fd/{reader}"))[0] == b"the end\n"
+    os.close(reader)
+
+
+def test_document_of_too_many_values_is_read_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MOST_VALUES", 1000)
+    (tmp_path / "pods.json").write_bytes(b'{"kind": "List", "items": [' + b"{}," * 2000 + b"{}]}\n")
+    data, _ = read(tmp_path)
+    assert data.startswith(b'{"kind"')
 
 
 def test_very_long_line_is_cut_and_the_next_is_read(tmp_path: Path) -> None:

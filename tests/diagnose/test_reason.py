@@ -172,3 +172,9 @@ def test_stack_beside_nccls_watchdog_is_likely_for_its_calls_return_early() -> N
 def test_stacks_of_ranks_that_all_wait_or_none_blame_nobody() -> None:
     assert diagnose_blocks([stack(f"rank-{rank}", SUMMING) for rank in (0, 1)]).culprit is None
     assert diagnose_blocks([stack(f"rank-{rank}", SLEEPING) for rank in (0, 1)]).culprit is None
+
+
+def test_peer_that_went_away_is_no_wrong_interface_though_it_was_on_this_host() -> None:
+    gone = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:45"
+    answer = told(gone)
+    assert (answer.klass, answer.code) == (Class.UNKNOWN, "connection-closed")

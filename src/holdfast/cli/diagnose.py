@@ -76,10 +76,12 @@ def _rows(answer: Answer) -> Iterator[Text]:
     from holdfast.report.words import clean
 
     known = answer.klass is not Class.UNKNOWN
-    style = "bold red" if known else "bold yellow"
+    failed = known or bool(answer.code or answer.missing)
+    style = "bold red" if known else "bold yellow" if failed else "bold green"
     yield Text.assemble((clean(answer.what, _LINE_CHARS), style))
-    verdict = f"{answer.klass}, {answer.sure}" if known else "unknown: what was read does not decide the cause"
-    yield _row("class", verdict)
+    if failed:
+        verdict = f"{answer.klass}, {answer.sure}" if known else "unknown: what was read does not decide the cause"
+        yield _row("class", verdict)
     if known:
         yield _row("", answer.klass.means)
     if answer.culprit and str(answer.culprit):

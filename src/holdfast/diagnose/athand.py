@@ -1,18 +1,28 @@
-"""Owns what a person is not asked for, because it was read already: the logs of a run of holdfast's own."""
+"""Owns what is known of a run of holdfast's own besides its logs: that they were all read, and how it ended."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.diagnose.answer import Answer, Missing
 from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.events import Outcome
 
 OF_A_RUN = ("all-ranks", "peer-log", "first-traceback", "who-joined")
 """Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
 OF_STACKS = ("stacks",)
 """The same where its agents took stacks, and they were read."""
 _INSTEAD = "own-words"
+
+_NOTHING: Mapping[Outcome | None, str] = {
+    None: "nothing has failed so far: the run goes on",
+    Outcome.SUCCEEDED: "nothing failed: the run succeeded",
+    Outcome.CANCELLED: "nothing failed: the run was cancelled",
+}
 
 
 def without(answer: Answer, names: tuple[str, ...]) -> Answer:
@@ -24,3 +34,22 @@ def without(answer: Answer, names: tuple[str, ...]) -> Answer:
         decides = tuple(dict.fromkeys(klass for each in answer.missing for klass in each.decides))
         missing = (Missing(fact=instead.fact, get=instead.get, decides=decides),)
     return replace(answer, missing=missing)
+
+
+def nothing_failed(answer: Answer, outcome: Outcome | None) -> Answer:
+    """The answer for a run in which nothing failed: what its ranks wrote of errors has ended nothing.
+
+    `outcome` is None while it goes on. What only slows a run is said all the same.
+    """
+    rule = RULES.get(answer.code)
+    if answer.code.startswith("fabric-") or (rule is not None and rule.degrades):
+        return answer
+    return Answer(
+        what=_NOTHING[outcome],
+        klass=Class.UNKNOWN,
+        code="",
+        sure=Sureness.UNSURE,
+        also=answer.evidence,
+        transport=answer.transport,
+        notes=answer.notes,
+    )

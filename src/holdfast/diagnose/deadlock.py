@@ -53,13 +53,13 @@ class Deadlock:
 def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int | None) -> Deadlock | None:
     """Join the watchdogs' facts and the stacks over ranks; None when no watchdog spoke and no stack waits."""
     facts = list(facts)
-    said = [fact for fact in facts if fact.rule.code in _WAITED or fact.rule.code == "collective-status"]
+    said = [fact for fact in facts if _is_of_waiting(fact)]
     stacks = {fact.who.rank: fact for fact in facts if fact.rule is STACK and "stands_at" in fact.values}
     inside = [fact for fact in stacks.values() if "op" in fact.values]
     if not said and not inside:
         return None
     timeouts = [fact for fact in said if fact.rule.code in _WAITED]
-    failed = {fact.who.rank for fact in facts if _is_of_itself(fact) and fact not in said}
+    failed = {fact.who.rank for fact in facts if _is_of_itself(fact)}
     stands = _stands(said)
     furthest = max((stand.enqueued for stand in stands if stand.waits), default=None)
     behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
@@ -79,9 +79,14 @@ def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int 
     )
 
 
+def _is_of_waiting(fact: Fact) -> bool:
+    return fact.rule.code in _WAITED or fact.rule.code == "collective-status"
+
+
 def _is_of_itself(fact: Fact) -> bool:
     """Whether a line tells of a failure of its rank's own, rather than of its having waited."""
-    return fact.rule.role is Role.PRIMARY and not fact.rule.code.startswith("run-")
+    of_run = fact.rule.code.startswith("run-")
+    return fact.rule.role is Role.PRIMARY and not of_run and not _is_of_waiting(fact)
 
 
 def _stands(facts: Sequence[Fact]) -> list[Stand]:

@@ -7,7 +7,7 @@ The controller has seen which rank's process ended first and how; what ranks wro
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.diagnose.classes import Class
@@ -22,6 +22,8 @@ from holdfast.events import (
     DrillDone,
     DrillTarget,
     FindingRaised,
+    RankExit,
+    RankExited,
     RankHung,
     RecoveryDecided,
     StopDecided,
@@ -49,6 +51,8 @@ class Failed:
     event: AnyEvent
     """Where the log says so."""
     fact: Fact
+    early: tuple[Fact, ...] = ()
+    """Ranks that had ended by themselves and well while others were at work."""
     stacks: tuple[str, ...] = ()
     """Files that hold where its ranks stood, of those that were at work."""
 
@@ -67,6 +71,7 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
             rank=rank,
             event=decided,
             fact=fact,
+            early=tuple(_early(events, decided, source)),
             stacks=tuple(
                 event.stacks
                 for event in events
@@ -90,6 +95,18 @@ def _started(events: Sequence[AnyEvent], replica: int, attempt: int | None = Non
     """The start of a replica's attempt; of its last one where none is named."""
     starts = (event for event in reversed(events) if isinstance(event, AttemptStarted) and event.replica == replica)
     return next((start for start in starts if attempt in (None, start.attempt)), None)
+
+
+def _early(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) -> Iterator[Fact]:
+    """What is said of the ranks of an attempt that ended well before it failed."""
+    for event in events:
+        if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
+            continue
+        if event.how is RankExit.CODE and event.code == 0 and not event.stopped and event.at < decided.failed_at:
+            what = f"rank {event.rank} on node{event.node} was done, with exit code 0, while others were at work"
+            who = Who(rank=event.rank, node=f"node{event.node}")
+            rule, values = RULES["run-rank-left-early"], {"what": what}
+            yield Fact(rule=rule, source=source, line=0, text=what, who=who, at=event.at, values=values)
 
 
 def _finding(event: AnyEvent) -> Finding | None:

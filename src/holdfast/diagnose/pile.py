@@ -29,6 +29,10 @@ LINE_BYTES = 1 << 16
 """Longest line that is read whole; of a longer one this much, and the rest is passed over."""
 UNPACKED_BYTES = 8 << 30
 """Most that is unpacked of one compressed file."""
+UNPACKED_IN_ALL_BYTES = 32 << 30
+"""Most that is unpacked of all of them."""
+STREAM_BYTES = 32 << 30
+"""Most that is read of a stream, which may have no end."""
 WINDOW_BYTES = 128 << 20
 """Most memory that a zstd file may ask for."""
 MOST_FILES = 200_000
@@ -55,12 +59,17 @@ class Pile:
         """Flight recorder dumps among the files, which are no lines; filled as `notes` is."""
         self.files = self.bytes = 0
         self._left_out: Counter[str] = Counter()
+        self._unpacked = 0
 
     def blocks(self) -> Iterator[Block]:
         """Every block of every file, a file after the other."""
         for path in self._paths:
             if str(path) == "-" and self._stdin is not None:
-                yield from self._stream(self._stdin, Source(name="-"))
+                yield from self._stream(self._stdin, Source(name="-"), most=STREAM_BYTES)
+                continue
+            if path.is_fifo():  # asked for by name, such as the shell's <(command)
+                with _opened_pipe(path) as pipe:
+                    yield from self._stream(pipe, Source(name=str(path)), most=STREAM_BYTES)
                 continue
             root = path if path.is_dir() else path.parent
             for file in self._files(path):
@@ -85,17 +94,19 @@ class Pile:
                 self._left_out["sockets, pipes or devices"] += 1
                 return
             with path.open("rb") as file:
-                yield from self._stream(file, source, Lines(path))
+                yield from self._stream(file, source, Lines(path), most=max(path.stat().st_size + 1, STREAM_BYTES))
         except OSError as error:
             self.notes.append(f"{source.name} cannot be read: {error.strerror or error}")
 
-    def _stream(self, file: BinaryIO, source: Source, lines: Lines | None = None) -> Iterator[Block]:
+    def _stream(self, file: BinaryIO, source: Source, lines: Lines | None = None, *, most: int) -> Iterator[Block]:
+        """The blocks of what was opened, of which so much is read, or so much of what is packed in it as is left."""
         self.files += 1
         reader = _buffered(file)
         unpack = next((unpack for magic, unpack in _PACKED.items() if reader.peek(SNIFF_BYTES).startswith(magic)), None)
         try:
             if unpack is not None:
                 reader = unpack(reader)
+                most = min(UNPACKED_BYTES, UNPACKED_IN_ALL_BYTES - self._unpacked)
             head = reader.peek(SNIFF_BYTES)[:SNIFF_BYTES]
             begun = b""
             if flight.fits(head) or documents.kind_of(source.name, head):
@@ -110,13 +121,17 @@ class Pile:
                 return
             if unpack or encoding:
                 lines = None  # an offset here is none in the file
-            yield from self._whole_lines(reader, source, UNPACKED_BYTES if unpack else None, encoding, begun, lines)
+            before = self.bytes
+            try:
+                yield from self._whole_lines(reader, source, most, encoding, begun, lines)
+            finally:
+                self._unpacked += self.bytes - before if unpack else 0
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             self.notes.append(f"{source.name} is damaged, and read up to there: {error}")
 
     def _document(self, source: Source, head: bytes, data: bytes) -> Iterator[Block] | None:
         """The lines that a document comes to; None for what is none after all, or is too large for one."""
-        if len(data) > documents.DOCUMENT_BYTES:
+        if documents.is_too_large(data):
             return None
         if flight.fits(head):
             if (dump := flight.read(source, data)) is None:
@@ -130,7 +145,7 @@ class Pile:
         self,
         reader: Reader,
         source: Source,
-        most: int | None,
+        most: int,
         encoding: str | None,
         begun: bytes,
         lines: Lines | None,
@@ -138,7 +153,7 @@ class Pile:
         """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not."""
         number, rest, taken, begins, passing = 1, b"", 0, 0, False
         decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
-        while data := begun or reader.read(BLOCK_BYTES):
+        while taken < most and (data := begun or reader.read(BLOCK_BYTES)):
             begun = b""
             taken += len(data)
             self.bytes += len(data)
@@ -165,9 +180,8 @@ class Pile:
             if len(rest) > LINE_BYTES:
                 self._left_out["ends of very long lines"] += 1
                 rest, passing = rest[:LINE_BYTES], True
-            if most is not None and taken >= most:
-                self.notes.append(f"{source.name}: only the first {taken >> 30} GiB of what is packed in it were read")
-                return
+        if taken >= most:
+            self.notes.append(f"{source.name}: only the first {taken >> 30} GiB were read")
         if rest:
             yield Block(source=source, first_line=LineAt(lines, begins) if lines else number, data=rest)
 
@@ -183,6 +197,13 @@ def _read(reader: Reader, most: int) -> bytes:
         parts.append(part)
         most -= len(part)
     return b"".join(parts)
+
+
+def _opened_pipe(path: Path) -> BinaryIO:
+    """A named pipe, opened without waiting for somebody to write to it; where nobody does, it is empty."""
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(pipe, True)
+    return open(pipe, "rb")
 
 
 def _buffered(file: Any) -> Reader:

@@ -117,7 +117,8 @@ def _about(cause: Cause, rank: int) -> Cause:
 def _is_found_by_others(cause: Cause) -> bool:
     """Whether the culprit wrote none of the lines: a rank that those which failed had waited for in vain."""
     rank = cause.culprit.rank if cause.culprit else None
-    return rank is not None and rank not in {fact.who.rank for fact in cause.facts if fact.rule is not STACK}
+    wrote = {fact.who.rank for fact in cause.facts if fact.rule is not STACK and not fact.rule.code.startswith("run-")}
+    return rank is not None and rank not in wrote
 
 
 def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:

@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
             "[n1][[5,1],0][btl_tcp_endpoint.c:818:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: No route to host (113)",
         ),
-        pattern=r"(?:onnect(?:ing|\(\))? to |remote=|peer )\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
+        pattern=r"(?:onnect(?:ing|\(\))? to |remote=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
         r"|(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
         r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:|(?:Bootstrap|NET/Socket) : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),

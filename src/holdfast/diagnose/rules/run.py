@@ -44,6 +44,18 @@ RULES: tuple[Rule, ...] = (
         source=_SOURCE,
     ),
     Rule(
+        code="run-rank-left-early",
+        classes=(Class.COLLECTIVE_MISMATCH, Class.PROGRAM_ERROR),
+        sure=Sureness.LIKELY,
+        says="{what}",
+        remedy=(
+            "see why that rank was done before the others: fewer batches, an early return, a branch by rank",
+            "every rank must make the same calls: equal numbers of batches, or `Join` for uneven ones",
+        ),
+        decides=("last-collectives",),
+        source=_SOURCE,
+    ),
+    Rule(
         code="run-node-lost",
         classes=(Class.NODE_LOST,),
         sure=Sureness.CERTAIN,

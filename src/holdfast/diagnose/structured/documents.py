@@ -22,6 +22,8 @@ DOCUMENT_BYTES = 32 << 20
 """Largest document that is read as one; a larger one is read as text."""
 YAML_BYTES = 2 << 20
 """The same for YAML, which takes a second for each megabyte."""
+MOST_VALUES = 1_500_000
+"""Most values of a document that is read as one, by what stands between them: each takes some hundred bytes."""
 MOST_LINES = 20_000
 LINE_LENGTH = 4000
 
@@ -54,6 +56,11 @@ class Kind:
     """Given the file's name and its beginning."""
     tell: Callable[[str, bytes], Iterator[Told]]
     """Given the file's name and all of it; any ValueError means that it is not one after all."""
+
+
+def is_too_large(data: bytes) -> bool:
+    """Whether a document would take more memory than a diagnosis may."""
+    return len(data) > DOCUMENT_BYTES or sum(map(data.count, (b",", b"{", b"["))) > MOST_VALUES
 
 
 def kind_of(name: str, head: bytes) -> Kind | None:
