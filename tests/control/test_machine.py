@@ -80,7 +80,7 @@ class Run:
             nodes=Nodes(min=least or nodes, max=nodes),
             ranks_per_node=ranks,
             launch=launch,
-            recovery=Recovery(stop_grace_s=GRACE_S, max_restarts=2, replicas=replicas, **recovery),
+            recovery=Recovery(**{"stop_grace_s": GRACE_S, "max_restarts": 2, "replicas": replicas, **recovery}),
         )
         self.machine = Machine(self.job)
         self.state = State()

@@ -1,0 +1,132 @@
+"""Several replicas: who is stopped when one hangs, how long one that flaps waits, and what is said of too few."""
+
+from __future__ import annotations
+
+import pytest
+from tests.control.test_machine import Run, exited, joined, killed, stopped
+
+from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
+from holdfast.control.policy import BACK_OFF_S, JUDGE_S
+from holdfast.control.state import Deadline, ReplicaPhase
+from holdfast.events import DeadlinePassed, FindingRaised, Outcome, RankHung, RecoveryDecided, StepCommitted
+
+WAITING = "all_reduce (torch/distributed/distributed_c10d.py:2)"
+
+
+def hung(
+    replica: int, *, at: float = 30.0, state: str = "S", innermost: str = WAITING, last_step: int = 3, attempt: int = 0
+) -> RankHung:
+    return RankHung(
+        at=at,
+        node=replica,
+        replica=replica,
+        attempt=attempt,
+        rank=0,
+        last_step=last_step,
+        last_step_at=at - 9,
+        waited_s=9.0,
+        process_state=state,
+        innermost=innermost,
+    )
+
+
+def step(replica: int, number: int = 3, *, attempt: int = 0, at: float = 20.0) -> StepCommitted:
+    return StepCommitted(at=at, replica=replica, attempt=attempt, step=number, started=at - 1, ended=at)
+
+
+def stops(commands: list[object]) -> list[int]:
+    return [command.replica for command in commands if isinstance(command, Stop)]
+
+
+def training(replicas: int = 2, **recovery: int) -> Run:
+    run = Run(nodes=replicas, replicas=replicas, **recovery).running()
+    run.do(*(step(replica) for replica in range(replicas)))
+    return run
+
+
+def codes(run: Run) -> list[str]:
+    return [event.finding.code for event in run.decisions if isinstance(event, FindingRaised)]
+
+
+@pytest.mark.parametrize("word", [hung(1, state="T", innermost=""), hung(1, innermost="sleep (train.py:3)")])
+def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(word: RankHung) -> None:
+    run = training()
+    assert stops(run.do(hung(0))) == []
+    assert stops(run.do(word)) == [1]
+    assert run.phase(0) is ReplicaPhase.RUNNING
+    assert Deadline.JUDGE.of(0) not in run.state.deadlines
+
+
+def test_of_replicas_that_all_wait_the_one_behind_is_expelled() -> None:
+    run = training(3)
+    assert stops(run.do(hung(0), hung(1, last_step=2), hung(2))) == []
+    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(judge)) == [1]
+    assert [run.phase(index) for index in (0, 2)] == [ReplicaPhase.RUNNING] * 2
+
+
+def test_replica_that_waits_for_one_on_its_way_back_is_not_hung() -> None:
+    run = training(3)
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
+    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(hung(0), judge)) == []
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_replica_that_steps_after_it_was_reported_is_not_hung() -> None:
+    run = training()
+    run.do(hung(0), step(0, 4, at=31.0))
+    assert run.phase(0) is ReplicaPhase.RUNNING
+    assert Deadline.JUDGE.of(0) not in run.state.deadlines
+
+
+def test_replicas_that_are_too_few_say_so_and_wait_unharmed() -> None:
+    run = training(2, min_replicas=2)
+    run.do(killed(1, rank=0, replica=1))
+    assert codes(run) == ["too-few-replicas"]
+    assert stops(run.do(hung(0, state="T"))) == []
+    run.do(stopped(1, replica=1))
+    assert codes(run) == ["enough-replicas"]
+
+
+def test_replica_that_flaps_waits_longer_each_time_and_gets_another_node() -> None:
+    run = training(2)
+    for attempt in (0, 1):
+        run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt))
+        started = run.do(stopped(1, replica=1, attempt=attempt))
+        assert [type(one) for one in started if isinstance(one, Start)] == [Start] * (attempt == 0)
+    assert run.state.deadlines[Deadline.BACK_OFF.of(1)] == pytest.approx(11.0 + BACK_OFF_S)
+    waited = run.do(DeadlinePassed(at=40.0, deadline=Deadline.BACK_OFF.of(1)))
+    assert [one.attempt for one in waited if isinstance(one, Start)] == [2]
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_third_failure_in_a_row_replaces_the_node_and_waits_for_it() -> None:
+    run = training(2, max_restarts=9)
+    for attempt in (0, 1):
+        run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt), stopped(1, replica=1, attempt=attempt))
+        run.do(DeadlinePassed(at=40.0, deadline=Deadline.BACK_OFF.of(1)))
+    run.do(killed(1, rank=0, replica=1, attempt=2, at=50.0))
+    commands = run.do(stopped(1, replica=1, attempt=2))
+    assert [one.place.node for one in commands if isinstance(one, ReplaceNode)] == [1]
+    assert run.do(DeadlinePassed(at=60.0, deadline=Deadline.BACK_OFF.of(1))) == []
+    started = run.do(joined(1, generation=1, incarnation="new", at=61.0))
+    assert [one.attempt for one in started if isinstance(one, Start)] == [3]
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_replica_lost_after_another_has_finished_is_left() -> None:
+    run = training()
+    run.do(exited(0, replica=0, rank=0), stopped(0))
+    run.do(killed(1, rank=0, replica=1))
+    run.do(stopped(1, replica=1))
+    assert isinstance(run.decisions[0], RecoveryDecided)
+    assert run.state.ending is not None
+    assert run.state.ending.outcome is Outcome.SUCCEEDED
+
+
+def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:
+    run = training()
+    run.do(killed(1, rank=0, replica=1))
+    commands = run.do(joined(0, attempt=0))
+    assert TellLost(replica=1, attempt=0, nodes=(0,)) in commands
