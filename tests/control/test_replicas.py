@@ -57,6 +57,15 @@ def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(wor
     assert Deadline.JUDGE.of(0) not in run.state.deadlines
 
 
+def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on() -> None:
+    run = training()
+    assert stops(run.do(hung(1, state="T"))) == [1]
+    assert stops(run.do(hung(0, innermost="Loop.somewhere (train.py:3)"))) == []
+    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(judge)) == []
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
 def test_of_replicas_that_all_wait_the_one_behind_is_expelled() -> None:
     run = training(3)
     assert stops(run.do(hung(0), hung(1, last_step=2), hung(2))) == []

@@ -34,7 +34,8 @@ _GAVE_UP = re.compile(
 
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
-    r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward"
+    r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward|"
+    r"Peers\._listen|quorum|should_commit"
 )
 
 _KINDS: dict[RankExit, FailureKind] = {

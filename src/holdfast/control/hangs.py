@@ -25,7 +25,7 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
         return state, ()  # it waits for replicas that are lost
     heard = replica.heard | 1 << event.rank
     state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
-    if state.several and stands_apart(event):
+    if state.several and _says_enough(state, event):
         return _expel(job, state, event.replica, event.at)
     return judge_soon(job, state, event.replica, event.at)
 
@@ -62,6 +62,15 @@ def _expel(job: Job, state: State, index: int, at: float) -> Transition:
 def _pardoned(state: State, index: int) -> State:
     replica = replace(state.replicas[index], phase=ReplicaPhase.RUNNING, heard=0, hangs=())
     return state.with_replica(replica).with_deadline(Deadline.JUDGE.of(index), None)
+
+
+def _says_enough(state: State, hung: RankHung) -> bool:
+    """Whether a rank's word alone shows that it holds up the others; where it stands says less than that it is stopped.
+
+    While another replica is on its way back, a wait for that one may look like anything.
+    """
+    others = (replica for replica in state.replicas if replica.replica != hung.replica)
+    return hung.process_state == "T" or (stands_apart(hung) and not any(map(_holds_up, others)))
 
 
 def _holds_up(replica: ReplicaState) -> bool:
