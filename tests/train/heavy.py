@@ -77,6 +77,18 @@ def wrapped(way: str, model: torch.nn.Module) -> torch.nn.Module:
     return fully_shard(model, mesh=init_device_mesh("cpu", (2,))) if way == "fsdp" else model
 
 
+def norms_of(model: torch.nn.Module) -> dict[str, Any]:
+    """What `clip_grad_norm_` returns of shards, the same of the gradients put together, and of this rank's shards."""
+    shards = [each.grad for each in model.parameters()]
+    whole = torch.cat([each.full_tensor().flatten() for each in shards])
+    own = torch.cat([each.to_local().flatten() for each in shards])
+    return {
+        "grad_norm": torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9),
+        "whole_norm": whole.norm(),
+        "own_norm": own.norm(),
+    }
+
+
 def rank_of(folder: Path, case: str, rank: int) -> None:
     way, _, heavy = case.partition(":")
     torch.set_num_threads(1)
@@ -98,8 +110,9 @@ def rank_of(folder: Path, case: str, rank: int) -> None:
         loss.backward()
         if heavy == "communication":
             dist.all_reduce(much)
+        norms = norms_of(model) if heavy == "norm" else {}
         optimizer.step()
-        session.commit(loss=loss)
+        session.commit(loss=loss, **norms)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from holdfast.events.rank import Found, Step
 from holdfast.findings import Severity
 from holdfast.train import Environment, Session
 from holdfast.train.finite import MOST_IN_A_ROW, Finite
+from holdfast.train.store import Store
 
 
 def session(**told: object) -> Session:
@@ -51,6 +54,27 @@ def test_last_step_with_a_loss_that_is_no_number_ends_without_a_checkpoint(tmp_p
     for _ in loop.steps(2):
         loop.commit(loss=math.nan)
     assert saved(tmp_path) == []
+
+
+def test_newest_good_checkpoint_is_brought_to_the_store_though_the_last_loss_is_no_number(tmp_path: Path, monkeypatch):
+    """The store is busy with the first while the second is saved on the node; the third is no good."""
+    go_on, bring = threading.Event(), Store.bring
+
+    def slowly(store: Store, step: int, files: Iterable[Path]) -> None:
+        assert go_on.wait(100)
+        bring(store, step, files)
+
+    monkeypatch.setattr(Store, "bring", slowly)
+    loop = session(checkpoint_path=tmp_path / "store", checkpoint_local=tmp_path / "node", checkpoint_every_steps=1)
+    losses = iter((1.0, 1.0, math.nan))
+    for step in loop.steps(3):
+        if step == 3:
+            assert loop._checkpoints is not None
+            assert loop._checkpoints._saving is not None
+            loop._checkpoints._saving.result(100)
+            go_on.set()
+        loop.commit(loss=next(losses))
+    assert saved(tmp_path / "store") == ["step-00000001.0", "step-00000002.0"]
 
 
 def test_loop_ends_after_many_such_losses_in_a_row_and_says_so_to_the_agent(agent):

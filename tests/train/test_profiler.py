@@ -61,6 +61,24 @@ def test_heavy_part_of_two_ranks_shows_in_its_row_and_the_parts_add_up(agent, tm
         ranks.wait()
 
 
+@pytest.mark.slow
+def test_gradient_norm_of_sharded_parameters_is_that_of_the_whole_model(agent, tmp_path: Path):
+    ranks = subprocess.Popen([sys.executable, HEAVY, tmp_path, "fsdp:norm"])
+    try:
+        lines = [agent.accept() for _ in range(2)]
+        for line in lines:
+            told = line.await_(Step).metrics
+            assert told["grad_norm"] == pytest.approx(told["whole_norm"], rel=1e-5)
+            assert told["grad_norm"] > 1.001 * told["own_norm"] > 0
+            line.ask(StopNow())
+        assert ranks.wait(120) == 0
+        for line in lines:
+            line.close()
+    finally:
+        ranks.kill()
+        ranks.wait()
+
+
 def loop(steps: int, **told: object) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -210,10 +210,9 @@ class Session:
             checkpoints.prepare()
             return
         self._tell(checkpoints.finish(), must=False)
-        if not self._liaison.sound():
-            return
-        self._liaison.saving()
-        checkpoints.begin(self.step, self._samples, node_s=self._liaison.node_s)
+        if self._liaison.sound():
+            self._liaison.saving()
+            checkpoints.begin(self.step, self._samples, node_s=self._liaison.node_s)
         if action is Wish.STOP:
             self._tell(checkpoints.finish(), must=True)
             self._raise(checkpoints.close(), must=True)
