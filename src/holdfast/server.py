@@ -19,7 +19,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -68,17 +68,18 @@ from holdfast.events.orders import (
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.guard.door import AgentsWebSocket, Arrival, Server
-from holdfast.guard.keys import Holder, Keys, NodeAgent, Operator
+from holdfast.guard.keys import Holder, Keys, Newcomer, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
 from holdfast.guard.sparing import Sparing
 from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
 from holdfast.host.limits import open_more_files
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
+from holdfast.job.profile import KUBERNETES
 from holdfast.job.silence import Silence
 from holdfast.job.spec import Job
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.environment import Attempt, checkpoints_folder
+from holdfast.launch.environment import Attempt, Share, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
@@ -136,24 +137,39 @@ _NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Key
 """What garbage raises: for its form, or for its meaning."""
 
 
+class _TooLarge(Exception):
+    """A request has a longer body than is read."""
+
+
+_enrolment = msgspec.json.Decoder(dict[str, str])
 _AGENT_PATH = "/v1/agent"
+_ENROL_PATH = "/v1/enrol"
 
 
 class Port:
     """The controller's one port: for agents their WebSocket and the code, for the operator commands; each by token."""
 
-    def __init__(self, controller: Controller, keys: Keys, code: Path | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        keys: Keys,
+        code: Path | None = None,
+        limits: Limits = LIMITS,
+        generation: Callable[[int, str], int | None] = lambda _node, _address: None,
+    ) -> None:
         self._controller = controller
+        self._generation = generation
         self._keys = keys
         self._limits = limits
         self._buckets: dict[NodeAgent, Bucket] = {}
         code_path = f"/v1/code/{code.stem}" if code else ""
-        self._for_nodes = {_AGENT_PATH, code_path}
-        """What is asked with a node's token; everything else takes the operator's."""
+        self._holders = {_AGENT_PATH: NodeAgent, code_path: NodeAgent, _ENROL_PATH: Newcomer}
+        """Whose token each path takes; everything else takes the operator's."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(_AGENT_PATH, self._agent),
                 *([Route(code_path, self._serving(code))] if code else []),
+                Route(_ENROL_PATH, self._enrol, methods=["POST"]),
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
@@ -167,7 +183,7 @@ class Port:
         holder = self._holder(connection)
         # Not `connection.url`: the sender's Host header is a part of that.
         path: str = scope["path"]
-        if isinstance(holder, NodeAgent if path in self._for_nodes else Operator):
+        if isinstance(holder, self._holders.get(path, Operator)):
             scope["holder"] = holder
             await self._routes(scope, receive, send)
             return
@@ -188,18 +204,15 @@ class Port:
         decoder: Decoder[OperatorEvent] = Decoder(kind)
 
         async def endpoint(request: Request) -> Response:
-            body = b""
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > self._limits.body_bytes:
-                    return JSONResponse({"error": "too large"}, status_code=413)
             try:
-                asked, until = decoder.decode(body), _until(request)
+                asked, until = decoder.decode(await self._body(request)), _until(request)
                 if time.monotonic() > until:
                     return JSONResponse({"error": "too late: whoever asked has been told so"}, status_code=408)
                 self._controller.ask(asked)
             except _NOT_UNDERSTOOD as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
+            except _TooLarge:
+                return JSONResponse({"error": "too large"}, status_code=413)
             except AssertionError as error:
                 _give_way(error)
             if self._controller.holding:
@@ -207,6 +220,28 @@ class Port:
             return JSONResponse({"ok": True})
 
         return endpoint
+
+    async def _enrol(self, request: Request) -> Response:
+        """Tell whoever came to life in a node slot which generation it is, with that one's token."""
+        holder: Newcomer = request.scope["holder"]
+        try:
+            asked = _enrolment.decode(await self._body(request))
+        except (*_NOT_UNDERSTOOD, _TooLarge) as error:
+            return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
+        generation = self._generation(holder.node, asked["address"])
+        if generation is None:
+            return JSONResponse({"error": "it is not known yet who you are"}, status_code=404)
+        token = self._keys.of_node(holder.node, generation)
+        return JSONResponse({"generation": generation, "token": token})
+
+    async def _body(self, request: Request) -> bytes:
+        """All of a request's body; raises _TooLarge."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._limits.body_bytes:
+                raise _TooLarge
+        return body
 
     async def _agent(self, websocket: WebSocket) -> None:
         await websocket.accept()
@@ -321,6 +356,15 @@ def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:
     return controllers_end(folder.identity)
 
 
+def _place(name: str) -> tuple[Callable[..., Backend], Callable[[Job, Mapping[str, str]], tuple[Share, ...]]]:
+    """The back end of this name, and what a node of it may use of its machine; imported when it is used."""
+    if name == KUBERNETES:
+        from holdfast.launch.kubernetes.backend import KubernetesBackend, own_machines
+
+        return KubernetesBackend, own_machines
+    return LocalBackend, shares
+
+
 def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
     """What the log says of the code right after the run's creation; nothing where ranks run in place."""
     code = accepted.code
@@ -371,11 +415,11 @@ async def serve(
     clients: socket.socket,
     keeper: int,
     *,
-    place: Callable[..., Backend] = LocalBackend,
+    place: Callable[..., Backend] | None = None,
 ) -> None:
     """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
 
-    `place` makes the back end.
+    `place` makes the back end in place of the one that the run was accepted for.
     """
     if isinstance(last_event(folder.events), RunFinished):
         folder.forget_secrets()
@@ -389,13 +433,14 @@ async def serve(
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    backend = place(
+    made_by, shared_by = _place(accepted.backend)
+    backend = (place or made_by)(
         folder=folder,
         accepted=accepted,
         isolation=isolation,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
     )
-    share = shares(accepted.job, os.environ)
+    share = shared_by(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = RunCreated(
         at=accepted.created_at,
@@ -463,7 +508,7 @@ async def serve(
     controller.feed(*news)
     controller.tell(*_port_taken(folder))
     archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
-    port = Port(controller, keys, archive)
+    port = Port(controller, keys, archive, generation=backend.generation)
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
     server = listening(port, nodes=accepted.job.nodes.max, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))

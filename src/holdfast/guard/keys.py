@@ -29,8 +29,19 @@ class NodeAgent:
         return f"node{self.node}.{self.generation}"
 
 
-Holder = Operator | NodeAgent
+@dataclass(frozen=True)
+class Newcomer:
+    """Whoever came to life in a node slot, where nobody could know beforehand of which generation: it may ask that."""
 
+    node: int
+
+    def __str__(self) -> str:
+        return f"node{self.node}"
+
+
+Holder = Operator | NodeAgent | Newcomer
+
+_NEWCOMER_TOKEN = re.compile(r"node(0|[1-9][0-9]{0,8}):[0-9a-f]{64}")
 _NODE_TOKEN = re.compile(r"node(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8}):[0-9a-f]{64}")
 
 
@@ -47,7 +58,14 @@ class Keys:
 
     def of_node(self, node: int, generation: int) -> str:
         """The token of one node's agent, such as `node1.0:5f70…`."""
-        name = str(NodeAgent(node, generation))
+        return self._signed(NodeAgent(node, generation))
+
+    def of_newcomer(self, node: int) -> str:
+        """The token of whoever takes a node slot, such as `node1:5f70…`."""
+        return self._signed(Newcomer(node))
+
+    def _signed(self, holder: NodeAgent | Newcomer) -> str:
+        name = str(holder)
         return f"{name}:{hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()}"
 
     def of_attempt(self, replica: int, attempt: int) -> str:
@@ -56,8 +74,17 @@ class Keys:
 
     def holder(self, token: str) -> Holder | None:
         """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
-        agent = NodeAgent(int(found[1]), int(found[2])) if (found := _NODE_TOKEN.fullmatch(token)) else None
-        expected = self.of_node(agent.node, agent.generation).encode() if agent else self._token
+        said = _said_holder(token)
+        expected = self._signed(said).encode() if said else self._token
         if not hmac.compare_digest(token.encode(errors="replace"), expected):
             return None
-        return agent or Operator()
+        return said or Operator()
+
+
+def _said_holder(token: str) -> NodeAgent | Newcomer | None:
+    """Whose a token says to be, if it names anybody."""
+    if found := _NODE_TOKEN.fullmatch(token):
+        return NodeAgent(int(found[1]), int(found[2]))
+    if found := _NEWCOMER_TOKEN.fullmatch(token):
+        return Newcomer(int(found[1]))
+    return None

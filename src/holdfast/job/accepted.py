@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.job.profile import LOCAL
 from holdfast.job.spec import Job, Model
 
 
@@ -30,6 +31,8 @@ class Accepted(Model):
     """The fabric's name, `auto` resolved."""
     fabric_env: dict[str, str] = {}
     """What the fabric sets for every rank."""
+    backend: str = LOCAL
+    """What makes the nodes."""
     isolation: str = "process"
     """How local nodes are kept apart: `process` or `netns`."""
     profile: str = "local"

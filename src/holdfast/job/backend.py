@@ -61,6 +61,13 @@ class Backend(Protocol):
         """Nodes as they are made, are found unavailable or cease to exist, while nobody was looking included."""
         ...
 
+    def generation(self, node: int, address: str) -> int | None:
+        """Which generation of a node it is that asks from an address; None while, or where, that is not known.
+
+        For places whose nodes come to life again by themselves, and cannot be told beforehand which life it is.
+        """
+        ...
+
     async def logs(self, place: NodePlace) -> Path | None:
         """The agent's own log, where the place keeps one."""
         ...

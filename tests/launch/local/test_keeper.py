@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.events import Outcome, RunFinished
 from holdfast.events.log import EventWriter
 from holdfast.folder import RunFolder
-from holdfast.launch.local.keeper import Pace
+from holdfast.launch.keeping import Pace
 
 
 def paces(*lives: tuple[float, float]) -> list[Pace]:

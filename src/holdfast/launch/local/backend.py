@@ -65,6 +65,10 @@ class LocalBackend:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
 
+    def generation(self, node: int, address: str) -> int | None:
+        """Every generation is told which one it is when it is made."""
+        return None
+
     def render(self, job: Job) -> str:
         """What every rank of a first attempt would be given, as shell-like text."""
         return render(self._accepted)

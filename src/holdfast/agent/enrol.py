@@ -1,0 +1,83 @@
+"""`python -m holdfast.agent.enrol NODE TOKEN_FILE OWN_TOKEN_FILE ...`: becomes the agent of whichever generation it is.
+
+Where something else than holdfast makes a node's next life, such as a cluster's own controllers, that life cannot be
+told beforehand which one it is. It asks the controller, which knows, and is given the token of that generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from holdfast.guard.tls import NAME, agents_end
+
+log = logging.getLogger("holdfast.agent")
+
+PATH = "/v1/enrol"
+RETRY_S = 0.5
+TIMEOUT_S = 10.0
+OK, UNAUTHORIZED = 200, 401
+
+
+def main() -> None:
+    """Ask until there is an answer, and become the agent; the options that are not named here are the agent's."""
+    parser = argparse.ArgumentParser(prog="holdfast.agent.enrol")
+    parser.add_argument("node", type=int)
+    parser.add_argument("--newcomer-token-file", required=True, type=Path, help="file with the slot's token")
+    parser.add_argument("--token-file", required=True, type=Path, help="file that takes the generation's token")
+    parser.add_argument("--controller", required=True)
+    parser.add_argument("--ca", type=Path)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--controller-grace-s", required=True, type=float)
+    options, rest = parser.parse_known_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    generation, token = _enrol(options)
+    options.token_file.unlink(missing_ok=True)
+    options.token_file.touch(mode=0o600)
+    options.token_file.write_text(token)
+    named = {"controller": options.controller, "token-file": options.token_file, "address": options.address}
+    named |= {"controller-grace-s": options.controller_grace_s} | ({"ca": options.ca} if options.ca else {})
+    words = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+    argv = [sys.executable, "-m", "holdfast.agent", str(options.node), str(generation), *words, *rest]
+    os.execv(sys.executable, argv)
+
+
+def _enrol(options: argparse.Namespace) -> tuple[int, str]:
+    """Which generation runs here, and its token; leaves when nobody has said so for the controller's grace."""
+    controller = urlsplit(str(options.controller))
+    url = controller._replace(scheme="https" if controller.scheme == "wss" else "http", path=PATH).geturl()
+    headers = {"Authorization": f"Bearer {options.newcomer_token_file.read_text().strip()}"}
+    verify = True if options.ca is None else agents_end(options.ca)
+    deadline = time.monotonic() + options.controller_grace_s
+    said = ""
+    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
+        while time.monotonic() < deadline:
+            try:
+                answer = client.post(
+                    url, json={"address": options.address}, extensions={"sni_hostname": NAME} if options.ca else {}
+                )
+                if answer.status_code == OK:
+                    given: dict[str, Any] = answer.json()
+                    return int(given["generation"]), str(given["token"])
+                problem = f"it answers {answer.status_code} {answer.text[:200]}"
+                if answer.status_code == UNAUTHORIZED:
+                    sys.exit(f"the controller does not know this node: {problem}")
+            except httpx.TransportError as error:
+                problem = f"it is out of reach: {error}"
+            if problem != said:
+                log.info("the controller does not say yet who this is: %s", problem)
+                said = problem
+            time.sleep(RETRY_S)
+    sys.exit(f"no controller said who this is: {said}")
+
+
+if __name__ == "__main__":
+    main()

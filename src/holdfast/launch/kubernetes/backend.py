@@ -1,0 +1,185 @@
+"""Owns nodes on Kubernetes: pods that the cluster's own controllers make, seen through a watch and replaced on demand.
+
+Which pod is which generation of a node is kept in the run's folder, for the controller that comes after this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.folder import RunFolder
+from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.spec import Job
+from holdfast.launch.environment import Share
+from holdfast.launch.kubernetes.cluster import Cluster, Unanswered
+from holdfast.launch.kubernetes.lives import Lives, Pod
+from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL
+
+log = logging.getLogger("holdfast.controller")
+
+NODE_LABELS = ("jobset.sigs.k8s.io/job-index", "training.kubeflow.org/replica-index")
+"""Where a pod says which node it is, in the order they are looked at: of a JobSet's, of a PyTorchJob's."""
+
+PYTHON = "python"
+"""The image's own."""
+LOOK_AGAIN_S = 1.0
+END_S = 60.0
+"""Longest that pods whose agents were told to leave may take."""
+
+
+def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
+    """Every node has a machine, or a part of one, that its agent alone sees."""
+    return (Share(cpus=job.resources.cpu or job.local_world_size, python=PYTHON),) * job.nodes.max
+
+
+class KubernetesBackend:
+    """Sees a run's pods come and go, and has those replaced that the controller gives up."""
+
+    def __init__(self, *, folder: RunFolder, **_: object) -> None:
+        self._run = folder.run
+        self._cluster = Cluster()
+        self._record = folder.path / "pods.json"
+        self._lives = Lives(held=_read(self._record))
+        self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._looked = asyncio.Event()
+        self._empty = asyncio.Event()
+        """Whether no pod of a node is left."""
+
+    def render(self, job: Job) -> str:
+        """The manifests are rendered where the run is started from."""
+        raise NotImplementedError
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        """The gang's own object makes pods for all nodes; each place takes one as soon as it runs."""
+        for place in places:
+            self._change(self._lives.want(place))
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        """Nodes as their pods begin to run, cannot be placed, or are gone."""
+        looking = asyncio.ensure_future(self._look())
+        try:
+            while True:
+                yield await self._seen.get()
+        finally:
+            looking.cancel()
+
+    def generation(self, node: int, address: str) -> int | None:
+        """Which generation of a node the pod at an address is; None while that is not known, or for one given up."""
+        return self._lives.generation(node, address)
+
+    async def logs(self, place: NodePlace) -> Path | None:
+        return None
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        """Have the node's pod made anew: where one is left its Job is removed, which is made again at once."""
+        self._change(self._lives.want(place))
+        if any(True for _ in self._lives.former(place)):
+            log.info("node%s is made anew: %s", place.node, reason)
+            await self._insist(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{place.node}")
+
+    async def cordon(self, place: NodePlace, reason: str) -> None:
+        """Whether a machine is used again is the cluster's to say; the run may not change machines."""
+
+    async def uncordon(self, place: NodePlace) -> None:
+        """As `cordon`."""
+
+    async def cancel(self) -> None:
+        """Wait for the pods of agents that were told to leave; those that stay are removed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._empty.wait()
+        for pod in tuple(self._lives.pods.values()):
+            await self._insist(f"/api/v1/namespaces/{{namespace}}/pods/{pod.name}")
+
+    async def _look(self) -> None:
+        """Keep up with the pods, whatever becomes of the connection to the API server."""
+        selector = f"{RUN_LABEL}={self._run},{PART_LABEL}={NODE}"
+        while True:
+            lives = replace(self._lives, pods={})
+            try:
+                async for known in self._cluster.pods(selector):
+                    for seen in filter(None, map(as_pod, known)):
+                        lives = lives.see(seen)
+                    self._looked.set()
+                    self._change(lives)
+                    lives = self._lives
+            except Unanswered as error:
+                log.warning("the API server does not say what becomes of pods: %s", error)
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _change(self, lives: Lives) -> None:
+        """Take new knowledge in, with what follows from it; written down before anybody acts on it."""
+        held, observed = self._lives.held, tuple[NodeObservation, ...]()
+        if self._looked.is_set():
+            lives, observed = lives.settle()
+        self._lives = lives
+        (self._empty.clear if lives.pods or not self._looked.is_set() else self._empty.set)()
+        if lives.held != held:
+            _write(self._record, lives.held)
+        for seen in observed:
+            self._seen.put_nowait(seen)
+
+    async def _insist(self, path: str) -> None:
+        """Remove an object; an API server that is away is asked again."""
+        while True:
+            try:
+                await self._cluster.remove(path)
+                return
+            except Unanswered as error:
+                log.warning("%s cannot be removed yet: %s", path, error)
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def as_pod(said: Mapping[str, Any]) -> Pod | None:
+    """What a pod's object says of a node's life; None for one that is no node's."""
+    meta, status = said["metadata"], said.get("status", {})
+    labels = meta.get("labels", {})
+    node = next((labels[label] for label in NODE_LABELS if label in labels), None)
+    if node is None:
+        return None
+    phase = status.get("phase", "Pending")
+    over = said.get("deleted", False) or "deletionTimestamp" in meta or phase in ("Succeeded", "Failed")
+    return Pod(
+        uid=meta["uid"],
+        name=meta["name"],
+        node=int(node),
+        address=status.get("podIP", ""),
+        running=phase == "Running",
+        over=over,
+        why="" if phase == "Running" else _why_pending(status),
+    )
+
+
+def _why_pending(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
+            return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    return ""
+
+
+def _read(record: Path) -> dict[NodePlace, str]:
+    """What an earlier controller knew; nothing where there was none."""
+    try:
+        known: list[dict[str, Any]] = json.loads(record.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {NodePlace(node=each["node"], generation=each["generation"]): each["uid"] for each in known}
+
+
+def _write(record: Path, held: Mapping[NodePlace, str]) -> None:
+    known = [{"node": place.node, "generation": place.generation, "uid": uid} for place, uid in held.items()]
+    fresh = record.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk: pods are then asked for anew after the next restart
+        fresh.write_text(json.dumps(known))
+        fresh.rename(record)

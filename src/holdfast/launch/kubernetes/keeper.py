@@ -1,0 +1,82 @@
+"""The keeper of a run on Kubernetes: the controller's pod starts it, and it makes the run's folder on the volume.
+
+A pod that is started again finds the folder as it was left, and its controller goes on from the log in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.folder import RunFolder, write_private
+from holdfast.host.processes import adopt_orphans
+from holdfast.launch.code.archive import archive_path
+from holdfast.launch.keeping import keep, listen, take
+
+EVERYWHERE = "0.0.0.0"
+"""Nodes come over the network; the run's NetworkPolicy says which."""
+BEAT_S = 0.2
+
+
+def main() -> int:
+    """Keep a controller alive until its run is over; its exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.keeper")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--job", type=Path, required=True, help="the job as accepted")
+    parser.add_argument("--keys", type=Path, required=True, help="folder of token, certificates and the job's secrets")
+    parser.add_argument("--port", type=int, required=True)
+    options = parser.parse_args()
+    adopt_orphans()
+    # The first process of a container ignores what it does not handle, and would be waited for until its grace is over.
+    signal.signal(signal.SIGTERM, _leave)
+    folder = RunFolder(options.folder)
+    folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = take(folder)
+    if lock is None:
+        sys.exit("the run has a controller already")
+    _fill(folder, options.job.read_text(), options.keys)
+    _await_code(folder)
+    with listen(folder, EVERYWHERE, options.port) as (agents, clients):
+        code = keep(folder, agents, clients, lock)
+    folder.forget_secrets()
+    folder.control_socket.unlink(missing_ok=True)
+    return code
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    """The pod is taken away: the next one goes on from the log."""
+    sys.exit(0)
+
+
+def _fill(folder: RunFolder, job: str, keys: Path) -> None:
+    """Write what controllers need to know, once; what is there already is of an earlier pod."""
+    if folder.job.exists():
+        return
+    own = keys / "secrets.json"
+    values: dict[str, str] = json.loads(own.read_text()) if own.exists() else {}
+    written = {
+        folder.token: (keys / "token").read_text(),
+        folder.ca: (keys / "ca.pem").read_text(),
+        folder.identity: (keys / "identity.pem").read_text(),
+        folder.secrets: json.dumps({"environ": {}, "secrets": values}),
+        folder.job: job,  # the last: where it is, all is
+    }
+    for path, text in written.items():
+        path.unlink(missing_ok=True)
+        write_private(path, text)
+
+
+def _await_code(folder: RunFolder) -> None:
+    """Wait until whoever started the run has brought its code; the pod's startup probe bounds the wait."""
+    code: dict[str, Any] | None = json.loads(folder.job.read_text()).get("code")
+    while code is not None and not archive_path(folder.code, code["digest"]).is_file():
+        time.sleep(BEAT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Owns which pod is which generation of a node slot: decided from what is seen of pods and asked of the back end.
+
+Pure but for its memory, which is a value: a back end that is started again reads it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.job.backend import NodeObservation, NodePlace, Sight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """What is seen of a node's pod."""
+
+    uid: str
+    name: str
+    node: int
+    address: str = ""
+    running: bool = False
+    over: bool = False
+    """Whether it has ended, is being deleted, or is deleted."""
+    why: str = ""
+    """Why it is over, or not running yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lives:
+    """The pods of a run's nodes, and the generations that are theirs."""
+
+    pods: Mapping[str, Pod] = field(default_factory=dict[str, Pod])
+    """Those that are not over, by their uid."""
+    held: Mapping[NodePlace, str] = field(default_factory=dict[NodePlace, str])
+    """Which pod is which generation, by uid; of each node the newest alone."""
+    wanted: Mapping[int, NodePlace] = field(default_factory=dict[int, NodePlace])
+    """Generations that a pod is awaited for, by node."""
+    spent: frozenset[str] = frozenset()
+    """Pods that are to be no generation any more."""
+    told: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Why a node is not there yet, as far as that was said."""
+
+    def want(self, place: NodePlace) -> Lives:
+        """Await a pod for a place; what was an earlier generation of it is spent."""
+        if place in self.held:
+            return self
+        former = {uid for held, uid in self.held.items() if held.node == place.node}
+        held = {held: uid for held, uid in self.held.items() if held.node != place.node}
+        told = {node: why for node, why in self.told.items() if node != place.node}
+        return replace(self, held=held, spent=self.spent | former, wanted={**self.wanted, place.node: place}, told=told)
+
+    def see(self, pod: Pod) -> Lives:
+        """Take in what is seen of one pod."""
+        pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
+        return replace(self, pods=pods if pod.over else {**pods, pod.uid: pod})
+
+    def settle(self) -> tuple[Lives, tuple[NodeObservation, ...]]:
+        """Give awaited generations to pods that run, take them from pods that are over, and say so."""
+        lives, seen = self, tuple[NodeObservation, ...]()
+        for place, uid in self.held.items():
+            if uid not in lives.pods:
+                lives = replace(lives, held={held: of for held, of in lives.held.items() if held != place})
+                seen = (*seen, NodeObservation(place=place, sight=Sight.GONE, reason="its pod is gone"))
+        for place in self.wanted.values():
+            lives, said = lives._fill(place)
+            seen = (*seen, *said)
+        return lives, seen
+
+    def generation(self, node: int, address: str) -> int | None:
+        """Which generation of a node the pod at an address is; None where it is none, or not known to be one yet."""
+        for place, uid in self.held.items():
+            if place.node == node and self.pods[uid].address == address:
+                return place.generation
+        return None
+
+    def former(self, place: NodePlace) -> Iterator[Pod]:
+        """Pods of a node that are not the one that is awaited or held for a place."""
+        return (pod for pod in self.pods.values() if pod.node == place.node and pod.uid in self.spent)
+
+    def _fill(self, place: NodePlace) -> tuple[Lives, tuple[NodeObservation, ...]]:
+        candidates = [pod for pod in self.pods.values() if pod.node == place.node and pod.uid not in self.spent]
+        for pod in candidates:
+            if pod.running and pod.address:
+                wanted = {node: other for node, other in self.wanted.items() if node != place.node}
+                lives = replace(self, held={**self.held, place: pod.uid}, wanted=wanted)
+                return lives, (NodeObservation(place=place, sight=Sight.MADE),)
+        why = next((pod.why for pod in candidates if pod.why), "")
+        if why and why != self.told.get(place.node):
+            lives = replace(self, told={**self.told, place.node: why})
+            return lives, (NodeObservation(place=place, sight=Sight.UNAVAILABLE, reason=why),)
+        return self, ()
