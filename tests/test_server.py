@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -69,6 +70,12 @@ class Nowhere:
 
     async def cordon(self, place: NodePlace, reason: str) -> None: ...
 
+    async def uncordon(self, place: NodePlace) -> None: ...
+
+    def generation(self, node: int, address: str) -> int | None:
+        """Of the second node one came to life here."""
+        return 0 if (node, address) == (1, "127.0.0.1") else None
+
     async def cancel(self) -> None: ...
 
 
@@ -115,7 +122,8 @@ async def site(
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    listening = server.listening(server.Port(controller, KEYS, code, limits), nodes=3, silence=silence, limits=limits)
+    port = server.Port(controller, KEYS, code, limits, generation=Nowhere().generation)
+    listening = server.listening(port, nodes=3, silence=silence, limits=limits)
     serving = asyncio.ensure_future(listening.serve(sockets=[listener]))
     try:
         yield Site(
@@ -534,3 +542,53 @@ def test_agent_that_falls_silent_with_its_connection_open_is_taken_to_be_away(tm
             agent.transport.abort()
 
     play(tmp_path, scene, node_grace_s=3.0)
+
+
+def test_newcomer_is_told_which_generation_it_is(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client(KEYS.of_newcomer(1)) as client:
+            known = await client.post("/v1/enrol", json={"address": "127.0.0.1"})
+            assert known.json() == {"generation": 0, "token": KEYS.of_node(1, 0)}
+            unknown = await client.post("/v1/enrol", json={"address": "127.0.0.2"})
+            assert (unknown.status_code, "token" in unknown.text) == (404, False)
+            for garbage in (b"", b"[]", b"\xff", b'{"address": 1}', b"{}"):
+                assert (await client.post("/v1/enrol", content=garbage)).status_code == 400
+            assert (await client.post("/v1/cancel", content=CANCEL)).status_code == 401
+        for token in (KEYS.of_node(1, 0), TOKEN, KEYS.of_newcomer(1)[:-1]):
+            async with here.client(token) as client:
+                assert (await client.post("/v1/enrol", json={"address": "127.0.0.1"})).status_code == 401
+        with pytest.raises(InvalidStatus):
+            async with here.agent(1, token=KEYS.of_newcomer(1)):
+                pass
+
+    play(tmp_path, scene)
+
+
+def test_newcomer_becomes_the_agent_of_its_generation(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        (tmp_path / "newcomer").write_text(KEYS.of_newcomer(1))
+        named = {
+            "newcomer-token-file": tmp_path / "newcomer",
+            "token-file": tmp_path / "token",
+            "controller": f"ws://{here.url}/v1/agent",
+            "address": "127.0.0.1",
+            "folder": tmp_path / "node",
+            "sockets": tmp_path / "sockets",
+            "code": tmp_path / "code",
+        } | dict.fromkeys(("controller-grace-s", "node-grace-s", "stop-grace-s"), "60")
+        words = [str(word) for name, value in named.items() for word in (f"--{name}", value)]
+        agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "holdfast.agent.enrol", "1", *words)
+        try:
+            while not here.events(AgentJoined):
+                assert agent.returncode is None
+                await asyncio.sleep(0.02)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                agent.kill()
+            await agent.wait()
+        (came,) = here.events(AgentJoined)
+        assert isinstance(came, AgentJoined)
+        assert (came.node, came.generation) == (1, 0)
+        assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+    play(tmp_path, scene)

@@ -225,10 +225,10 @@ class Port:
         """Tell whoever came to life in a node slot which generation it is, with that one's token."""
         holder: Newcomer = request.scope["holder"]
         try:
-            asked = _enrolment.decode(await self._body(request))
+            address = _enrolment.decode(await self._body(request))["address"]
         except (*_NOT_UNDERSTOOD, _TooLarge) as error:
             return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
-        generation = self._generation(holder.node, asked["address"])
+        generation = self._generation(holder.node, address)
         if generation is None:
             return JSONResponse({"error": "it is not known yet who you are"}, status_code=404)
         token = self._keys.of_node(holder.node, generation)

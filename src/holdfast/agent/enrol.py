@@ -1,4 +1,4 @@
-"""`python -m holdfast.agent.enrol NODE TOKEN_FILE OWN_TOKEN_FILE ...`: becomes the agent of whichever generation it is.
+"""`python -m holdfast.agent.enrol NODE ...`: becomes the agent of whichever generation of the node it is.
 
 Where something else than holdfast makes a node's next life, such as a cluster's own controllers, that life cannot be
 told beforehand which one it is. It asks the controller, which knows, and is given the token of that generation.
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from holdfast.folder import write_private
 from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
@@ -41,8 +42,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     generation, token = _enrol(options)
     options.token_file.unlink(missing_ok=True)
-    options.token_file.touch(mode=0o600)
-    options.token_file.write_text(token)
+    write_private(options.token_file, token)
     named = {"controller": options.controller, "token-file": options.token_file, "address": options.address}
     named |= {"controller-grace-s": options.controller_grace_s} | ({"ca": options.ca} if options.ca else {})
     words = [word for name, value in named.items() for word in (f"--{name}", str(value))]

@@ -42,9 +42,9 @@ def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
 class KubernetesBackend:
     """Sees a run's pods come and go, and has those replaced that the controller gives up."""
 
-    def __init__(self, *, folder: RunFolder, **_: object) -> None:
+    def __init__(self, *, folder: RunFolder, cluster: Cluster | None = None, **_: object) -> None:
         self._run = folder.run
-        self._cluster = Cluster()
+        self._cluster = cluster or Cluster()
         self._record = folder.path / "pods.json"
         self._lives = Lives(held=_read(self._record))
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
@@ -66,7 +66,12 @@ class KubernetesBackend:
         looking = asyncio.ensure_future(self._look())
         try:
             while True:
-                yield await self._seen.get()
+                seeing = asyncio.ensure_future(self._seen.get())
+                await asyncio.wait((looking, seeing), return_when=asyncio.FIRST_COMPLETED)
+                if looking.done():
+                    seeing.cancel()
+                    looking.result()  # it never ends but by an error, without which the run would stand still
+                yield seeing.result()
         finally:
             looking.cancel()
 
@@ -102,14 +107,15 @@ class KubernetesBackend:
         """Keep up with the pods, whatever becomes of the connection to the API server."""
         selector = f"{RUN_LABEL}={self._run},{PART_LABEL}={NODE}"
         while True:
-            lives = replace(self._lives, pods={})
+            all_of_them = True
             try:
                 async for known in self._cluster.pods(selector):
+                    lives = replace(self._lives, pods={}) if all_of_them else self._lives
                     for seen in filter(None, map(as_pod, known)):
                         lives = lives.see(seen)
                     self._looked.set()
                     self._change(lives)
-                    lives = self._lives
+                    all_of_them = False
             except Unanswered as error:
                 log.warning("the API server does not say what becomes of pods: %s", error)
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -6,6 +6,7 @@ kr8s knows kubeconfigs, contexts and the service account of a pod; what is asked
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -84,7 +85,8 @@ class Cluster:
     @asynccontextmanager
     async def _call(self, method: str, path: str, **more: Any) -> AsyncGenerator[Any]:
         if self._api is None:
-            self._api = await kr8s.asyncio.api(context=self._context, namespace=self._namespace)
+            with warnings.catch_warnings(action="ignore"):  # of versions of Kubernetes that are newer than it
+                self._api = await kr8s.asyncio.api(context=self._context, namespace=self._namespace)
         folder, _, name = path.format(namespace=self._api.namespace).rpartition("/")
         async with self._api.call_api(method, base=folder, version="", url=name, **more) as response:
             yield response
