@@ -7,8 +7,6 @@ from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.pod import SCRATCH, Occupant
 from holdfast.launch.kubernetes.submission import Submission
 
-FIRST_GENERATION = "0"
-
 
 def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) -> Occupant:
     """The agent as the one container of a node's pod.
@@ -20,7 +18,8 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
     options = {
         "--controller": f"wss://{names.controller}:{PORT}/v1/agent",
         "--ca": f"{KEYS}/ca.pem",
-        "--token-file": f"{KEYS}/token",
+        "--newcomer-token-file": f"{KEYS}/token",
+        "--token-file": f"{SCRATCH}/token",
         "--folder": f"{SCRATCH}/node",
         "--sockets": f"{SCRATCH}/sockets",
         "--code": f"{SCRATCH}/code",
@@ -38,8 +37,9 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
             "name": name,
             "image": job.image,
             "command": Because(
-                ["python", "-m", "holdfast.agent", index, FIRST_GENERATION, *words],
-                "The agent is the node: it starts the ranks as its controller says, and they end with it. It has no "
+                ["python", "-m", "holdfast.agent.enrol", index, *words],
+                "It asks the controller which life of its node it is, since a pod that is made anew cannot know, and "
+                "becomes its agent. The agent is the node: it starts the ranks as its controller says, and they end with it. It has no "
                 "liveness probe: the controller listens for it, and a kubelet that killed a busy agent would kill its "
                 "ranks.",
             ),
