@@ -39,9 +39,9 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
             "command": Because(
                 ["python", "-m", "holdfast.agent.enrol", index, *words],
                 "It asks the controller which life of its node it is, since a pod that is made anew cannot know, and "
-                "becomes its agent. The agent is the node: it starts the ranks as its controller says, and they end with it. It has no "
-                "liveness probe: the controller listens for it, and a kubelet that killed a busy agent would kill its "
-                "ranks.",
+                "becomes its agent. The agent is the node: it starts the ranks as its controller says, and they end "
+                "with it. It has no liveness probe: the controller listens for it, and a kubelet that killed a busy "
+                "agent would kill its ranks.",
             ),
             "env": env,
         },
