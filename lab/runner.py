@@ -33,7 +33,7 @@ def run(program: Program, place: Place, *, tied: bool, keep: tuple[int, ...] = (
         place.configuration(program.name).write_bytes(msgspec.json.encode(program.configuration, enc_hook=os.fspath))
     environment = {
         **os.environ,
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))),
         "KUBECONFIG": str(place.kubeconfig),
         **program.environment,
         MARK: str(place.folder),

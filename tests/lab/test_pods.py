@@ -335,10 +335,14 @@ def test_probes_decide_readiness_and_life(space: Space) -> None:
     until(lambda: space.get("pod", "p")["status"]["containerStatuses"][0]["restartCount"], "it is started again")
 
 
-def test_pod_that_is_deleted_has_its_grace(space: Space) -> None:
+def test_pod_that_is_deleted_has_its_hook_and_its_grace(space: Space) -> None:
     space.pod(
-        "trap 'echo asked; sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.1; done",
-        container={"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo hook > /proc/1/fd/1 || true"]}}}},
+        "trap 'echo asked; ls /v; sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.1; done",
+        volumes=[{"name": "v", "emptyDir": {}}],
+        container={
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "lifecycle": {"preStop": {"exec": {"command": ["touch", "/v/hooked"]}}},
+        },
     )
     space.says("up")
     following = subprocess.Popen(
@@ -346,7 +350,7 @@ def test_pod_that_is_deleted_has_its_grace(space: Space) -> None:
     )
     uid = space.get("pod", "p")["metadata"]["uid"]
     space("delete", "pod", "p", "--grace-period=60")
-    assert "asked\ndone\n" in following.communicate(timeout=DEADLINE_S)[0]
+    assert "asked\nhooked\ndone\n" in following.communicate(timeout=DEADLINE_S)[0]
     assert alive(uid) == []
 
 
