@@ -20,7 +20,7 @@ from tests.runs.conftest import Runs
 from holdfast.events import AttemptStarted, Outcome
 
 ROOT = Path(__file__).parents[2]
-FORKER, MORTAL = (str(ROOT / "tests" / "programs" / name) for name in ("forker.py", "mortal.py"))
+FORKER, MORTAL, APART = (str(ROOT / "tests" / "programs" / name) for name in ("forker.py", "mortal.py", "apart.py"))
 STEPS = 16
 EVERY = 4
 DIES = (9, 14)
@@ -147,3 +147,15 @@ def test_killed_example_ends_where_one_that_is_left_alone_does(runs: Runs, tmp_p
 @pytest.mark.parametrize("example", [LOOP, LIGHTNING], ids=named)
 def test_example_without_holdfast_runs(tmp_path: Path, example: Example):
     assert fork(tmp_path, example.modules, example.run(tmp_path / "two", script="without_holdfast", ranks=2)) == ["0"]
+
+
+@pytest.mark.slow
+def test_ranks_of_lightning_that_see_different_checkpoints_are_told_so_and_take_no_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = LIGHTNING.run(tmp_path / "apart")
+    given["script"] = [APART, *given["script"]]
+    assert fork(tmp_path, LIGHTNING.modules, given, given | {"ranks": 2}) == ["0", "failed"]
+    told = capfd.readouterr().err
+    assert "the ranks do not see the same checkpoints" in told
+    assert [path.name for path in (tmp_path / "apart" / "checkpoints").iterdir()] == ["0"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import seal, tensors
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
@@ -25,7 +25,7 @@ from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
 from holdfast.train.staging import Staging
-from holdfast.train.tenure import REFUSALS
+from holdfast.train.tenure import error_of
 from holdfast.train.training import Training
 
 
@@ -216,11 +216,6 @@ class Checkpoints:
             return seal.sums([*files, file])
         except (OSError, RuntimeError, CheckpointException) as error:
             return failed(partial, self._ranks.rank, error)
-
-
-def error_of(problem: Finding) -> HoldfastError:
-    """What a save that failed is where it must not."""
-    return HoldfastError((problem,), ExitCode.REFUSED if problem.code in REFUSALS else ExitCode.STORAGE)
 
 
 def _own_file(rank: int) -> str:

@@ -108,18 +108,12 @@ class Shared:
         return self._tenure.partial(self.path(step))
 
     def take_over(self) -> list[Copy]:
-        found: tuple[tuple[Finding, ...], ExitCode, list[int]] = ((), ExitCode.OK, [])
-        if self._ranks.rank == 0:
-            try:
-                with suppress(OSError):  # where nothing can be written, nobody commits; the first save will say so
-                    self._tenure.take_over()
-                found = ((), ExitCode.OK, steps_in(self.folder)[::-1])
-            except HoldfastError as error:
-                found = (error.findings, error.exit_code, [])
-        findings, code, steps = self._ranks.from_first(found)
-        if findings:
-            raise HoldfastError(findings, code)
-        return [_Only(step, self.path(step), self._ranks) for step in steps]
+        return [_Only(step, self.path(step), self._ranks) for step in self._ranks.on_first(self._take_over)]
+
+    def _take_over(self) -> list[int]:
+        with suppress(OSError):  # where nothing can be written, nobody commits; the first save will say so
+            self._tenure.take_over()
+        return steps_in(self.folder)[::-1]
 
     def resumed(self, step: int) -> None:
         pass

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import ExitCode, failure
+from holdfast.train.tenure import Writer
 
 Number = TypeVar("Number", int, float)
 
@@ -68,6 +69,11 @@ class Environment:
         """The folder that this rank writes checkpoints to."""
         folder = self.checkpoint_local or self.checkpoint_path
         return folder if isinstance(folder, Path) else None
+
+    @property
+    def writer(self) -> Writer:
+        """Who saves checkpoints here."""
+        return Writer(run=self.run, replica=self.replica, attempt=self.attempt)
 
     def only_folder(self) -> Path | None:
         """The folder of a framework's own checkpoints, which are saved where all ranks reach them."""

@@ -145,14 +145,6 @@ class Liaison:
             self.found(WITHHELD)
         return sound
 
-    def saved(self, step: int, path: Path | None, *, began: float) -> None:
-        """A checkpoint is complete at `path`, or failed, after the loop had waited for it since `began` (monotonic)."""
-        took_s = time.monotonic() - began
-        self.saving()
-        self.waited(took_s)
-        if path is not None:
-            self.committed(step, path, took_s=took_s)
-
     def fileno(self) -> int | None:
         """Readable where the agent may have said something; None without one."""
         return self._channel.fileno()

@@ -7,18 +7,21 @@ its loader stands. Everything else is Lightning's affair.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DistributedSampler, SequentialSampler
 
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.train import rng
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.ranks import Wish
+from holdfast.train.sealer import Sealer
 from holdfast.train.shelf import Found, Shelf
 from holdfast.train.training import Stateful
 
@@ -53,7 +56,7 @@ class HoldfastCallback(Callback):
         self._shelf: Shelf | None = None
         self._found = Found(None, 0.0, [])
         if (folder := self._told.only_folder()) is not None:
-            self._shelf = Shelf(folder)
+            self._shelf = Shelf(folder, writer=self._told.writer, keep=self._told.checkpoint_keep)
             self._found = self._shelf.newest(world_size=self._told.world_size)
             self.newest = None if self._found.path is None else str(self._found.path / MODEL)
         self._step = 0
@@ -66,6 +69,7 @@ class HoldfastCallback(Callback):
         if stage != "fit":
             return
         self._liaison = Liaison(self._told)
+        self._sealer = None if self._shelf is None else Sealer(self._liaison, self._shelf)
         self._refuse_different_starts()
         for finding in self._found.noticed:
             self._liaison.found(finding)
@@ -109,34 +113,33 @@ class HoldfastCallback(Callback):
         self._obey(trainer, epoch_ended=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._sealer is not None:
+            self._sealer.finish()
         self._liaison.end()
 
     def _obey(self, trainer: Trainer, *, epoch_ended: bool) -> None:
         wish, self._wish = self._wish, Wish.NOTHING
         stopping = wish is Wish.STOP and self._step != self._total
-        if wish is not Wish.NOTHING and self._shelf is not None and self._liaison.sound():
-            self._save(trainer, self._shelf, epoch_ended=epoch_ended, must=stopping)
+        if self._shelf is not None and self._sealer is not None:
+            if wish is Wish.NOTHING:
+                self._sealer.look()
+            elif self._liaison.sound():
+                self._sealer.finish()
+                self._save(trainer, self._shelf, self._sealer, epoch_ended=epoch_ended)
+            if stopping:
+                self._sealer.finish(must=True)
         if stopping:
             self._liaison.leave(self._step)
 
-    def _save(self, trainer: Trainer, shelf: Shelf, *, epoch_ended: bool, must: bool) -> None:
-        began, sealed, ranks = time.monotonic(), None, self._liaison.ranks
+    def _save(self, trainer: Trainer, shelf: Shelf, sealer: Sealer, *, epoch_ended: bool) -> None:
+        began = time.monotonic()
         folder = shelf.path(self._step)
         folder.mkdir(parents=True, exist_ok=True)
-        trainer.save_checkpoint(folder / MODEL)
+        _write(trainer, folder / MODEL)
         loader = None if epoch_ended or _inexact(trainer) else cast("Stateful", trainer.train_dataloader)
         own = _Own(random=rng.capture(), loader=None if loader is None else loader.state_dict())
-        torch.save(own, folder / _own_file(ranks.rank))
-        try:
-            sealed = shelf.seal(self._step, ranks, node_s=self._liaison.node_s)
-        except HoldfastError as error:
-            self._liaison.found(error.findings[0])
-            if must:
-                raise
-        else:
-            if ranks.rank == 0:
-                shelf.drop_oldest(keep=self._told.checkpoint_keep)
-        self._liaison.saved(self._step, sealed, began=began)
+        torch.save(own, folder / _own_file(self._liaison.ranks.rank))
+        sealer.begin(self._step, began=began)
 
     def _refuse_different_starts(self) -> None:
         """Every rank must have found the same checkpoint."""
@@ -151,6 +154,17 @@ class HoldfastCallback(Callback):
                 evidence=tuple(f"rank {rank}: {path or 'none'}" for rank, path in enumerate(found)),
                 remedy="set `checkpoint.path` in the job to a folder that all nodes share",
             )
+
+
+def _write(trainer: Trainer, file: Path) -> None:
+    """Have Lightning write its checkpoint at once: one that is still being written cannot be sealed."""
+    strategy, given = trainer.strategy, trainer.strategy.checkpoint_io
+    if isinstance(given, AsyncCheckpointIO) and given.checkpoint_io is not None:
+        strategy.checkpoint_io = given.checkpoint_io
+    try:
+        trainer.save_checkpoint(file)
+    finally:
+        strategy.checkpoint_io = given
 
 
 def _go_on(trainer: Trainer, own: _Own) -> None:
@@ -183,10 +197,10 @@ def _inexact(trainer: Trainer) -> Finding | None:
     sampler = getattr(loader, "sampler", None)
     if not hasattr(loader, "state_dict"):
         why = f"a {type(loader).__name__} does not tell which samples it has given"
-    elif not _keeps_its_order(sampler):
-        why = f"a {type(sampler).__name__} makes an order that is not kept"
     elif trainer.num_training_batches == float("inf"):
         why = "of a loader without a length, Lightning takes a batch more than it trains on"
+    elif not _keeps_its_order(sampler):
+        why = f"a {type(sampler).__name__} makes an order that is not kept"
     else:
         return None
     return Finding(

@@ -7,6 +7,7 @@ a checkpoint or a stop is only possible when all ranks do it after the same step
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntFlag
@@ -15,7 +16,8 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding
 from holdfast.train.profiler import unrecorded
 
 T = TypeVar("T")
@@ -92,6 +94,19 @@ class Ranks:
         held = [value]
         dist.broadcast_object_list(held, src=0, group=self.group)
         return held[0]
+
+    def on_first(self, act: Callable[[], T]) -> T:
+        """Have rank 0 do something: what it returns, or the HoldfastError that it raises, on every rank."""
+        done: tuple[list[T], tuple[Finding, ...], ExitCode] = ([], (), ExitCode.OK)
+        if self.rank == 0:
+            try:
+                done = ([act()], (), ExitCode.OK)
+            except HoldfastError as error:
+                done = ([], error.findings, error.exit_code)
+        returned, findings, exit_code = self.from_first(done)
+        if findings:
+            raise HoldfastError(findings, exit_code)
+        return returned[0]
 
     def to_first(self, value: T) -> list[T]:
         """What every rank passed in, by rank, on rank 0; nothing on the others."""

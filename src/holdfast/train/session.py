@@ -20,7 +20,7 @@ from holdfast.findings import Finding
 from holdfast.measure.flops import PerToken
 from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.channel import say
-from holdfast.train.checkpoint import Checkpoints, Saved, error_of
+from holdfast.train.checkpoint import Checkpoints, Saved
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
 from holdfast.train.depot import Depot, Shared
@@ -33,7 +33,7 @@ from holdfast.train.rate import ScaledRate
 from holdfast.train.replicas import Alone, Replicas, Several, Standing
 from holdfast.train.retention import Retention
 from holdfast.train.store import Store
-from holdfast.train.tenure import REFUSALS, Writer
+from holdfast.train.tenure import REFUSALS, error_of
 from holdfast.train.tiers import Tiers
 from holdfast.train.training import Stateful, Training
 
@@ -250,7 +250,6 @@ class Session:
 def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
     """The depot that a rank was told of."""
     retention = Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every)
-    writer = Writer(run=told.run, replica=told.replica, attempt=told.attempt)
     if told.checkpoint_local is None:
-        return Shared(Path(path), retention=retention, ranks=ranks, writer=writer)
-    return Tiers(told.checkpoint_local, Store(str(path), writer), retention=retention, ranks=ranks)
+        return Shared(Path(path), retention=retention, ranks=ranks, writer=told.writer)
+    return Tiers(told.checkpoint_local, Store(str(path), told.writer), retention=retention, ranks=ranks)

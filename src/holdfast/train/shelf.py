@@ -1,7 +1,8 @@
 """Owns which of a framework's own checkpoints are believed: those that were sealed when all ranks had written them.
 
 A framework writes a folder `checkpoint-42` file by file, and one that was cut short looks like any other. The seal
-(seal.py) goes into it last, and names all that must be there. Refuses to own what is in the folder, which is the
+(seal.py) goes into it last, and names all that must be there: a thread sees the files to disk and sums them, beside the
+steps that follow. Refuses to own what is in the folder, which is the
 framework's affair, and when it is written (the callbacks).
 """
 
@@ -9,18 +10,23 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import seal
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import FileSum, Seal
+from holdfast.train.tenure import Tenure, Writer
 
+NOBODY = Writer()
 _NAMED = re.compile(r"checkpoint-(\d+)")
 
 
@@ -35,15 +41,39 @@ class Found(NamedTuple):
     """What is to be said of it, and of those that were passed over."""
 
 
-class Shelf:
-    """The checkpoints `checkpoint-STEP` in a folder that all ranks reach."""
+class Sealed(NamedTuple):
+    """What came of sealing one, the same on all ranks."""
 
-    def __init__(self, folder: Path) -> None:
+    step: int
+    path: Path
+    took_s: float
+    """From when its framework began to write it."""
+    problem: Finding | None
+    """Why it failed."""
+
+
+class Shelf:
+    """The checkpoints `checkpoint-STEP` in a folder that all ranks reach, of one run at a time.
+
+    At most one is being sealed: `finish` comes before the next `begin`.
+    """
+
+    def __init__(self, folder: Path, *, writer: Writer = NOBODY, keep: int | None = None) -> None:
+        """Keep that many of the newest; none leaves that to the framework."""
         self.folder = folder
+        self._keep = keep
+        self._tenure = Tenure(folder, writer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-seal")
+        self._sealing: Future[Sealed] | None = None
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.folder / f"checkpoint-{step}"
+
+    def take_over(self) -> None:
+        """Have no other attempt seal from here on; raises HoldfastError where another live run has the folder."""
+        with suppress(OSError):  # where nothing can be written, nothing is sealed
+            self._tenure.take_over()
 
     def newest(self, *, world_size: int) -> Found:
         """The newest one that is what its seal says, for so many ranks."""
@@ -58,22 +88,52 @@ class Shelf:
             noticed.append(_passed_over(path, str(damage)))
         return Found(None, 0.0, noticed)
 
-    def seal(self, step: int, ranks: Ranks, *, node_s: float) -> Path:
-        """Call this one complete, after every rank has written its part; a failure is raised on all of them alike."""
-        path = self.path(step)
-        ranks.to_first(None)  # rank 0 looks when all have written
-        files = ranks.from_first(_contents(path) if ranks.rank == 0 else [])
-        summed = ranks.to_first(_sums(path, files[ranks.rank :: ranks.world_size]))
-        sealed = Seal(step=step, world_size=ranks.world_size, node_s=node_s, files={})
-        problem = ranks.from_first(_commit(path, sealed, summed) if ranks.rank == 0 else None)
-        if problem is not None:
-            raise HoldfastError((problem,), ExitCode.STORAGE)
-        return path
+    def begin(self, step: int, aside: Ranks, *, node_s: float, began: float) -> None:
+        """Seal this one, of which this rank has written its part, beside the steps that follow.
 
-    def drop_oldest(self, *, keep: int) -> None:
-        """Remove all but the newest `keep`; one that was removed in part no longer is what its seal says."""
-        for path in self._all()[keep:]:
-            shutil.rmtree(path, ignore_errors=True)
+        `aside` are the ranks for a thread of its own; `began` (monotonic) is when the writing did.
+        """
+        self._sealing = self._thread.submit(self._seal, step, aside, node_s, began)
+
+    def finished(self) -> Sealed | None:
+        """What came of the sealing under way; None while it is not known, and where there is none. Told once."""
+        return self.finish() if self._sealing is not None and self._sealing.done() else None
+
+    def finish(self) -> Sealed | None:
+        """The same, waited for."""
+        sealing, self._sealing = self._sealing, None
+        return sealing.result() if sealing is not None else None
+
+    def _seal(self, step: int, ranks: Ranks, node_s: float, began: float) -> Sealed:
+        path = self.path(step)
+        try:
+            ranks.to_first(None)  # rank 0 looks when all have written
+            files = ranks.from_first(_contents(path) if ranks.rank == 0 else [])
+            summed = ranks.to_first(_sums(path, files[ranks.rank :: ranks.world_size]))
+            sealed = Seal(step=step, world_size=ranks.world_size, node_s=node_s, files={})
+            problem = ranks.from_first(self._commit(path, sealed, summed) if ranks.rank == 0 else None)
+        except RuntimeError as error:  # Gloo's, when another rank is gone
+            problem = _not_sealed(path, error)
+        return Sealed(step, path, time.monotonic() - began, problem)
+
+    def _commit(self, path: Path, sealed: Seal, summed: Iterable[dict[str, FileSum] | OSError]) -> Finding | None:
+        """Write the seal, and drop what is too old; returns what went wrong."""
+        files: dict[str, FileSum] = {}
+        try:
+            for part in summed:
+                if isinstance(part, OSError):
+                    raise part
+                files |= part
+            self._tenure.check()
+            seal.write(path, msgspec.structs.replace(sealed, files=files))
+        except HoldfastError as error:
+            return error.findings[0]
+        except OSError as error:
+            return _not_sealed(path, error)
+        if self._keep is not None:  # one that was removed in part no longer is what its seal says
+            for old in self._all()[self._keep :]:
+                shutil.rmtree(old, ignore_errors=True)
+        return None
 
     def _all(self) -> list[Path]:
         """Newest first."""
@@ -89,25 +149,15 @@ def _damage(path: Path, sealed: Seal) -> str | None:
     return next((damage for damage in damages if damage), None)
 
 
-def _commit(path: Path, sealed: Seal, summed: Iterable[dict[str, FileSum] | OSError]) -> Finding | None:
-    """Write the seal; returns what went wrong."""
-    files: dict[str, FileSum] = {}
-    try:
-        for part in summed:
-            if isinstance(part, OSError):
-                raise part
-            files |= part
-        seal.write(path, msgspec.structs.replace(sealed, files=files))
-    except OSError as error:
-        return Finding(
-            code="checkpoint-not-sealed",
-            what=f"{path.name} could not be sealed, so it will not be resumed from",
-            where=str(path),
-            evidence=(str(error),),
-            remedy="look for space and permissions there, and whether every node reaches that folder",
-            fault=Fault.CLUSTER,
-        )
-    return None
+def _not_sealed(path: Path, error: BaseException) -> Finding:
+    return Finding(
+        code="checkpoint-not-sealed",
+        what=f"{path.name} could not be sealed, so it will not be resumed from",
+        where=str(path),
+        evidence=(f"{type(error).__name__}: {error}",),
+        remedy="look for space and permissions there, and whether every node reaches that folder",
+        fault=Fault.CLUSTER,
+    )
 
 
 def _contents(path: Path) -> list[str]:

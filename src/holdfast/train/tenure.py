@@ -115,13 +115,17 @@ class Tenure:
 
     def commit(self, final: Path) -> None:
         """Make what was written for this name complete; raises HoldfastError when another attempt has taken over."""
-        self._hold()
-        self._refuse_successor()
+        self.check()
         try:
             self.partial(final).rename(final)
         except FileNotFoundError:
             self._refuse_successor()
             raise
+
+    def check(self) -> None:
+        """Raise HoldfastError when another attempt has taken over, or another run has the folder."""
+        self._hold()
+        self._refuse_successor()
 
     def drop(self, final: Path) -> None:
         """Remove a complete checkpoint: never to be seen in part under its name."""
@@ -133,6 +137,11 @@ class Tenure:
         holder = self._holder()
         if holder is not None and self._writer.precedes(holder):
             raise superseded(self._writer, holder, str(self._name))
+
+
+def error_of(problem: Finding) -> HoldfastError:
+    """What a save that failed is where it must not."""
+    return HoldfastError((problem,), ExitCode.REFUSED if problem.code in REFUSALS else ExitCode.STORAGE)
 
 
 def superseded(writer: Writer, holder: Writer, where: str) -> HoldfastError:

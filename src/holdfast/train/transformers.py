@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.ranks import Wish
-from holdfast.train.shelf import Found, Shelf
+from holdfast.train.sealer import Sealer
+from holdfast.train.shelf import Shelf
 
 
 class _Inexact(NamedTuple):
@@ -52,19 +53,20 @@ class HoldfastCallback(TrainerCallback):
     """The newest good checkpoint in the Trainer's `output_dir`, once the Trainer is made; None where there is none."""
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._liaison = Liaison(Environment.read())
-        ranks = self._liaison.ranks
-        if args.world_size != ranks.world_size:
+        told = Environment.read()
+        if args.world_size != told.world_size:
             raise failure(
                 "trainer-without-its-ranks",
-                f"the Trainer counts {args.world_size} ranks, but {ranks.world_size} were started",
+                f"the Trainer counts {args.world_size} ranks, but {told.world_size} were started",
                 exit_code=ExitCode.USAGE,
                 evidence=("every rank would train a model of its own",),
                 remedy="on CPUs say use_cpu=True and ddp_backend='gloo' in the TrainingArguments",
             )
-        self._shelf = Shelf(Path(args.output_dir or "."))
-        none = Found(None, 0.0, [])
-        found = ranks.from_first(self._shelf.newest(world_size=ranks.world_size) if ranks.rank == 0 else none)
+        self._liaison = Liaison(told)
+        ranks = self._liaison.ranks
+        shelf = Shelf(Path(args.output_dir or "."), writer=told.writer)
+        self._sealer = Sealer(self._liaison, shelf)
+        found = ranks.on_first(lambda: shelf.newest(world_size=ranks.world_size))
         for finding in (*found.noticed, *_inexact(args)):
             self._liaison.found(finding)
         self._liaison.resume(found.node_s)
@@ -83,12 +85,17 @@ class HoldfastCallback(TrainerCallback):
         self._unreported = state.global_step
         if not control.should_log:
             self._report(state)
-        self._began = time.monotonic()
         wish = self._liaison.wish(state.global_step, total=state.max_steps)
         if wish is not Wish.NOTHING and self._liaison.sound():
             control.should_save = True
+        self._before_saving(control)
         if wish is Wish.STOP and state.global_step < state.max_steps:
             self._stopping = control.should_training_stop = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._before_saving(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._began = time.monotonic()  # the Trainer saves after it has evaluated
@@ -104,23 +111,26 @@ class HoldfastCallback(TrainerCallback):
         self._report(state, logs or {})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        path = None
-        try:
-            path = self._shelf.seal(state.global_step, self._liaison.ranks, node_s=self._liaison.node_s)
-        except HoldfastError as error:
-            self._liaison.found(error.findings[0])
-            if self._stopping:
-                raise
-        self._liaison.saved(state.global_step, path, began=self._began)
+        self._sealer.begin(state.global_step, began=self._began)
         if self._stopping:
+            self._sealer.finish(must=True)
             self._liaison.leave(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._sealer.finish()
         if self._stopping:  # and the Trainer would not save, for it keeps only what evaluates best
             self._liaison.leave(state.global_step)
         self._liaison.end()
+
+    def _before_saving(self, control: TrainerControl) -> None:
+        """The Trainer saves after this, where it is to: it must not change files that are being sealed."""
+        if control.should_save:
+            self._sealer.finish()
+        else:
+            self._sealer.look()
+        self._began = time.monotonic()
 
     def _report(self, state: TrainerState, logs: dict[str, Any] | None = None) -> None:
         if self._unreported is not None:

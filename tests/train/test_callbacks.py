@@ -1,0 +1,324 @@
+"""What the callbacks do when they are asked for something, in real Trainers: the same in that of each framework."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from tests.train.conftest import Agent, Line
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Step, StopNow
+from holdfast.findings import Finding
+
+pytestmark = pytest.mark.slow  # their imports are
+
+STEPS = 6
+Act = Callable[[int], None]
+"""Called with each step that begins."""
+
+
+class Model(torch.nn.Module):
+    """Small, and takes what the Trainer of transformers gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(self.drop(inputs)).square().mean()}
+
+
+def samples() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, generator=generator) for _ in range(40)]
+
+
+class Train(Protocol):
+    """Trains up to a step, with the checkpoints in a folder; returns the weights."""
+
+    def __call__(self, folder: Path, steps: int = STEPS, act: Act = ..., **given: Any) -> list[float]: ...
+
+
+def weights(model: Model) -> list[float]:
+    return model.layer.weight.flatten().tolist()
+
+
+def train_transformers(folder: Path, steps: int = STEPS, act: Act = lambda step: None, **given: Any) -> list[float]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from holdfast.train.transformers import HoldfastCallback
+
+    class Acting(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            act(state.global_step + 1)
+
+    given = {"save_strategy": "no", "per_device_train_batch_size": 2, "max_steps": steps, **given}
+    args = TrainingArguments(output_dir=str(folder), report_to="none", disable_tqdm=True, use_cpu=True, **given)
+    holdfast, model = HoldfastCallback(), Model()
+    data: Any = [{"inputs": sample} for sample in samples()]
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[Acting(), holdfast])
+    trainer.train(resume_from_checkpoint=holdfast.newest)
+    return weights(model)
+
+
+def train_lightning(
+    folder: Path, steps: int = STEPS, act: Act = lambda step: None, loader: Any = None, **given: Any
+) -> list[float]:
+    from lightning import LightningModule, Trainer
+    from lightning.pytorch import Callback
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from holdfast.train.lightning import HoldfastCallback
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.model(batch)["loss"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+    class Acting(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            act(trainer.global_step + 1)
+
+    os.environ["HOLDFAST_CHECKPOINT_PATH"] = str(folder)
+    holdfast, module = HoldfastCallback(), Module()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(callbacks=[Acting(), holdfast], max_steps=steps, accelerator="cpu", devices=1, **quiet, **given)
+    if loader is None:
+        loader = StatefulDataLoader(samples(), batch_size=2)
+    trainer.fit(module, loader, ckpt_path=holdfast.newest)
+    return weights(module.model)
+
+
+@pytest.fixture(params=[train_transformers, train_lightning], ids=["transformers", "lightning"])
+def train(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Train:
+    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_PATH", "")
+    return request.param
+
+
+@pytest.fixture
+def told(agent: Agent, train: Train, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """The agent of the training."""
+    monkeypatch.setenv("HOLDFAST_RANK_SOCKET", str(agent.path))
+    return agent
+
+
+def sealed(folder: Path) -> list[int]:
+    return sorted(int(path.parent.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*/seal.json"))
+
+
+class Asking:
+    """Asks through the agent, when a step begins; keeps the line."""
+
+    def __init__(self, agent: Agent, at: int, request: CheckpointNow | StopNow) -> None:
+        self.line: Line | None = None
+        self._agent, self._at, self._request = agent, at, request
+
+    def __call__(self, step: int) -> None:
+        if self.line is None:
+            self.line = self._agent.accept()
+        if step == self._at:
+            self.line.ask(self._request)
+
+
+def test_checkpoint_is_taken_with_the_step_in_hand_and_told(train: Train, told: Agent, tmp_path: Path):
+    asking = Asking(told, 2, CheckpointNow())
+    train(tmp_path / "saved", act=asking)
+    assert asking.line is not None
+    first, last = asking.line.await_(Checkpointed), asking.line.await_(Checkpointed)
+    assert (first.step, first.path) == (2, str(tmp_path / "saved" / "checkpoint-2"))
+    assert last.step == STEPS
+    assert sealed(tmp_path / "saved") == [2, STEPS]
+    asking.line.close()
+
+
+@pytest.mark.parametrize("by", ["signal", "agent"])
+def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_goes_on_exactly(
+    train: Train, told: Agent, tmp_path: Path, by: str
+):
+    before = signal.getsignal(signal.SIGTERM)
+    asking = Asking(told, 3, StopNow(reason="cancelled"))
+
+    def terminate(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as left:
+        train(tmp_path / "saved", act=asking if by == "agent" else terminate)
+    assert left.value.code == ExitCode.STOPPED_EARLY
+    assert sealed(tmp_path / "saved") == [3]
+    assert signal.getsignal(signal.SIGTERM) == before
+    begun: list[int] = []
+    assert train(tmp_path / "saved", act=begun.append) == train(tmp_path / "unbroken")
+    assert begun == [4, 5, 6]
+
+
+def test_cadence_is_chosen_from_the_first_save_and_said(
+    train: Train, told: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_EVERY", "auto")
+    asking = Asking(told, 1, CheckpointNow())
+    train(tmp_path / "saved", act=asking)
+    assert asking.line is not None
+    assert asking.line.await_(Found).finding.code == "checkpoint-cadence"
+    asking.line.close()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from holdfast.train.tenure import Tenure, Writer
+tenure = Tenure(Path(sys.argv[1]), Writer(run="run-1"))
+tenure.take_over()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_that_another_live_run_saves_in_is_refused_before_a_step_is_taken(train: Train, tmp_path: Path):
+    begun: list[int] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(HoldfastError) as refused:
+            train(tmp_path, act=begun.append)
+        other.stdin.close()
+    (finding,) = refused.value.findings
+    assert (finding.code, "run-1" in finding.what, begun) == ("checkpoints-in-use", True, [])
+
+
+def test_run_that_was_replaced_seals_nothing_more_and_ends(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLDFAST_RUN", "run-1")
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_EVERY_STEPS", "1")
+
+    def replaced(step: int) -> None:
+        if step == 2:
+            (tmp_path / "writer-0.json").write_text('{"run":"run-1","attempt":1}')
+
+    with pytest.raises(HoldfastError) as ended:
+        train(tmp_path, act=replaced)
+    assert ended.value.findings[0].code == "attempt-superseded"
+    assert max(sealed(tmp_path), default=1) == 1
+
+
+def test_loop_goes_on_while_one_is_sealed(train: Train, told: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from holdfast.train import seal
+
+    summed, past = seal.sums, threading.Event()
+
+    def slow(files: Any) -> Any:
+        assert past.wait(60)
+        return summed(files)
+
+    monkeypatch.setattr(seal, "sums", slow)
+    asking = Asking(told, 2, CheckpointNow())
+
+    def act(step: int) -> None:
+        asking(step)
+        if step == 5:
+            past.set()
+
+    train(tmp_path, act=act)
+    assert asking.line is not None
+    told_steps = [asking.line.await_(Step).step for _ in range(4)]
+    assert told_steps == [1, 2, 3, 4]
+    assert asking.line.await_(Checkpointed).step == 2
+    asking.line.close()
+
+
+def findings_of(agent: Agent, run: Callable[[Act], object]) -> list[Finding]:
+    """What a training said before its first step."""
+    asking = Asking(agent, 0, CheckpointNow())
+    run(asking)
+    assert asking.line is not None
+    found: list[Finding] = []
+    while not isinstance(message := asking.line.next(), Step):
+        if isinstance(message, Found):
+            found.append(message.finding)
+    asking.line.close()
+    return found
+
+
+@pytest.mark.parametrize("train", [train_transformers], indirect=True)
+@pytest.mark.parametrize(
+    "given", [{"save_only_model": True}, {"ignore_data_skip": True}, {"save_total_limit": 1}], ids=str
+)
+def test_arguments_that_keep_a_trainer_from_being_exact_are_named(
+    train: Train, told: Agent, tmp_path: Path, given: dict[str, Any]
+):
+    (finding,) = findings_of(told, lambda act: train(tmp_path, 1, act, **given))
+    assert finding.code == "trainer-resumes-inexactly"
+    ((name, value),) = given.items()
+    assert [line.split(":")[0] for line in finding.evidence] == [f"{name}={value}"]
+
+
+class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Any:
+        while True:
+            yield from samples()
+
+
+def loaders() -> dict[str, Any]:
+    from torch.utils.data import DataLoader, WeightedRandomSampler
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    by_weight = WeightedRandomSampler([1.0] * 40, 40)
+    return {
+        "a DataLoader does not tell": DataLoader(samples(), batch_size=2),
+        "a WeightedRandomSampler makes": StatefulDataLoader(samples(), batch_size=2, sampler=by_weight),
+        "without a length": StatefulDataLoader(Endless(), batch_size=2),
+    }
+
+
+@pytest.mark.parametrize("train", [train_lightning], indirect=True)
+@pytest.mark.parametrize("why", ["a DataLoader does not tell", "a WeightedRandomSampler makes", "without a length"])
+def test_loader_whose_place_cannot_be_known_is_named(train: Train, told: Agent, tmp_path: Path, why: str):
+    (finding,) = findings_of(told, lambda act: train(tmp_path, 1, act, loader=loaders()[why]))
+    assert finding.code == "loader-resumes-inexactly"
+    assert why in finding.evidence[0]
+
+
+@pytest.mark.parametrize("train", [train_lightning], indirect=True)
+def test_checkpoint_is_whole_also_where_lightning_writes_its_own_beside_the_loop(train: Train, tmp_path: Path):
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+    train(tmp_path, plugins=[AsyncCheckpointIO()])
+    assert sealed(tmp_path) == [STEPS]
+    begun: list[int] = []
+    train(tmp_path, STEPS + 1, begun.append)
+    assert begun == [STEPS + 1]
+
+
+def test_trainer_that_does_not_count_its_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from holdfast.train.transformers import HoldfastCallback
+
+    # What two ranks on CPUs come to without ddp_backend="gloo"; the Trainer is asked before it meets the other.
+    alone = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert alone.world_size == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HoldfastError) as refused:
+        HoldfastCallback().on_init_end(alone, TrainerState(), TrainerControl())
+    assert refused.value.findings[0].code == "trainer-without-its-ranks"
