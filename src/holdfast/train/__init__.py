@@ -1,12 +1,15 @@
 """What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, `Packed` and `Text`.
 
-Importing this package loads neither torch nor the session; they come with the first use of a name.
+Importing this package loads neither torch nor the session; they come with the first use of a name. A program that
+imports it and ends by an error of holdfast's own says so in words (parting.py).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from holdfast.train import parting
 
 if TYPE_CHECKING:
     from holdfast.train.data.data import Data
@@ -24,6 +27,9 @@ _HOMES = {
     "Session": "session",
     "Text": "text",
 }
+
+
+parting.install()
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
+import signal
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -161,3 +164,40 @@ def test_loop_that_leaves_a_step_early_gets_the_next_step_whole():
     firsts = [0, 4, 4, 0, 0]
     taken = [supply.fill(part, data, plan, first).data for part, first in zip(parts, firsts, strict=True)]
     assert taken == [[0, 1], [4, 5], [6, 7], [0, 1], [2, 3]]
+
+
+class Deadly:
+    """Ends the process that makes an item, as a shortage of memory does, for as long as a file is there."""
+
+    fingerprint = "forty numbers"
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, item: int) -> int:
+        if item == 8 and self._file.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lost_worker_is_named_and_training_goes_on_with_each_sample_once(tmp_path: Path, workers: int):
+    file = tmp_path / "deadly"
+
+    def data() -> Data:
+        return Data(Deadly(file), batch=4, workers=workers, shuffle=False, collate=as_they_are)
+
+    training = Training(ranks_of_batch=1)
+    training.go_on(data(), world_size=1, steps=2)
+    file.touch()
+    with pytest.raises(HoldfastError) as lost:
+        training.go_on(data(), world_size=1, steps=8)
+    (finding,) = lost.value.findings
+    assert (finding.code, lost.value.exit_code) == ("data-worker-lost", ExitCode.UNAVAILABLE)
+    assert finding.evidence[0].startswith("DataLoader worker")
+    file.unlink()
+    training.go_on(data(), world_size=1, steps=8)
+    assert training.taken == list(range(40))

@@ -39,7 +39,7 @@ def numbered(
         # Workers are seeded from it: a restart must not draw from the loop's own.
         generator=torch.Generator(),
     )
-    return watched(iter(loader))
+    return watched(loader)
 
 
 @dataclass(frozen=True)

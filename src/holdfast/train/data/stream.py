@@ -76,7 +76,7 @@ def streamed(
         worker_init_fn=settle_alone,
         generator=torch.Generator(),
     )
-    return watched(iter(loader))
+    return watched(loader)
 
 
 def _as_it_is(filled: Filled) -> Filled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,24 +44,21 @@ class Broken:
     exit_code: ExitCode
 
 
-def watched(made: Iterator[Any]) -> Iterator[Any]:
+def watched(loader: Iterable[Any]) -> Iterator[Any]:
     """What workers make, or the error that one of them came upon."""
-    while True:
-        try:
-            one = next(made)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise
-            raise failure(
-                "data-worker-lost",
-                "a process that reads data ahead has ended",
-                exit_code=ExitCode.UNAVAILABLE,
-                evidence=(str(error),),
-                remedy="most often memory ran out: give Data fewer workers, or the node more memory",
-                fault=Fault.CLUSTER,
-            ) from error
-        if isinstance(one, Broken):
-            raise HoldfastError(one.findings, one.exit_code)
-        yield one
+    try:
+        for one in loader:
+            if isinstance(one, Broken):
+                raise HoldfastError(one.findings, one.exit_code)
+            yield one
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise failure(
+            "data-worker-lost",
+            "a process that reads data ahead has ended",
+            exit_code=ExitCode.UNAVAILABLE,
+            evidence=(str(error),),
+            remedy="most often memory ran out: give Data fewer workers, or the node more memory",
+            fault=Fault.CLUSTER,
+        ) from error
