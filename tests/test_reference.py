@@ -17,6 +17,7 @@ NO_CODES = {"events", "control", "agent", "diagnose"}
 OTHER_WORDS = {
     "holdfast-checkpoint",
     "holdfast-checkpoint-store",
+    "holdfast-seal",
     "holdfast-staging",
     "per-rank",
     "per-node",
