@@ -116,7 +116,7 @@ def test_killed_controller_comes_back_without_a_rank_restarting(runs: Runs, at_s
 
 @pytest.mark.slow
 def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) -> None:
-    watched = runs.steps(300, 0.03)
+    watched = runs.steps(600, 0.03)
     for events_later in (0, 1, 2, 3, 5, 8, 13, 21):
         controller = watched.until(ControllerStarted).pid
         for _ in range(events_later):
@@ -125,7 +125,7 @@ def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) 
     assert watched.end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(AttemptStarted)) == 1
     assert len(watched.all(ControllerStarted)) == 9
-    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 301))
+    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 601))
     assert sorted(event.rank for event in watched.all(RankExited)) == [0, 1]
 
 
