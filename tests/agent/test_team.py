@@ -24,6 +24,7 @@ from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import Stacks
 from holdfast.agent.team import Team
+from holdfast.agent.warmth import Warmth
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
@@ -38,6 +39,7 @@ from holdfast.events import (
 )
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import CheckpointNow, StopNow
+from holdfast.findings import Finding
 from holdfast.host.processes import adopt_orphans, descendants, identify, marked, state_letter
 
 DEADLINE_S = 200.0
@@ -79,6 +81,9 @@ class Bench:
         self._news.set()
         return len(self.said)
 
+    def found(self, finding: Finding) -> None:
+        self.say(FindingRaised(at=self.clock(), finding=finding))
+
     async def code(self, digest: str) -> Path:
         found = await self.codes.get()
         if isinstance(found, HoldfastError):
@@ -107,6 +112,7 @@ class Bench:
             clock=self.clock,
             code=self.code,
             retention=Retention(lambda finding: None),
+            warmth=Warmth(self.folder, self.found, lambda replica, ranks: None),
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,

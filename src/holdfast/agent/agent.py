@@ -26,8 +26,9 @@ from holdfast.agent.port import HeldPort
 from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
+from holdfast.agent.warmth import Warmth
 from holdfast.clock import LOOK_S, Clock, clock_jumped
-from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped, rank
+from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped, RanksWarmed, rank
 from holdfast.events.orders import (
     PROTOCOL,
     AnyOrder,
@@ -99,6 +100,7 @@ class Agent:
         self._port = HeldPort(settings.address)
         self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca)
         self._retention = Retention(self._found)
+        self._warmth = Warmth(settings.folder, self._found, self._warmed)
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
@@ -129,7 +131,7 @@ class Agent:
             self._patience(),
             self._watch_clock(),
             self._retention.run(),
-            watch_memory(f"node{self._settings.node}", self._found),
+            watch_memory(f"node{self._settings.node}", self._memory_short),
         )
         watches = [asyncio.ensure_future(each) for each in work]
         await self._leaving.wait()
@@ -266,6 +268,7 @@ class Agent:
             clock=self._clock,
             code=self._code.get,
             retention=self._retention,
+            warmth=self._warmth,
             say=self._say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,
@@ -307,6 +310,13 @@ class Agent:
 
     def _found(self, finding: Finding) -> None:
         self._link.say(FindingRaised(at=self._clock(), finding=finding))
+
+    def _memory_short(self, finding: Finding) -> None:
+        self._warmth.give_way("memory was short")
+        self._found(finding)
+
+    def _warmed(self, replica: int, ranks: tuple[int, ...]) -> None:
+        self._link.say(RanksWarmed(at=self._clock(), node=self._settings.node, replica=replica, ranks=ranks))
 
     def _stopped(self, team: Team) -> None:
         if self._teams.get(team.replica) is team:

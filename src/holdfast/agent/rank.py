@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
+from holdfast.agent.held import Cold, Wanted
 from holdfast.agent.lasterror import last_error
 from holdfast.agent.lastwords import last_words
 from holdfast.agent.memory import MemoryWitness, before, out_of_memory
@@ -21,6 +23,9 @@ from holdfast.events.orders import RankLaunch
 from holdfast.host.limits import become_rank
 from holdfast.host.processes import descendants, marked, send
 from holdfast.shortage import lacking, room, shortage_in
+
+Fork = Callable[[Wanted, int], Awaitable[int]]
+"""Starts a rank, that writes to a descriptor, as a fork of its held program; raises Cold where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +55,12 @@ class RankProcess:
         """Signals by which we have asked it to end."""
         self._socket = socket
         self._witness: MemoryWitness | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self.warm = False
+        """Whether its imports were done before it was started."""
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self.ended is None
+        return self.pid > 0 and self.ended is None
 
     @property
     def ended_well(self) -> bool:
@@ -77,40 +83,45 @@ class RankProcess:
         )
         return {rank: next(iter(pids), self.pid) for rank, pids in found}
 
-    def start(self, on_end: Callable[[RankProcess], None], code: Path = Path()) -> None:
-        """Start it, in the folder of its code; `on_end` is called when it has ended or could not be started."""
-        launch = self.launch
-        log = Path(launch.log)
+    def wanted(self, code: Path) -> Wanted:
+        """What it is to be started as, in the folder of its code."""
+        environ = self.launch.defaults | os.environ | self.launch.env | {"HOLDFAST_RANK_SOCKET": str(self._socket)}
+        return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ)
+
+    async def start(self, on_end: Callable[[RankProcess], None], wanted: Wanted, fork: Fork | None = None) -> None:
+        """Start it, as a fork of its held program where there is one; `on_end` is called when it has ended or could
+        not be started.
+        """
+        log = Path(self.launch.log)
         self._witness = before()
-        environ = launch.defaults | os.environ | launch.env | {"HOLDFAST_RANK_SOCKET": str(self._socket)}
         try:
             log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for path, text in launch.files.items():
+            for path, text in self.launch.files.items():
                 _write_private(path, text)
-            with open(log, "ab", opener=_open_private) as output:
-                self._process = subprocess.Popen(
-                    launch.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environ,
-                    cwd=code / launch.cwd,
-                    start_new_session=True,
-                    preexec_fn=become_rank,  # noqa: PLW1509 - the agent has no other threads
-                )
-            descriptor = os.pidfd_open(self._process.pid)
+            with _appended(log) as output:
+                pid = await self._warm(fork, wanted, output.fileno()) or _cold(wanted, output.fileno())
+            self.pid = pid
+            descriptor = os.pidfd_open(pid)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
-            words, evidence = _with_shortage(f"{launch.argv[0]}: {error}", log)
+            words, evidence = _with_shortage(f"{self.launch.argv[0]}: {error}", log)
             ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=words, evidence=evidence)
-            if self._process is not None:  # it runs, and cannot be watched
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-                self._process = None
+            if self.pid:  # it runs, and cannot be watched
+                self.pid = _undone(self.pid)
             self.give_up(ended, on_end)
             return
-        self.pid = self._process.pid
         asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_end)
+
+    async def _warm(self, fork: Fork | None, wanted: Wanted, log: int) -> int:
+        """Its number as a fork; 0 where it is to be started cold."""
+        if fork is None:
+            return 0
+        try:
+            pid = await fork(wanted, log)
+        except Cold:
+            return 0
+        self.warm = True
+        return pid
 
     def give_up(self, ended: Ended, on_end: Callable[[RankProcess], None]) -> None:
         """Have it ended without a process."""
@@ -149,7 +160,6 @@ class RankProcess:
         shutil.rmtree(f"{self._socket}.d", ignore_errors=True)
 
     def _reap(self, descriptor: int, on_end: Callable[[RankProcess], None]) -> None:
-        assert self._process is not None
         at = self._clock()
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
@@ -159,7 +169,7 @@ class RankProcess:
                 os.killpg(self.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        status = self._process.wait()
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.ended = self._classify(at, status)
         on_end(self)
 
@@ -207,6 +217,33 @@ class RankProcess:
     def _was_stopped(self, status: int) -> bool:
         """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
         return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
+
+
+def _cold(wanted: Wanted, log: int) -> int:
+    """Start a process; its number."""
+    process = subprocess.Popen(
+        wanted.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=wanted.environ,
+        cwd=wanted.cwd,
+        start_new_session=True,
+        preexec_fn=become_rank,  # noqa: PLW1509 - the agent has no other threads
+    )
+    process.returncode = 0  # It is reaped by its number, like one that was forked, and not by this object.
+    return process.pid
+
+
+def _undone(pid: int) -> int:
+    """End a process that was started; the number of no process."""
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 0
+
+
+def _appended(log: Path) -> BinaryIO:
+    return open(log, "ab", opener=_open_private)
 
 
 def _write_private(path: str, text: str) -> None:

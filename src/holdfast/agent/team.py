@@ -11,18 +11,21 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.channel import RankChannel
+from holdfast.agent.held import Wanted
 from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.march import March
 from holdfast.agent.port import HeldPort
-from holdfast.agent.rank import Ended, RankProcess
+from holdfast.agent.rank import Ended, Fork, RankProcess
 from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
 from holdfast.agent.vigil import Pulse, Vigil
+from holdfast.agent.warmth import Slot, Warmth
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.events import (
@@ -48,6 +51,12 @@ ECHO_S = 60.0
 LEAVING_S = 2.0
 """Longest that a rank which has hung up gets to end by itself before it is killed: an interpreter clears up first."""
 
+SETTLE_S = 5.0
+"""Time from an attempt's first step until programs are held for the next one."""
+
+SPEECHLESS_S = 30.0
+"""The same from the start of ranks that tell of no step."""
+
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
 
@@ -66,6 +75,7 @@ class Team:
         clock: Clock,
         code: Callable[[str], Coroutine[None, None, Path]],
         retention: Retention,
+        warmth: Warmth,
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -80,6 +90,9 @@ class Team:
         self._code = code
         self._fetch: asyncio.Task[Path] | None = None
         self._retention = retention
+        self._warmth = warmth
+        self._warming: asyncio.TimerHandle | None = None
+        self._programs: dict[Slot, Wanted] = {}
         self._say = say
         self._on_step = on_step
         self._on_stopped = on_stopped
@@ -92,7 +105,7 @@ class Team:
         self._noticed: dict[str, tuple[int, float]] = {}
         """Which rank said a finding of each code last, and when."""
         self._killer: asyncio.TimerHandle | None = None
-        self._started = False
+        self._started = asyncio.Event()
         self._ended_ranks = 0
         self._abandoned = asyncio.Event()
         """The order to stop came before anything was started."""
@@ -113,21 +126,38 @@ class Team:
         if self._abandoned.is_set():
             self._clear_away()
             return
-        self._started = True
-        for process in self.processes:
-            if problem is None:
-                process.start(self._ended, code)
-                if self._order.log_max_bytes is not None:
-                    self._retention.keep(process.rank, Path(process.launch.log), self._order.log_max_bytes)
-            else:
-                process.give_up(problem, self._ended)
         if problem is not None:
+            self._started.set()
+            for process in self.processes:
+                process.give_up(problem, self._ended)
             return
-        started = tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes)
+        self._programs = {(self.replica, slot): process.wanted(code) for slot, process in enumerate(self.processes)}
+        for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
+            await process.start(self._ended, wanted, self._fork(process, slot))
+            if self._order.log_max_bytes is not None:
+                self._retention.keep(process.rank, Path(process.launch.log), self._order.log_max_bytes)
+        started = tuple(RankState(rank=each.rank, pid=each.pid, warm=each.warm) for each in self.processes)
         self._say(
             RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
         )
+        self._started.set()
+        if self._abandoned.is_set():  # the order to stop came while they were being started
+            self.stop(0.0)
         self._vigil.begin()
+        self._warm_up(SPEECHLESS_S)
+
+    def _fork(self, process: RankProcess, slot: Slot) -> Fork | None:
+        return partial(self._warmth.fork, slot) if process.launch.warm else None
+
+    def _warm_up(self, delay_s: float) -> None:
+        """Have the programs of these ranks held, for their next start, after so long."""
+        if self._warming is not None:
+            self._warming.cancel()
+        warm = {process.rank for process in self.processes if process.launch.warm}
+        programs = {slot: wanted for slot, wanted in self._programs.items() if wanted.rank in warm}
+        if programs:
+            later = asyncio.get_running_loop().call_later
+            self._warming = later(delay_s, self._warmth.keep, self.replica, programs)
 
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
@@ -149,7 +179,7 @@ class Team:
 
     def stop(self, grace_s: float) -> None:
         """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
-        if not self._started:
+        if not self._started.is_set():
             self._abandoned.set()
             if self._fetch is not None:
                 self._fetch.cancel()
@@ -246,6 +276,8 @@ class Team:
                 self._march.enter(rank)
             case Step():
                 pulse = self._vigil.pulses[rank]
+                if pulse.step < 0:
+                    self._warm_up(SETTLE_S)
                 pulse.passed(message.step)
                 self._march.take(rank, _on_our_clock(message, pulse.ahead_s))
                 self._on_step(rank, message.step)
@@ -274,7 +306,8 @@ class Team:
         self._ends.add(asyncio.ensure_future(self._tell_end(process)))
 
     async def _tell_end(self, process: RankProcess) -> None:
-        """Say how a rank ended, after all that it has said itself."""
+        """Say how a rank ended, after all that it has said itself, and after all were started."""
+        await self._started.wait()
         await self._channels[process.rank].hear_out(LAST_WORDS_S)
         self._march.say()
         if process.ended_well and (at_work := self._vigil.at_work(process.ranks)):
@@ -308,8 +341,9 @@ class Team:
     def _clear_away(self) -> None:
         """All ranks have ended: end what they left behind, then say that nothing is left."""
         self._vigil.end()
-        if self._killer is not None:
-            self._killer.cancel()
+        for timer in (self._killer, self._warming):
+            if timer is not None:
+                timer.cancel()
         for channel in self._channels.values():
             channel.close()
         ranks = [process.pid for process in self.processes if process.pid]

@@ -33,6 +33,7 @@ from holdfast.events import (
     RanksHung,
     RanksStarted,
     RanksStopped,
+    RanksWarmed,
     RecoveryDecided,
     RunCreated,
     RunFinished,
@@ -115,6 +116,7 @@ class Narrator:
 _QUIET = (
     ControllerStarted,
     RanksStarted,
+    RanksWarmed,
     RanksStopped,
     NodesStarted,
     NodesStopped,
@@ -218,7 +220,13 @@ def _agent_joined(event: AgentJoined) -> str:
 
 def _ranks_started(event: RanksStarted) -> str:
     ranks = listed([state.rank for state in event.ranks])
-    return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}"
+    warm = [state.rank for state in event.ranks if state.warm]
+    how = f", {'all' if len(warm) == len(event.ranks) else listed(warm)} of them warm" if warm else ""
+    return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}{how}"
+
+
+def _ranks_warmed(event: RanksWarmed) -> str:
+    return f"node{event.node} has the imports done for the next start of ranks {listed(list(event.ranks))}"
 
 
 def _rank_exited(event: RankExited) -> str:
@@ -310,6 +318,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     FindingRaised: _finding_raised,
     AgentJoined: _agent_joined,
     RanksStarted: _ranks_started,
+    RanksWarmed: _ranks_warmed,
     RankExited: _rank_exited,
     RanksStopped: _ranks_stopped,
     RankHung: _rank_hung,

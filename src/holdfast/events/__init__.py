@@ -16,6 +16,7 @@ from holdfast.events.agent import (
     RanksStarted,
     RanksStopped,
     RankState,
+    RanksWarmed,
 )
 from holdfast.events.base import Event
 from holdfast.events.crowd import NodesStarted, NodesStopped, RanksExited, RanksHung, Spans, numbers, spans
@@ -52,6 +53,7 @@ from holdfast.events.run import (
 AgentEvent = (
     AgentJoined
     | RanksStarted
+    | RanksWarmed
     | RankExited
     | RanksStopped
     | RankHung
@@ -87,6 +89,6 @@ __all__ = [
     "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised", "NodeGone",
     "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent",
     "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted",
-    "RanksStopped", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested",
-    "StepCommitted", "StopDecided", "WorldChanged", "numbers", "spans",
+    "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans",
+    "SplitRequested", "StepCommitted", "StopDecided", "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

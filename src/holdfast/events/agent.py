@@ -34,6 +34,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     rank: int
     pid: int
+    warm: bool = False
+    """Whether its imports were done before it was started."""
 
 
 class AgentJoined(Event, frozen=True, kw_only=True):
@@ -65,6 +67,14 @@ class RanksStarted(Event, frozen=True, kw_only=True):
     replica: int
     attempt: int
     ranks: tuple[RankState, ...]
+
+
+class RanksWarmed(Event, frozen=True, kw_only=True):
+    """The imports of these ranks' programs are done on a node, in processes that wait: their next start is warm."""
+
+    node: int
+    replica: int
+    ranks: tuple[int, ...]
 
 
 class RankExited(Event, frozen=True, kw_only=True):

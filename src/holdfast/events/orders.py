@@ -38,6 +38,8 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files to write before it starts: path and text."""
     stop_below: bool = False
     """Whether SIGTERM goes to the processes it started in its place, because it would not let them end in peace."""
+    warm: bool = False
+    """Whether its next start may be a fork of a process that has its imports done."""
 
 
 PROGRESS_S = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.host.processes import die_with_parent
@@ -13,6 +14,8 @@ OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 RANK_OOM_SCORE = 200
 """Added for ranks, in thousandths of the memory: the kernel, short of memory, ends a rank before what watches it."""
+
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def open_more_files() -> None:
@@ -27,11 +30,24 @@ def give_back(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, OPEN_FILES)
 
 
+def rank_oom_score() -> int:
+    """What a rank of this process has as its `oom_score_adj`."""
+    return min(1000, int(_OOM_SCORE.read_text()) + RANK_OOM_SCORE)
+
+
 def become_rank() -> None:
-    """Called in a rank between fork and exec: it dies with its agent, and first when memory runs out."""
+    """Called in a rank between fork and exec: it dies with its agent, and before it when memory runs out."""
+    _become(rank_oom_score)
+
+
+def become_held() -> None:
+    """Called in a held program between fork and exec: it is as a rank, and ends first when memory runs out."""
+    _become(lambda: 1000)
+
+
+def _become(oom_score: Callable[[], int]) -> None:
     die_with_parent()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
     with contextlib.suppress(OSError, ValueError):
-        path = Path("/proc/self/oom_score_adj")
-        path.write_text(str(min(1000, int(path.read_text()) + RANK_OOM_SCORE)))
+        _OOM_SCORE.write_text(str(oom_score()))

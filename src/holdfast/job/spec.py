@@ -371,6 +371,12 @@ class Recovery(Model):
     A third of it is for noticing the silence, the rest for coming back. A network that is gone for less than two
     thirds of it costs no restart of holdfast's, as long as the ranks' own connections last.
     """
+    warm: Annotated[bool, Strict()] = True
+    """Whether ranks that are started again have their imports done beforehand, in processes that wait on each node.
+
+    It is for commands that are `python ...`; others, and the first start, are not affected. What waits needs memory:
+    about 0.4 GB for each rank that uses torch.
+    """
     controller_grace_s: Seconds = 1800.0
     """Seconds an agent goes on without its controller before it asks for a checkpoint, stops its ranks and leaves."""
 

@@ -93,6 +93,7 @@ def launches(plan: Plan, node: int, share: Share) -> tuple[dict[str, str], tuple
             log=f"{plan.logs}/{rank_log_name(rank)}",
             files=wiring.files,
             stop_below=wiring.stop_below,
+            warm=job.recovery.warm and job.launch is Launch.PER_RANK,
         )
 
     env = devices(share) | plan.env | of_node(group_rank)

@@ -111,6 +111,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The finding names them.",
         "Have the program wait for its children.",
     ),
+    (
+        "started-cold",
+        "A rank was started again with its imports still to do.",
+        "The finding says what kept it from being a fork of a process that has them done.",
+        "Nothing need be done; docs: Warm starts. `recovery.warm: false` asks for none.",
+    ),
     ("log-trimmed", "A rank wrote more than its log may hold.", "`logs.max_bytes`.", "Write less, or raise it."),
     ("log-unlimited", "A rank's log cannot be cut from the front here.", "The file system.", "Write less."),
     (

@@ -1,0 +1,242 @@
+"""Owns one held program: the process of a rank's own command that waits before its first line (train/warm/hold.py).
+
+It is started with the words, the folder and the environment that the rank will have; what differs between two attempts
+is listed here. A fork of it becomes the rank, and to the kernel this agent's child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import holdfast
+from holdfast.agent.program import Program
+from holdfast.host.limits import become_held, rank_oom_score
+
+HOOK = Path(holdfast.__file__).parent / "train" / "warm"
+"""The folder that goes onto PYTHONPATH."""
+
+WORTH_MODULES = 500
+"""A program that loads fewer is started as fast cold: numpy has about 200, torch 1,500."""
+
+HERE_S = 30.0
+"""Longest that an interpreter takes to come to its site."""
+
+IMPORTED_S = 1800.0
+"""Longest that imports take: of many gigabytes from a file system that is far away, beside ranks at work."""
+
+FORKED_S = 10.0
+"""Longest that a fork takes; one of a process of many gigabytes takes a tenth of a second."""
+
+ROOM_BYTES = 1 << 14
+"""By how much a rank's environment may be longer than that of its program as it was held."""
+
+_VARYING = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|JAX_COORDINATOR_ADDRESS|JAX_COORDINATOR_BIND_ADDRESS|TORCHELASTIC_RESTART_COUNT"
+    r"|HOLDFAST_(?!RUN$)\w+"
+)
+"""Variables that may differ from those the imports saw, which no import reads: where ranks meet, and our own."""
+
+
+class Cold(Exception):
+    """A rank has to be started cold; the words say why."""
+
+
+class UnfitModule(Cold):
+    """A module must not be imported beforehand."""
+
+    def __init__(self, module: str, why: str) -> None:
+        super().__init__(f"importing {module}: {why}")
+        self.module = module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a rank is to be started as."""
+
+    rank: int
+    argv: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str]
+
+    @property
+    def settled(self) -> dict[str, str]:
+        """The variables that its imports may see."""
+        return {name: value for name, value in self.environ.items() if not _VARYING.fullmatch(name)}
+
+    def differs(self, other: Wanted) -> str:
+        """Why a process that was held to be the one cannot be the other; empty when it can."""
+        if (self.argv, self.cwd) != (other.argv, other.cwd):
+            return "its command or folder is another"
+        held, now = self.settled, other.settled
+        names = sorted(name for name in held.keys() | now.keys() if held.get(name) != now.get(name))
+        return f"{', '.join(names[:4])} changed" if names else ""
+
+
+class Held:
+    """A process that waits to become one rank, again and again."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, wanted: Wanted) -> None:
+        self._process = process
+        self._link = link
+        self._wanted = wanted
+
+    @classmethod
+    async def begin(
+        cls, program: Program, wanted: Wanted, log: Path, *, without: Iterable[str] = (), least: int = WORTH_MODULES
+    ) -> Held:
+        """Hold a program and wait until its imports are done, unless they are less than so many modules. Raises Cold.
+
+        What it writes meanwhile goes to `log`.
+        """
+        await _probe(program, wanted, log)
+        told = {"kind": program.kind, "program": program.text, "without": sorted(without), "least": least}
+        process, link = _spawn(wanted.argv, wanted, log, told)
+        held = cls(process, link, wanted)
+        try:
+            words = _Words(link)
+            await words.hear(HERE_S, "here")
+            said = await words.hear(IMPORTED_S)
+            if "unfit" in said:
+                if said["unfit"]:
+                    raise UnfitModule(str(said["unfit"]), str(said["why"]))
+                stopped = f": {said['why']} changes the environment or sys.path first" if said["why"] else ""
+                raise Cold(f"it imports nothing large from installed packages{stopped}")
+        except BaseException:
+            held.end()
+            raise
+        return held
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def differs(self, wanted: Wanted) -> str:
+        """Why a rank cannot be started as a fork of this; empty when it can."""
+        if self._process.poll() is not None:
+            return f"the process that had its imports done ended ({_ending(self._process.returncode)})"
+        return self._wanted.differs(wanted)
+
+    async def ended(self) -> None:
+        """Return when it has ended, by whatever: its end of the link is closed then."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_recv(self._link, 1)
+
+    async def fork(self, wanted: Wanted, log: int) -> int:
+        """Have a fork become the rank that writes to `log`; its number, of a child of this process. Raises Cold."""
+        rank = {
+            "environ": dict(wanted.environ),
+            "cwd": str(wanted.cwd),
+            "oom_score_adj": rank_oom_score(),
+            "agent": os.getpid(),
+        }
+        ours, theirs = socket.socketpair()
+        given = os.memfd_create("holdfast-rank", os.MFD_CLOEXEC)
+        try:
+            os.write(given, json.dumps(rank).encode())
+            with theirs:
+                socket.send_fds(self._link, [b"!"], [given, log, theirs.fileno()])
+            ours.setblocking(False)
+            async with asyncio.timeout(FORKED_S):
+                said = await asyncio.get_running_loop().sock_recv(ours, 32)
+            return int(said)
+        except (OSError, ValueError, TimeoutError) as error:
+            self.end()
+            raise Cold(
+                f"the process that had its imports done did not fork ({error or type(error).__name__})"
+            ) from error
+        finally:
+            os.close(given)
+            ours.close()
+
+    def end(self) -> None:
+        """End it, and take in its end."""
+        self._link.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+async def _probe(program: Program, wanted: Wanted, log: Path) -> None:
+    """Make sure, with a program that does nothing, that this interpreter can be held: or it would run the real one."""
+    process, link = _spawn((*program.python, "-c", "pass"), wanted, log, {"probe": True})
+    try:
+        await _Words(link).hear(HERE_S, "here")
+    finally:
+        link.close()
+        process.kill()
+        process.wait()
+
+
+def _spawn(
+    argv: tuple[str, ...], wanted: Wanted, log: Path, told: Mapping[str, object]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    environ = wanted.settled
+    pythonpath = environ.get("PYTHONPATH")
+    ours, theirs = socket.socketpair()
+    word = {"probe": False, **told, "socket": theirs.fileno(), "pythonpath": pythonpath}
+    environ |= {
+        "PYTHONPATH": f"{HOOK}{os.pathsep}{pythonpath}" if pythonpath else str(HOOK),
+        "HOLDFAST_WARM": json.dumps(word),
+        "HOLDFAST_WARM_ROOM": " " * ROOM_BYTES,
+    }
+    try:
+        with theirs, open(log, "wb", opener=_open_private) as output:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                cwd=wanted.cwd,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                preexec_fn=become_held,  # noqa: PLW1509 - the agent has no other threads
+            )
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        ours.close()
+        raise Cold(f"{argv[0]}: {error}") from error
+    ours.setblocking(False)
+    return process, ours
+
+
+class _Words:
+    """What a held program says, a JSON object a line."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._rest = b""
+
+    async def hear(self, within_s: float, expected: str = "") -> dict[str, object]:
+        """Its next word; raises Cold when there is none in time, or another than expected."""
+        try:
+            async with asyncio.timeout(within_s):
+                while b"\n" not in self._rest:
+                    more = await asyncio.get_running_loop().sock_recv(self._link, 4096)
+                    if not more:
+                        raise Cold("its interpreter ended before the program could be held")
+                    self._rest += more
+            line, _, self._rest = self._rest.partition(b"\n")
+            said: dict[str, object] = json.loads(line)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise Cold(f"its interpreter cannot be held ({error or type(error).__name__})") from error
+        if expected and expected not in said:
+            raise Cold("its interpreter cannot be held")
+        return said
+
+
+def _ending(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,80 @@
+"""Owns what is imported before a program starts, and when a process may not be forked for it.
+
+Imported is what reading.py finds, and what torch itself imports when it is first used. A process may not be forked once
+it has threads (a fork has only the one that forks) or an accelerator's driver open (its state does not survive a fork).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+
+from reading import Reading
+
+LATER = {"torch": ("torch.distributed", "torch._dynamo")}
+"""What a package imports when it is first used: here by any optimiser, and by DistributedDataParallel."""
+
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/infiniband")
+
+
+class Unfit(Exception):
+    """This process cannot be forked, or need not be: because of a module, or of the program as a whole."""
+
+    def __init__(self, module: str, why: str) -> None:
+        super().__init__(module, why)
+        self.module = module
+        self.why = why
+
+
+def preload(kind: str, program: str, *, without: frozenset[str], least: int) -> dict[str, object]:
+    """Import what the program will, unless that is less than so many modules; for the agent, how many. Raises Unfit."""
+    began = time.monotonic()
+    reading = Reading(kind, program)
+    _look("site")
+    for name in reading.imports():
+        if name.partition(".")[0] not in without:
+            _take(name)
+    for package, names in LATER.items():
+        if package in sys.modules:
+            for name in names:
+                _take(name)
+    if len(sys.modules) < least:
+        raise Unfit("", reading.stopped)
+    return {"modules": len(sys.modules), "took_s": time.monotonic() - began}
+
+
+def _take(name: str) -> None:
+    """Import a module, or its parent where it is no module but something in one; one that fails is the program's."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        parent, _, child = name.rpartition(".")
+        if parent:
+            _take(parent)
+            getattr(sys.modules.get(parent), child, None)
+    except Exception as error:
+        sys.stderr.write(f"holdfast: import {name}: {error!r}\n")
+    _look(name.partition(".")[0])
+
+
+def _look(module: str) -> None:
+    if _threads() > 1:
+        # OpenBLAS, and others with care, end their threads before a fork and start them again when they are needed.
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if (threads := _threads()) > 1:
+            raise Unfit(module, f"it starts {threads - 1} threads")
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if path.startswith(_DEVICES):
+            raise Unfit(module, f"it opens {path}")
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))

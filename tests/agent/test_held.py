@@ -1,0 +1,306 @@
+"""A rank that is forked from its held program does what it does when it is started cold, to the letter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.held import Cold, Held, UnfitModule, Wanted
+from holdfast.agent.program import Program, program
+from holdfast.host.limits import become_rank
+from holdfast.host.processes import adopt_orphans, marked
+
+DEADLINE_S = 120.0
+
+# Each is written to program.py; what it writes and how it ends must be the same both ways.
+PROGRAMS = {
+    "ends well": "print('done')",
+    "code": "import sys; sys.exit(7)",
+    "words": "import sys; sys.exit('no such batch')",
+    "error": "def f(x):\n    raise ValueError(x)\n\nf(3)",
+    "chained error": "try:\n    {}['a']\nexcept KeyError as error:\n    raise RuntimeError('x') from error",
+    "error in a module of its own": "import beside\nbeside.fail()",
+    "no module": "import nowhere_at_all",
+    "syntax": "def f(:\n    pass",
+    "interrupt": "raise KeyboardInterrupt",
+    "interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "aborted": "import os; os.abort()",
+    "segfault": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "at once": "import os; print('x', flush=True); os._exit(3)",
+    "at exit": "import atexit; atexit.register(print, 'last'); print('first')",
+    "own hook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError(1)",
+    "daemon thread": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "thread error": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start(); t.join()",
+    "main": "import __main__, sys\nprint(__name__, __file__, __spec__, __package__, sys.argv, sys.orig_argv[1:])\n"
+    "print(sorted(vars(__main__)), sys.path, sys.flags, __main__ is sys.modules['__main__'])",
+    "stack": "import traceback\ndef f():\n    traceback.print_stack()\nf()",
+    "environment": "import os\nprint(sorted(os.environ.items()), os.getcwd(), os.getsid(0) == os.getpid())\n"
+    "print(os.getpgid(0) == os.getpid(), os.getpriority(os.PRIO_PROCESS, 0), os.umask(0))",
+    "kernel's view": "from pathlib import Path\nprint([Path(f'/proc/self/{n}').read_text() for n in "
+    "('cmdline', 'comm')])\n"
+    "print(sorted(filter(None, Path('/proc/self/environ').read_bytes().split(b'\\0'))))",
+    "signals": "from pathlib import Path\nkeep = ('SigBlk', 'SigIgn', 'SigCgt', 'Threads')\n"
+    "print([line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith(keep)])",
+    "child's environment": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', "
+    "'import os, sys; print(sorted(os.environ.items()), sys.path)'])",
+    "descriptors": "import os\nprint(sorted(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists("
+    "f'/proc/self/fd/{n}')), os.readlink('/proc/self/fd/0'))",
+    "spawn": "import multiprocessing as m\nfrom beside import double\n"
+    "if __name__ == '__main__':\n    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(double, [2]))",
+    "forkserver": "import multiprocessing as m\nfrom beside import double\n"
+    "if __name__ == '__main__':\n    with m.get_context('forkserver').Pool(1) as p:\n        print(p.map(double, [2]))",
+    "fork": "import multiprocessing as m\nfrom beside import double\n"
+    "with m.get_context('fork').Pool(1) as p:\n    print(p.map(double, [2]))",
+    "input": "print(repr(input()))",
+    "limits": "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    "print(open('/proc/self/oom_score_adj').read())",
+}
+
+BESIDE = "def fail():\n    raise ValueError('beside')\n\ndef double(x):\n    return 2 * x\n"
+
+
+class Place:
+    """A folder with a program in it, and both ways to start it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "beside.py").write_text(BESIDE)
+
+    def wanted(self, *words: str, **variables: str) -> Wanted:
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "MASTER_PORT": "1", **variables}
+        return Wanted(rank=0, argv=(sys.executable, *words), cwd=self.folder, environ=environ)
+
+    async def hold(self, wanted: Wanted, least: int = 0) -> Held:
+        found = program(wanted.argv)
+        assert isinstance(found, Program)
+        return await Held.begin(found, wanted, self.folder / "held.log", least=least)
+
+    async def warm(self, held: Held, wanted: Wanted) -> tuple[int, str]:
+        log = self.folder / "warm.log"
+        with log.open("wb") as output:
+            pid = await held.fork(wanted, output.fileno())
+        status = await asyncio.to_thread(os.waitpid, pid, 0)
+        return os.waitstatus_to_exitcode(status[1]), _text(log)
+
+    def cold(self, wanted: Wanted) -> tuple[int, str]:
+        log = self.folder / "cold.log"
+        with log.open("wb") as output:
+            ended = subprocess.run(
+                wanted.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=wanted.environ,
+                cwd=wanted.cwd,
+                start_new_session=True,
+                preexec_fn=become_rank,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+        return ended.returncode, _text(log)
+
+
+def _text(log: Path) -> str:
+    """What was written; where in memory something was is another place each time."""
+    return re.sub("0x[0-9a-f]+", "0x", log.read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    adopt_orphans()
+    return Place(tmp_path)
+
+
+def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await scene()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_forked_rank_does_what_a_cold_one_does(place: Place, name: str) -> None:
+    (place.folder / "program.py").write_text(PROGRAMS[name])
+    wanted = place.wanted("program.py", "-v", "two words")
+
+    async def scene() -> None:
+        held = await place.hold(replace(wanted, environ={**wanted.environ, "MASTER_PORT": "2"}))
+        try:
+            assert held.differs(wanted) == ""
+            assert await place.warm(held, wanted) == place.cold(wanted)
+        finally:
+            held.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("words", [("-m", "package"), ("-m", "package.part"), ("-c", "import beside; beside.fail()")])
+def test_modules_and_code_are_run_as_python_runs_them(place: Place, words: tuple[str, ...]) -> None:
+    package = place.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name in ("__main__", "part"):
+        (package / f"{name}.py").write_text("import sys, __main__\nprint(sys.argv, sys.path, __spec__.name)\n1 / 0")
+    wanted = place.wanted(*words, "x")
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        try:
+            assert await place.warm(held, wanted) == place.cold(wanted)
+        finally:
+            held.end()
+
+    play(scene)
+
+
+def test_code_that_was_edited_meanwhile_is_what_runs(place: Place) -> None:
+    (place.folder / "program.py").write_text("import beside; print('old', beside.double(2))")
+    wanted = place.wanted("program.py")
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        try:
+            assert await place.warm(held, wanted) == (0, "old 4\n")
+            (place.folder / "program.py").write_text("import beside; print('new', beside.triple(2))")
+            (place.folder / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
+            assert await place.warm(held, wanted) == (0, "new 6\n")
+        finally:
+            held.end()
+
+    play(scene)
+
+
+def test_imports_are_done_before_and_chance_is_drawn_anew(place: Place) -> None:
+    (place.folder / "program.py").write_text(
+        "import sys; print('numpy' in sys.modules)\nimport numpy, random, os\n"
+        "print(numpy.random.rand(), random.random(), os.urandom(4))"
+    )
+    wanted = place.wanted("program.py")
+
+    async def scene() -> None:
+        held = await place.hold(wanted, least=50)
+        try:
+            first, second = await place.warm(held, wanted), await place.warm(held, wanted)
+        finally:
+            held.end()
+        assert first[1].splitlines()[0] == second[1].splitlines()[0] == "True"
+        assert first[1].split()[1] != second[1].split()[1]
+        assert first[1].split()[2] != second[1].split()[2]
+
+    play(scene)
+
+
+def test_rank_is_marked_in_the_kernels_eyes_however_much_longer_its_environment_is(place: Place) -> None:
+    (place.folder / "program.py").write_text("import signal; signal.pause()")
+    wanted = place.wanted("program.py")
+    rank = replace(wanted, environ={"HOLDFAST_ATTEMPT": "7", **wanted.environ, "HOLDFAST_MORE": "x" * 30_000})
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        try:
+            with (place.folder / "log").open("wb") as output:
+                pid = await held.fork(rank, output.fileno())
+            assert marked([pid], HOLDFAST_ATTEMPT="7") == [pid]
+            assert marked([held.pid], HOLDFAST_ATTEMPT="7") == []
+            os.kill(pid, signal.SIGKILL)
+            assert (await asyncio.to_thread(os.waitpid, pid, 0))[1] == signal.SIGKILL
+        finally:
+            held.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import json", "it imports nothing large from installed packages"),
+        ("import os\nos.environ['A'] = '1'\nimport numpy", "program.py:2 changes the environment or sys.path first"),
+        ("import sys\nsys.path.insert(0, 'x')\nimport numpy", "program.py:2 changes the environment or sys.path first"),
+        ("import setting\nimport numpy", "setting.py:3 changes the environment or sys.path first"),
+    ],
+)
+def test_program_with_nothing_to_import_beforehand_says_why(place: Place, text: str, why: str) -> None:
+    (place.folder / "program.py").write_text(text)
+    (place.folder / "setting.py").write_text("import os\n\nos.environ.setdefault('A', '1')")
+
+    async def scene() -> None:
+        with pytest.raises(Cold, match=why):
+            await place.hold(place.wanted("program.py"), least=300)
+
+    play(scene)
+
+
+def test_module_that_starts_threads_is_named(place: Place) -> None:
+    """A fork has only the thread that forks: what an import has begun in others would be missing."""
+    installed = place.folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    installed.mkdir(parents=True)
+    text = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (installed / "careless.py").write_text(text)
+    (place.folder / "program.py").write_text("import json\nimport careless")
+    wanted = place.wanted("program.py", PYTHONUSERBASE=str(place.folder), PYTHONPATH=str(installed))
+
+    async def scene() -> None:
+        with pytest.raises(UnfitModule, match="it starts 1 threads") as unfit:
+            await place.hold(wanted)
+        assert unfit.value.module == "careless"
+
+    play(scene)
+
+
+def test_interpreter_that_cannot_be_held_never_runs_the_program(place: Place) -> None:
+    wrapper = place.folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    (place.folder / "program.py").write_text("open('ran', 'w')")
+    wanted = replace(place.wanted(), argv=(str(wrapper), "program.py"))
+
+    async def scene() -> None:
+        with pytest.raises(Cold, match="ended before the program could be held"):
+            await place.hold(wanted)
+
+    play(scene)
+    assert not (place.folder / "ran").exists()
+
+
+def test_held_program_that_has_died_is_no_way_to_start_a_rank(place: Place) -> None:
+    (place.folder / "program.py").write_text("print('x')")
+    wanted = place.wanted("program.py")
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        os.kill(held.pid, signal.SIGKILL)
+        await held.ended()
+        with (place.folder / "log").open("wb") as output, pytest.raises(Cold):
+            await held.fork(wanted, output.fileno())
+        assert "SIGKILL" in held.differs(wanted)
+        held.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS changed"),
+        ({"RANK": "1"}, "RANK changed"),
+        ({"MASTER_PORT": "4"}, ""),
+        ({"HOLDFAST_ATTEMPT": "4"}, ""),
+    ],
+)
+def test_environment_that_imports_may_have_seen_must_be_the_same(
+    place: Place, change: dict[str, str], why: str
+) -> None:
+    before = place.wanted("program.py")
+    assert before.differs(place.wanted("program.py", **change)) == why
