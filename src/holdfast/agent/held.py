@@ -51,6 +51,13 @@ class Cold(Exception):
     """A rank has to be started cold; the words say why."""
 
 
+class Small(Cold):
+    """A program whose imports take no time is not held, which is not worth a word."""
+
+    def __init__(self) -> None:
+        super().__init__("it imports nothing large from installed packages")
+
+
 class UnfitModule(Cold):
     """A module must not be imported beforehand."""
 
@@ -109,8 +116,9 @@ class Held:
             if "unfit" in said:
                 if said["unfit"]:
                     raise UnfitModule(str(said["unfit"]), str(said["why"]))
-                stopped = f": {said['why']} changes the environment or sys.path first" if said["why"] else ""
-                raise Cold(f"it imports nothing large from installed packages{stopped}")
+                if not said["why"]:
+                    raise Small
+                raise Cold(f"{said['why']} changes the environment or sys.path before anything large is imported")
         except BaseException:
             held.end()
             raise

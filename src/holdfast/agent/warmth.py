@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.held import Cold, Held, UnfitModule, Wanted
+from holdfast.agent.held import Cold, Held, Small, UnfitModule, Wanted
 from holdfast.agent.program import program
 from holdfast.findings import Finding, Severity
 
@@ -128,7 +128,7 @@ class Warmth:
         try:
             place.held = await self._begin(slot, wanted)
         except Cold as cold:
-            place.why_not = str(cold)
+            place.why_not = "" if isinstance(cold, Small) else str(cold)
             log.info("replica %s, slot %s is not held: %s", *slot, cold)
 
     async def _begin(self, slot: Slot, wanted: Wanted) -> Held:
@@ -147,7 +147,7 @@ class Warmth:
                 without.add(unfit.module)
 
     def _say(self, rank: int, why: str) -> None:
-        if why in self._said:
+        if not why or why in self._said:
             return
         self._said.add(why)
         self._find(
