@@ -227,7 +227,10 @@ def test_rank_is_marked_in_the_kernels_eyes_however_much_longer_its_environment_
     [
         ("import json", "it imports nothing large from installed packages"),
         ("import os\nos.environ['A'] = '1'\nimport numpy", "program.py:2 changes the environment or sys.path before"),
-        ("import sys\nsys.path.insert(0, 'x')\nimport numpy", "program.py:2 changes the environment or sys.path before"),
+        (
+            "import sys\nsys.path.insert(0, 'x')\nimport numpy",
+            "program.py:2 changes the environment or sys.path before",
+        ),
         ("import setting\nimport numpy", "setting.py:3 changes the environment or sys.path before"),
     ],
 )
