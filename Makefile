@@ -63,13 +63,14 @@ clean: ## remove the environment and all that was built; runs and their logs sta
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The lock holds the installer and the build back ends too: everything that is fetched is checked against a hash.
-# DeepSpeed comes as source only, and is built with the lock's setuptools.
+# DeepSpeed comes as source only, and is built with the lock's setuptools. All of it is compiled at once: where Python is
+# told to keep no bytecode, every process that imports torch would compile it anew, which takes 7 s.
 $(READY): requirements.lock pyproject.toml | prerequisites
 	@echo 'Setting up $(ENV) (the first time fetches about 5 GB, because torch comes with CUDA)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(ENV)
 	@awk '/^[^ ]/ { on = /^(setuptools|uv)==/ } on' requirements.lock > $(ENV)/first.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(ENV)/first.lock
-	@$(INSTALLER) pip sync --quiet --require-hashes --no-build-isolation requirements.lock
+	@$(INSTALLER) pip sync --quiet --require-hashes --no-build-isolation --compile-bytecode requirements.lock
 	@$(INSTALLER) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
