@@ -2,7 +2,7 @@
 
 Owner, times and the order on disk are not in it, and of the permissions only whether a file can be executed; so the
 same code has the same digest everywhere, and `sha256sum` tells it. It is unpacked only into folders of its own, and
-nothing in it can reach out of them. Refuses to own how it travels (server.py, agent/fetch.py).
+nothing in it can reach out of them. Refuses to own how it travels (port.py, agent/fetch.py).
 """
 
 from __future__ import annotations

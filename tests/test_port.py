@@ -19,7 +19,6 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from holdfast import server
 from holdfast.control.controller import Controller
 from holdfast.control.machine import Machine
 from holdfast.events import (
@@ -43,6 +42,7 @@ from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.silence import Silence
 from holdfast.job.spec import Job, Nodes
+from holdfast.port import Port, listening
 
 TOKEN = "correct-horse-battery-staple"
 KEYS = Keys(TOKEN)
@@ -122,18 +122,18 @@ async def site(
     controller.feed(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    port = server.Port(controller, KEYS, code, limits, generation=Nowhere().generation)
-    listening = server.listening(port, nodes=3, silence=silence, limits=limits)
-    serving = asyncio.ensure_future(listening.serve(sockets=[listener]))
+    port = Port(controller, KEYS, code, limits, generation=Nowhere().generation)
+    served = listening(port, nodes=3, silence=silence, limits=limits)
+    serving = asyncio.ensure_future(served.serve(sockets=[listener]))
     try:
         yield Site(
             url="{}:{}".format(*listener.getsockname()),
             log=folder / "events.jsonl",
-            hall=listening.hall,
+            hall=served.hall,
             controller=controller,
         )
     finally:
-        listening.should_exit = True
+        served.should_exit = True
         await serving
         writer.close()
 
