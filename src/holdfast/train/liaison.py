@@ -38,6 +38,9 @@ DRAIN_S = 0.05
 the last collective needs that lock; one that is still waiting for it when the interpreter ends aborts the process
 (pytorch pull request 179291), and a run that had finished would have failed."""
 
+HEAR_EVERY_S = 0.005
+"""Least time between two looks at what the agent asks for: people ask, and each look costs a call of the kernel."""
+
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -64,6 +67,7 @@ class Liaison:
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
+        self._heard_at = -math.inf
         self._boundary = self._clock()
         self._waited_s = 0.0
 
@@ -97,6 +101,8 @@ class Liaison:
     def wish(self, step: int, *, total: int | None) -> Wish:
         """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP."""
         agreed = self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
+        if not agreed:
+            return agreed
         if Wish.STOP in agreed:
             return Wish.STOP
         if Wish.SPLIT in agreed:
@@ -200,11 +206,16 @@ class Liaison:
 
     def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
-        self._hear()
-        wish, self._asked = self._asked | (Wish.STOP if self._terminated else Wish.NOTHING), Wish.NOTHING
-        if self._profiler.running:  # another rank was asked before
+        now = time.monotonic()
+        if now - self._heard_at >= HEAR_EVERY_S:
+            self._heard_at = now
+            self._hear()
+        wish, self._asked = self._asked, Wish.NOTHING
+        if self._terminated:
+            wish |= Wish.STOP
+        if wish and self._profiler.running:  # another rank was asked before
             wish &= ~Wish.SPLIT
-        overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
+        overdue = self._every_s is not None and now - self._saved_at >= self._every_s
         return wish | Wish.CHECKPOINT if overdue and self.ranks.rank == 0 else wish
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:

@@ -91,9 +91,10 @@ def numbers(given: Mapping[str, SupportsFloat | None]) -> dict[str, float]:
 
 
 def _number(value: SupportsFloat) -> float:
-    if isinstance(value, DTensor):
-        value = value.full_tensor()  # a norm over shards is whole only once it is put together; every rank is here
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    # A norm over shards is whole only once it is put together; every rank is here.
+    return float((value.full_tensor() if isinstance(value, DTensor) else value).item())
 
 
 def _gpu(model: nn.Module | None) -> torch.device | None:

@@ -147,7 +147,7 @@ class Agreement:
         A wish that this boundary fulfils is not passed on: asked of several ranks, a checkpoint is still taken once.
         """
         if self._group is None:
-            return wish | scheduled
+            return wish | scheduled if scheduled else wish
         now = time.monotonic()
         step_s, self._boundary_at = now - self._boundary_at, now
         self._held |= wish
