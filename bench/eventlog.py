@@ -94,6 +94,9 @@ class Nowhere:
 
     async def uncordon(self, place: NodePlace) -> None: ...
 
+    def generation(self, node: int, address: str) -> int | None:
+        return None
+
     async def cancel(self) -> None: ...
 
 

@@ -76,6 +76,9 @@ class FleetBackend:
 
     async def uncordon(self, place: NodePlace) -> None: ...
 
+    def generation(self, node: int, address: str) -> int | None:
+        return None
+
     async def cancel(self) -> None: ...
 
 

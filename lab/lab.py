@@ -137,7 +137,10 @@ class Lab:
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
 
     def start(self, name: str) -> None:
-        """Start one program again, at the port it had, and return when it is ready."""
+        """Start one program again, at the port it had, and return when it is ready.
+
+        Of a tied lab it dies with the thread that calls this, as the kernel counts parents.
+        """
         place = self._place()
         made = (make(place) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))

@@ -92,20 +92,20 @@ class Site:
                 missing.remove((seen.place, seen.sight))
 
 
+def played(lab: Lab, namespace: str, folder: Path, scene: Callable[[Site], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(280):
+            await scene(Site(lab, namespace, folder))
+
+    asyncio.run(whole())
+
+
 @pytest.fixture
 def play(
     lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[Site], Awaitable[None]]], None]:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
-
-    def run(scene: Callable[[Site], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            async with asyncio.timeout(280):
-                await scene(Site(lab, namespace, tmp_path))
-
-        asyncio.run(whole())
-
-    return run
+    return lambda scene: played(lab, namespace, tmp_path, scene)
 
 
 def test_pods_are_nodes_and_are_replaced_one_by_one(play, lab: Lab, namespace: str, tmp_path: Path) -> None:
@@ -152,15 +152,24 @@ def test_pod_that_finds_no_machine_says_why(play) -> None:
     play(scene)
 
 
-def test_what_happened_while_the_api_server_was_away_is_seen(play, lab: Lab) -> None:
+def test_what_happened_while_the_api_server_was_away_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path / "lab")  # of its own: what else runs there does not bear this
+    lab.up(tied=True)
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+
     async def scene(here: Site) -> None:
         here.make()
         await here.backend.submit((at(0, 0), at(1, 0)))
         await here.sees((at(0, 0), Sight.MADE), (at(1, 0), Sight.MADE))
-        await asyncio.to_thread(lab.kill, "kube-apiserver")
+        lab.kill("kube-apiserver")
         removing = asyncio.ensure_future(here.backend.replace_node(at(0, 1), "while nobody answers"))
-        await asyncio.to_thread(lab.start, "kube-apiserver")
+        _, waiting = await asyncio.wait((removing,), timeout=2)
+        assert waiting
+        lab.start("kube-apiserver")
         await removing
         await here.sees((at(0, 1), Sight.MADE))
 
-    play(scene)
+    try:
+        played(lab, "default", tmp_path, scene)
+    finally:
+        lab.down()
