@@ -16,7 +16,7 @@ from holdfast.events import AgentJoined, AnyEvent, NodeRequested, RanksStarted
 from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
 from holdfast.job.backend import NodePlace
-from holdfast.launch.local import keeper
+from holdfast.launch import keeping
 from holdfast.launch.local.backend import LocalBackend
 
 DEADLINE_S = 90.0
@@ -60,7 +60,7 @@ def test_agent_stopped_until_it_was_replaced_ends_its_ranks_when_it_wakes(home: 
 
     async def scene() -> None:
         _, beat = os.pipe()
-        with keeper._listen(folder, "127.0.0.1") as (agents, clients):
+        with keeping.listen(folder, "127.0.0.1") as (agents, clients):
             serving = asyncio.ensure_future(server.serve(folder, agents, clients, beat, place=FarAway))
             async with asyncio.timeout(DEADLINE_S):
                 (rank,) = (await event(folder, RanksStarted, node=1)).ranks
