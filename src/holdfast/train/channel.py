@@ -80,6 +80,8 @@ class Channel:
     def requests(self) -> list[AgentToRank]:
         """What the agent asked since the last call, oldest first; kinds this version does not know are passed over."""
         self._receive()
+        if not self._incoming:
+            return []
         *lines, rest = bytes(self._incoming).split(b"\n")
         self._incoming[:] = rest
         requests: list[AgentToRank] = []

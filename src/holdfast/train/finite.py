@@ -33,7 +33,8 @@ class Finite:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._in_a_row = 0
-        self._last_good = ""
+        self._last_good: tuple[float, int] | None = None
+        """The last loss that was a number, and its step."""
         self._said_at = -math.inf
         self._named: set[str] = set()
 
@@ -46,7 +47,7 @@ class Finite:
         """What is to be said of a step's metrics; with an error among it the loop is to end."""
         loss, found = metrics.get("loss"), list[Finding]()
         if loss is not None and math.isfinite(loss):
-            self._in_a_row, self._last_good = 0, f"loss {loss:.6g} after step {step}"
+            self._in_a_row, self._last_good = 0, (loss, step)
         elif loss is not None:
             self._in_a_row += 1
             finding = self._loss(step, metrics)
@@ -66,7 +67,9 @@ class Finite:
     def _loss(self, step: int, metrics: Mapping[str, float]) -> Finding:
         over = self._in_a_row >= MOST_IN_A_ROW
         norm = f"gradient norm {metrics['grad_norm']:g}" if "grad_norm" in metrics else ""
-        before = f"before that: {self._last_good}" if self._last_good else "no loss before it was a number"
+        before = "no loss before it was a number"
+        if self._last_good is not None:
+            before = "before that: loss {:.6g} after step {}".format(*self._last_good)
         return Finding(
             code="loss-not-finite",
             severity=Severity.ERROR if over else Severity.WARNING,

@@ -31,15 +31,12 @@ from holdfast.train.finite import WITHHELD, Finite
 from holdfast.train.journal import Journal
 from holdfast.train.meter import Meter, numbers
 from holdfast.train.profiler import Profiler
-from holdfast.train.ranks import Agreement, Ranks, Wish
+from holdfast.train.ranks import NOTHING, Agreement, Ranks, Wish
 
 DRAIN_S = 0.05
 """Seconds a process waits when it exits, with Python's lock let go. A Gloo thread that is about to drop the tensors of
 the last collective needs that lock; one that is still waiting for it when the interpreter ends aborts the process
 (pytorch pull request 179291), and a run that had finished would have failed."""
-
-HEAR_EVERY_S = 0.005
-"""Least time between two looks at what the agent asks for: people ask, and each look costs a call of the kernel."""
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -62,12 +59,11 @@ class Liaison:
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
-        self._asked = Wish.NOTHING
+        self._asked = NOTHING
         self._lost: set[int] = set()
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
-        self._heard_at = -math.inf
         self._boundary = self._clock()
         self._waited_s = 0.0
 
@@ -184,7 +180,7 @@ class Liaison:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
         if step == total:
             return Wish.STOP
-        wish = Wish.SPLIT if step == self._split_after else Wish.NOTHING
+        wish = Wish.SPLIT if step == self._split_after else NOTHING
         if self._every_steps is not None and step % self._every_steps == 0:
             wish |= Wish.CHECKPOINT
         return wish
@@ -206,16 +202,13 @@ class Liaison:
 
     def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
-        now = time.monotonic()
-        if now - self._heard_at >= HEAR_EVERY_S:
-            self._heard_at = now
-            self._hear()
-        wish, self._asked = self._asked, Wish.NOTHING
+        self._hear()
+        wish, self._asked = self._asked, NOTHING
         if self._terminated:
             wish |= Wish.STOP
         if wish and self._profiler.running:  # another rank was asked before
             wish &= ~Wish.SPLIT
-        overdue = self._every_s is not None and now - self._saved_at >= self._every_s
+        overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         return wish | Wish.CHECKPOINT if overdue and self.ranks.rank == 0 else wish
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
 from holdfast.train.profiler import waiting_for_checkpoint
-from holdfast.train.ranks import Ranks, Wish
+from holdfast.train.ranks import NOTHING, Ranks, Wish
 from holdfast.train.rate import ScaledRate
 from holdfast.train.replicas import Alone, Replicas, Several, Standing
 from holdfast.train.retention import Retention
@@ -205,7 +205,7 @@ class Session:
         if self._replicas.place > 0:  # The first of them saves for all: they are equal, and soon meet again.
             self._tell(checkpoints.finished(), must=False)
             return
-        if action is Wish.NOTHING:
+        if action is NOTHING:
             self._tell(checkpoints.finished(), must=False)
             checkpoints.prepare()
             return
