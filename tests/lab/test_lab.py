@@ -88,6 +88,7 @@ def test_jobset_on_imagined_nodes_ends_as_its_pods_are_told_to(lab: Lab, namespa
     lab.kubectl("wait", "pod", *of_pair, "--for=condition=Ready", "--timeout=60s")
     lab.kubectl("annotate", "pod", *of_pair, "lab.holdfast/exit=0")
     lab.kubectl("wait", "jobset/pair", "-n", namespace, "--for=condition=Completed", "--timeout=60s")
+    lab.kubectl("delete", "node", "fake-0")  # pods of other tests would be put on it, and never run
 
 
 def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path) -> None:

@@ -97,7 +97,11 @@ def played(lab: Lab, namespace: str, folder: Path, scene: Callable[[Site], Await
         async with asyncio.timeout(280):
             await scene(Site(lab, namespace, folder))
 
-    asyncio.run(whole())
+    try:
+        asyncio.run(whole())
+    finally:
+        # Pods of other tests would be put on it, and never run.
+        lab.kubectl("delete", "node", "pretended", "--ignore-not-found")
 
 
 @pytest.fixture
