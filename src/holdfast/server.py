@@ -67,7 +67,7 @@ GARBAGE_OBJECTS = 100_000
 fifth of a restart on looking through a million objects that live as long as it does."""
 
 BEAT_S = 1.0
-"""Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/local/keeper.py)."""
+"""Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/keeping.py)."""
 
 
 def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:

@@ -24,8 +24,8 @@ from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL
 
 log = logging.getLogger("holdfast.controller")
 
-NODE_LABELS = ("jobset.sigs.k8s.io/job-index", "training.kubeflow.org/replica-index")
-"""Where a pod says which node it is, in the order they are looked at: of a JobSet's, of a PyTorchJob's."""
+NODE_LABEL = "jobset.sigs.k8s.io/job-index"
+"""Where a JobSet's pod says which node it is."""
 
 PYTHON = "python"
 """The image's own."""
@@ -147,7 +147,7 @@ def as_pod(said: Mapping[str, Any]) -> Pod | None:
     """What a pod's object says of a node's life; None for one that is no node's."""
     meta, status = said["metadata"], said.get("status", {})
     labels = meta.get("labels", {})
-    node = next((labels[label] for label in NODE_LABELS if label in labels), None)
+    node = labels.get(NODE_LABEL)
     if node is None:
         return None
     phase = status.get("phase", "Pending")

@@ -41,19 +41,6 @@ class Cluster:
         self._context, self._namespace = context, namespace
         self._api: Any = None
 
-    async def get(self, path: str) -> dict[str, Any] | None:
-        """The object or list at a path; None where there is none."""
-        try:
-            return await self._ask("GET", path)
-        except RefusedBy as refusal:
-            if refusal.status == NOT_FOUND:
-                return None
-            raise
-
-    async def make(self, path: str, thing: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an object in the collection at a path; as the API server has it."""
-        return await self._ask("POST", path, json=thing)
-
     async def remove(self, path: str) -> None:
         """Remove an object and what it owns; nothing is done where there is none."""
         try:

@@ -2,6 +2,8 @@
 
 Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and a private folder for the
 ranks' sockets under the system's temporary folder, whose paths are short enough for a Unix socket.
+
+A file longer than others, because what makes a node, finds it again and removes it must be read side by side.
 """
 
 from __future__ import annotations
