@@ -127,7 +127,7 @@ def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(
         run.lock()
         raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE)
 
-    monkeypatch.setattr(api, "_keep", beaten)
+    monkeypatch.setattr(api, "keep", beaten)
     assert not api.revive(run)
 
 

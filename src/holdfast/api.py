@@ -12,20 +12,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
+from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, after, ask, controller_gone, finished, refuse_finished
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
@@ -37,17 +34,14 @@ from holdfast.events import (
     DrillAction,
     DrillRequested,
     DrillTarget,
-    FindingRaised,
     Outcome,
-    RecoveryDecided,
     RunFinished,
     SplitRequested,
     StepCommitted,
 )
-from holdfast.events.log import EventReader, last_event, line_of, read_events
-from holdfast.events.operator import UNTIL, Request
+from holdfast.events.log import EventReader, line_of, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES, resolve
-from holdfast.findings import Fault, Finding, Severity
+from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted, Shipped
@@ -60,35 +54,21 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
+from holdfast.launch.local.starting import keep
 from holdfast.measure.catalog import lasting
-from holdfast.report.advance import advance, fold
+from holdfast.report.advance import fold
 from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
-from holdfast.report.status import Phase, RunStatus
+from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
-from holdfast.shortage import lacking, room
+from holdfast.shortage import lacking
 
 if TYPE_CHECKING:
     from holdfast.diagnose.answer import Answer
     from holdfast.launch.kubernetes.submission import Submission
 
-BEAT_S = 0.1
-"""How often `follow` looks for new events."""
-
-WORDS_BYTES = 64 * 1024
-"""Of the end of the controller's log, in which its last words are looked for."""
-
-START_S = 10.0
-"""Longest a keeper may take to listen."""
-
 LEAVE_S = 5.0
 """Longest that `follow` waits, after a run's last event, for its processes to have gone."""
-
-ASK_S = 10.0
-"""Longest a controller may take to obey."""
-
-ANSWER_S = 2.0
-"""Longest that its answer may take beyond that."""
 
 
 # Describe
@@ -208,7 +188,7 @@ def start(
     try:
         accepted = _accepted(_loaded(job).job, profile, base, folder.code)
         _fill(folder, accepted)
-        _keep(folder, accepted)
+        keep(folder, accepted)
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)  # it holds an environment and would be listed as a run
         raise
@@ -220,7 +200,7 @@ def revive(run: RunFolder) -> bool:
     if finished(run) or run.alive() or not run.secrets.exists():
         return False
     try:
-        _keep(run, accepted(run))
+        keep(run, accepted(run))
     except HoldfastError:
         if run.alive():  # somebody else was quicker
             return False
@@ -230,7 +210,7 @@ def revive(run: RunFolder) -> bool:
 
 def cancel(run: RunFolder, *, force: bool = False) -> None:
     """End a run: SIGTERM and its grace, or SIGKILL at once with `force`."""
-    _ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
+    ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
 
 
 def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
@@ -239,7 +219,7 @@ def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
     Raises HoldfastError where nobody can take one, where it fails, and when it is not there `within_s` seconds later.
     """
     waited: dict[int, int] = {}
-    for known, event in _after(run, CheckpointRequested(at=time.time()), _CHECKPOINT, within_s):
+    for known, event in after(run, CheckpointRequested(at=time.time()), CHECKPOINT, within_s):
         if isinstance(event, CheckpointRequested):
             waited = {index: replica.step or 0 for index, replica in known.replicas.items()}
         elif isinstance(event, CheckpointCommitted) and event.step >= waited.get(event.replica, 0):
@@ -254,101 +234,10 @@ def split(run: RunFolder, *, within_s: float) -> StepCommitted:
 
     Raises HoldfastError where no rank can, and when it is not known `within_s` seconds later.
     """
-    for _, event in _after(run, SplitRequested(at=time.time()), _SPLIT, within_s):
+    for _, event in after(run, SplitRequested(at=time.time()), SPLIT, within_s):
         if isinstance(event, StepCommitted) and lasting(event.metrics):
             return event
     raise AssertionError("it is waited for until it is there or will not be")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What is asked of a run's ranks, and waited for."""
-
-    path: str
-    what: str
-    """What is so where it does not come."""
-    code: str
-    """Of the error then."""
-    hopeless: Mapping[str, ExitCode]
-    """What ranks and agents find that mean: it will not come."""
-    so_far: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
-    """What there is already."""
-
-
-def _newest(known: RunStatus) -> tuple[str, ...]:
-    last = known.checkpoint
-    return (f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet",)
-
-
-_CHECKPOINT = _Wanted(
-    path="checkpoint",
-    what="no checkpoint is complete",
-    code="checkpoint-not-taken",
-    hopeless={
-        "no-session": ExitCode.IMPOSSIBLE,
-        "checkpoint-withheld": ExitCode.IMPOSSIBLE,
-        "checkpoint-failed": ExitCode.STORAGE,
-        "disk-full": ExitCode.STORAGE,
-        "read-only-file-system": ExitCode.STORAGE,
-    },
-    so_far=_newest,
-)
-_SPLIT = _Wanted(
-    path="split",
-    what="it is not known where a step's time goes",
-    code="split-not-known",
-    hopeless={"no-session": ExitCode.IMPOSSIBLE, "split-not-taken": ExitCode.UNAVAILABLE},
-)
-
-
-def _after(run: RunFolder, request: Request, wanted: _Wanted, within_s: float) -> Iterator[tuple[RunStatus, AnyEvent]]:
-    """Ask a run for something, and follow what happens from the request on, until it will not come."""
-    deadline = time.monotonic() + within_s
-    reader = EventReader(run.events)
-    known = fold(reader.read(), RunStatus(run=run.run))
-    _refuse_finished(run)
-
-    def refused(what: str, *evidence: str, exit_code: ExitCode = ExitCode.UNAVAILABLE, remedy: str = "") -> NoReturn:
-        raise failure(
-            wanted.code,
-            what,
-            exit_code=exit_code,
-            where=run.run,
-            evidence=tuple(filter(None, (*evidence, *wanted.so_far(known)))),
-            remedy=remedy or "Try again once `holdfast status` shows that it is running.",
-        )
-
-    if known.phase is not Phase.RUNNING:
-        refused(f"{run.run} is {known.phase}", known.waiting_for)
-    _ask(run, wanted.path, request)
-    asked = False
-    while True:
-        for event in reader.read():
-            known = advance(known, event)
-            asked = asked or type(event) is type(request)
-            match event:
-                case FindingRaised(finding=finding) if asked and finding.code in wanted.hopeless:
-                    refused(
-                        finding.what,
-                        *finding.evidence,
-                        exit_code=wanted.hopeless[finding.code],
-                        remedy=finding.remedy,
-                    )
-                case RecoveryDecided(finding=finding) if asked:
-                    refused(f"{run.run} restarts: {finding.what}", *finding.evidence)
-                case RunFinished() if asked:
-                    what = f"{run.run} ended, and {wanted.what}"
-                    refused(what, event.reason, exit_code=ExitCode.NOT_FOUND, remedy="holdfast status")
-                case _ if asked:
-                    yield known, event
-                case _:
-                    pass
-        if not run.alive():
-            raise controller_gone(run)
-        if time.monotonic() > deadline:
-            remedy = "A step may take longer than that: `--within SECONDS` waits longer, `holdfast status` shows steps."
-            refused(f"{within_s:g} s passed, and {wanted.what}", remedy=remedy)
-        time.sleep(BEAT_S)
 
 
 def drill(
@@ -362,12 +251,12 @@ def drill(
     amount: float | None = None,
 ) -> None:
     """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/drills.py)."""
-    _refuse_finished(run)
+    refuse_finished(run)
     asked = DrillRequested(
         at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
     )
     check_drill(asked, accepted(run), run.run)
-    _ask(run, "drill", asked)
+    ask(run, "drill", asked)
 
 
 # Look
@@ -381,19 +270,6 @@ def accepted(run: RunFolder) -> Accepted:
 def abandoned(run: RunFolder) -> bool:
     """Whether a run is unfinished and nothing goes on with it, until `revive`."""
     return not run.alive() and not finished(run)
-
-
-def controller_gone(run: RunFolder) -> HoldfastError:
-    """What is to be said of an abandoned run."""
-    return failure(
-        "controller-gone",
-        f"the controller of {run.run} has died and nothing restarts it",
-        exit_code=ExitCode.UNAVAILABLE,
-        where=str(run.controller_log),
-        evidence=_last_words(run),
-        remedy=f"holdfast attach {run.run}",
-        fault=Fault.HOLDFAST,
-    )
 
 
 def events(run: RunFolder) -> list[AnyEvent]:
@@ -544,11 +420,6 @@ def _own(run: RunFolder) -> RunFolder:
     )
 
 
-def finished(run: RunFolder) -> bool:
-    """Whether the log of a run is closed."""
-    return isinstance(last_event(run.events), RunFinished)
-
-
 def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | None]:
     """Yield a run's events as they come, and None every `beat_s` seconds when none came; ends with `RunFinished`.
 
@@ -660,144 +531,8 @@ def _fill(folder: RunFolder, accepted: Accepted) -> None:
     write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": values}))
 
 
-def _keep(run: RunFolder, accepted: Accepted) -> None:
-    """Start a keeper with the environment the run was first started with, and wait until it listens."""
-    environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
-    argv = [sys.executable, "-m", "holdfast.launch.local.keeper", str(run.path)]
-    with run.controller_log.open("ab") as output:
-        keeper = subprocess.Popen(
-            [*argv, "--isolation", accepted.isolation],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environ,
-            cwd="/",
-            start_new_session=True,
-        )
-    try:
-        _wait_for_start(run, keeper)
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(keeper.pid, signal.SIGKILL)
-        keeper.wait()
-        raise
-
-
-def _wait_for_start(run: RunFolder, keeper: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while _controller(run).get("keeper") != keeper.pid:
-        if keeper.poll() is not None or time.monotonic() > deadline:
-            how = f"did not listen within {START_S:g} s" if keeper.returncode is None else "ended at once"
-            raise failure(
-                "start-failed",
-                f"{run.run} could not be started: its keeper {how}",
-                exit_code=ExitCode.UNAVAILABLE,
-                evidence=_last_words(run),
-                remedy="Mend what its last words say, and try again.",
-                fault=Fault.HOLDFAST,
-            )
-        time.sleep(0.005)
-
-
 def _wait_for_end(run: RunFolder) -> None:
     """Wait, but not for ever, until the run's last process has gone."""
     deadline = time.monotonic() + LEAVE_S
     while run.alive() and time.monotonic() < deadline:
         time.sleep(0.005)
-
-
-def _controller(run: RunFolder) -> dict[str, Any]:
-    """What the keeper wrote of itself; empty when there is none."""
-    try:
-        return json.loads(run.controller.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _last_words(run: RunFolder) -> tuple[str, ...]:
-    try:
-        with run.controller_log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
-            return tuple(file.read().decode(errors="replace").splitlines()[-5:])
-    except OSError:
-        return ()
-
-
-def _no_answer(run: RunFolder) -> HoldfastError:
-    """Why a run's controller has not answered."""
-    _refuse_finished(run)
-    return _controller_silent(run) if run.alive() else controller_gone(run)
-
-
-def _controller_silent(run: RunFolder) -> HoldfastError:
-    return failure(
-        "controller-silent",
-        f"the controller of {run.run} did not answer, and will not do it later: it is busy, stopped or being replaced",
-        exit_code=ExitCode.UNAVAILABLE,
-        where=str(run.controller_log),
-        evidence=_last_words(run),
-        remedy="Try again in a moment.",
-        fault=Fault.HOLDFAST,
-    )
-
-
-def _refuse_finished(run: RunFolder) -> None:
-    if finished(run):
-        raise failure("run-finished", f"{run.run} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
-
-
-def _was_obeyed(run: RunFolder, event: Request) -> bool:
-    """Whether a request is in the log; whatever is there was done, or will be."""
-    known = (one for one in EventReader(run.events).read() if isinstance(one, Request))
-    return any(one.request == event.request for one in known)
-
-
-def _ask(run: RunFolder, what: str, event: Request) -> None:
-    """Send a request to a run's controller over its Unix socket.
-
-    Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
-    """
-    import httpx
-    import msgspec
-
-    _refuse_finished(run)
-    event = msgspec.structs.replace(event, request=secrets.token_hex(8))
-    directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
-    try:
-        # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
-        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
-        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}", UNTIL: repr(time.monotonic() + ASK_S)}
-        client = httpx.Client(
-            transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S + ANSWER_S
-        )
-        with client:
-            answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
-    except (httpx.TransportError, OSError) as error:
-        # A controller that was asked to kill itself, for one, has no time to answer.
-        if _was_obeyed(run, event):
-            return
-        raise _no_answer(run) from error
-    finally:
-        os.close(directory)
-    if answer.status_code == 401:
-        raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
-    if answer.status_code == 408:
-        raise _no_answer(run)
-    if answer.status_code == 503:
-        raise failure(
-            "run-holds",
-            f"the log of {run.run} cannot be written: it waits, and does what was asked once it can be",
-            exit_code=ExitCode.UNAVAILABLE,
-            where=str(run.events),
-            evidence=room(run.events),
-            remedy="Free some space there, or make it writable again.",
-            fault=Fault.CLUSTER,
-        )
-    if answer.status_code != 200:
-        raise failure(
-            "request-refused",
-            f"{run.run} did not accept the request",
-            exit_code=ExitCode.INTERNAL,
-            evidence=(answer.text[:500],),
-            fault=Fault.HOLDFAST,
-        )

@@ -34,6 +34,9 @@ SUPERSEDED_STATUS = 81
 LEFT_NAME = "left"
 """In a node's folder: why its agent left by itself, for whoever takes the run over."""
 
+WORDS_BYTES = 64 * 1024
+"""Of the end of the controller's log, in which its last words are looked for."""
+
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the letters and digits that are read for one another."""
 
@@ -152,6 +155,15 @@ class RunFolder:
 
     def node(self, node: int, generation: int) -> Path:
         return self.path / "nodes" / f"node{node}.{generation}"
+
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines of its controller's log; none where there is none."""
+        try:
+            with self.controller_log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
+                return tuple(file.read().decode(errors="replace").splitlines()[-5:])
+        except OSError:
+            return ()
 
     def attempt_logs(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
         """Folder of an attempt's rank logs; replicas have one each when there are several."""

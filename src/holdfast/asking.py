@@ -1,0 +1,222 @@
+"""Owns what is asked of a run's controller from outside, and the wait until it has come to something.
+
+A request that was obeyed is in the run's log. So without an answer the log tells, and what is waited for is read there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import AnyEvent, FindingRaised, RecoveryDecided, RunFinished
+from holdfast.events.log import EventReader, last_event
+from holdfast.events.operator import UNTIL, Request
+from holdfast.findings import Fault
+from holdfast.folder import RunFolder
+from holdfast.report.advance import advance, fold
+from holdfast.report.status import Phase, RunStatus
+from holdfast.shortage import room
+
+BEAT_S = 0.1
+"""How often new events are looked for."""
+
+ASK_S = 10.0
+"""Longest a controller may take to obey."""
+
+ANSWER_S = 2.0
+"""Longest that its answer may take beyond that."""
+
+
+def finished(run: RunFolder) -> bool:
+    """Whether the log of a run is closed."""
+    return isinstance(last_event(run.events), RunFinished)
+
+
+def refuse_finished(run: RunFolder) -> None:
+    """Raises HoldfastError where a run is over: nothing can be asked of it."""
+    if finished(run):
+        raise failure("run-finished", f"{run.run} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
+
+
+def controller_gone(run: RunFolder) -> HoldfastError:
+    """What is to be said of an abandoned run."""
+    return failure(
+        "controller-gone",
+        f"the controller of {run.run} has died and nothing restarts it",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=run.last_words(),
+        remedy=f"holdfast attach {run.run}",
+        fault=Fault.HOLDFAST,
+    )
+
+
+def ask(run: RunFolder, what: str, event: Request) -> None:
+    """Send a request to a run's controller over its Unix socket.
+
+    Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
+    """
+    import httpx
+    import msgspec
+
+    refuse_finished(run)
+    event = msgspec.structs.replace(event, request=secrets.token_hex(8))
+    directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
+        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
+        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}", UNTIL: repr(time.monotonic() + ASK_S)}
+        client = httpx.Client(
+            transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S + ANSWER_S
+        )
+        with client:
+            answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
+    except (httpx.TransportError, OSError) as error:
+        # A controller that was asked to kill itself, for one, has no time to answer.
+        if _was_obeyed(run, event):
+            return
+        raise _no_answer(run) from error
+    finally:
+        os.close(directory)
+    if answer.status_code == 401:
+        raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
+    if answer.status_code == 408:
+        raise _no_answer(run)
+    if answer.status_code == 503:
+        raise failure(
+            "run-holds",
+            f"the log of {run.run} cannot be written: it waits, and does what was asked once it can be",
+            exit_code=ExitCode.UNAVAILABLE,
+            where=str(run.events),
+            evidence=room(run.events),
+            remedy="Free some space there, or make it writable again.",
+            fault=Fault.CLUSTER,
+        )
+    if answer.status_code != 200:
+        raise failure(
+            "request-refused",
+            f"{run.run} did not accept the request",
+            exit_code=ExitCode.INTERNAL,
+            evidence=(answer.text[:500],),
+            fault=Fault.HOLDFAST,
+        )
+
+
+def _was_obeyed(run: RunFolder, event: Request) -> bool:
+    """Whether a request is in the log; whatever is there was done, or will be."""
+    known = (one for one in EventReader(run.events).read() if isinstance(one, Request))
+    return any(one.request == event.request for one in known)
+
+
+def _no_answer(run: RunFolder) -> HoldfastError:
+    """Why a run's controller has not answered."""
+    refuse_finished(run)
+    return _controller_silent(run) if run.alive() else controller_gone(run)
+
+
+def _controller_silent(run: RunFolder) -> HoldfastError:
+    return failure(
+        "controller-silent",
+        f"the controller of {run.run} did not answer, and will not do it later: it is busy, stopped or being replaced",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=run.last_words(),
+        remedy="Try again in a moment.",
+        fault=Fault.HOLDFAST,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked of a run's ranks, and waited for."""
+
+    path: str
+    what: str
+    """What is so where it does not come."""
+    code: str
+    """Of the error then."""
+    hopeless: Mapping[str, ExitCode]
+    """What ranks and agents find that mean: it will not come."""
+    so_far: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
+    """What there is already."""
+
+
+def _newest(known: RunStatus) -> tuple[str, ...]:
+    last = known.checkpoint
+    return (f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet",)
+
+
+CHECKPOINT = Wanted(
+    path="checkpoint",
+    what="no checkpoint is complete",
+    code="checkpoint-not-taken",
+    hopeless={
+        "no-session": ExitCode.IMPOSSIBLE,
+        "checkpoint-withheld": ExitCode.IMPOSSIBLE,
+        "checkpoint-failed": ExitCode.STORAGE,
+        "disk-full": ExitCode.STORAGE,
+        "read-only-file-system": ExitCode.STORAGE,
+    },
+    so_far=_newest,
+)
+SPLIT = Wanted(
+    path="split",
+    what="it is not known where a step's time goes",
+    code="split-not-known",
+    hopeless={"no-session": ExitCode.IMPOSSIBLE, "split-not-taken": ExitCode.UNAVAILABLE},
+)
+
+
+def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> Iterator[tuple[RunStatus, AnyEvent]]:
+    """Ask a run for something, and follow what happens from the request on, until it will not come."""
+    deadline = time.monotonic() + within_s
+    reader = EventReader(run.events)
+    known = fold(reader.read(), RunStatus(run=run.run))
+    refuse_finished(run)
+
+    def refused(what: str, *evidence: str, exit_code: ExitCode = ExitCode.UNAVAILABLE, remedy: str = "") -> NoReturn:
+        raise failure(
+            wanted.code,
+            what,
+            exit_code=exit_code,
+            where=run.run,
+            evidence=tuple(filter(None, (*evidence, *wanted.so_far(known)))),
+            remedy=remedy or "Try again once `holdfast status` shows that it is running.",
+        )
+
+    if known.phase is not Phase.RUNNING:
+        refused(f"{run.run} is {known.phase}", known.waiting_for)
+    ask(run, wanted.path, request)
+    asked = False
+    while True:
+        for event in reader.read():
+            known = advance(known, event)
+            asked = asked or type(event) is type(request)
+            match event:
+                case FindingRaised(finding=finding) if asked and finding.code in wanted.hopeless:
+                    refused(
+                        finding.what,
+                        *finding.evidence,
+                        exit_code=wanted.hopeless[finding.code],
+                        remedy=finding.remedy,
+                    )
+                case RecoveryDecided(finding=finding) if asked:
+                    refused(f"{run.run} restarts: {finding.what}", *finding.evidence)
+                case RunFinished() if asked:
+                    what = f"{run.run} ended, and {wanted.what}"
+                    refused(what, event.reason, exit_code=ExitCode.NOT_FOUND, remedy="holdfast status")
+                case _ if asked:
+                    yield known, event
+                case _:
+                    pass
+        if not run.alive():
+            raise controller_gone(run)
+        if time.monotonic() > deadline:
+            remedy = "A step may take longer than that: `--within SECONDS` waits longer, `holdfast status` shows steps."
+            refused(f"{within_s:g} s passed, and {wanted.what}", remedy=remedy)
+        time.sleep(BEAT_S)

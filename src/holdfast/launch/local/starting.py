@@ -1,0 +1,68 @@
+"""Owns the start of a local run's keeper: a process of its own, that outlives whoever started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+
+START_S = 10.0
+"""Longest a keeper may take to listen."""
+
+
+def keep(run: RunFolder, accepted: Accepted) -> None:
+    """Start a keeper with the environment the run was first started with, and wait until it listens."""
+    environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
+    argv = [sys.executable, "-m", "holdfast.launch.local.keeper", str(run.path)]
+    with run.controller_log.open("ab") as output:
+        keeper = subprocess.Popen(
+            [*argv, "--isolation", accepted.isolation],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            cwd="/",
+            start_new_session=True,
+        )
+    try:
+        _wait_for_start(run, keeper)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(keeper.pid, signal.SIGKILL)
+        keeper.wait()
+        raise
+
+
+def _wait_for_start(run: RunFolder, keeper: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while _controller(run).get("keeper") != keeper.pid:
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            how = f"did not listen within {START_S:g} s" if keeper.returncode is None else "ended at once"
+            raise failure(
+                "start-failed",
+                f"{run.run} could not be started: its keeper {how}",
+                exit_code=ExitCode.UNAVAILABLE,
+                evidence=run.last_words(),
+                remedy="Mend what its last words say, and try again.",
+                fault=Fault.HOLDFAST,
+            )
+        time.sleep(0.005)
+
+
+def _controller(run: RunFolder) -> dict[str, Any]:
+    """What the keeper wrote of itself; empty when there is none."""
+    try:
+        return json.loads(run.controller.read_text())
+    except (OSError, ValueError):
+        return {}
