@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 import stat
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast import api
+from holdfast import __version__, api
 from holdfast.cli import VERBS
 from holdfast.cli.failures import wants_json
 from holdfast.errors import ExitCode
@@ -28,6 +30,21 @@ def test_no_word_shows_the_verbs(cli: Cli) -> None:
     for verbs in VERBS.values():
         for verb in verbs:
             assert f"  {verb.__name__} " in answer.out
+
+
+def test_version_is_one_line_for_a_report_of_an_error(cli: Cli) -> None:
+    answer = cli("--version")
+    assert answer.code == ExitCode.OK
+    torch = metadata.version("torch")
+    assert answer.out == f"holdfast {__version__}, Python {platform.python_version()}, torch {torch}\n"
+
+
+def test_version_is_told_also_where_there_is_no_torch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert cli("--version").out == f"holdfast {__version__}, Python {platform.python_version()}\n"
 
 
 def test_help_of_each_verb_fits_its_line(cli: Cli) -> None:

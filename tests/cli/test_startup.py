@@ -1,16 +1,19 @@
-"""`holdfast --help` is quick because it loads next to nothing."""
+"""`holdfast --help` and `--version` are quick because they load next to nothing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "torchft", "transformers", "kr8s", "numpy", "pydantic", "httpx", "rich", "yaml", "holdfast.api")
 
 
-def test_help_loads_nothing_that_only_verbs_need() -> None:
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_what_needs_no_verb_loads_nothing_that_only_verbs_need(word: str) -> None:
     script = (
-        f"import sys\nfrom holdfast.cli import main\nmain(['--help'])\nprint(sorted(set({HEAVY}) & set(sys.modules)))"
+        f"import sys\nfrom holdfast.cli import main\nmain([{word!r}])\nprint(sorted(set({HEAVY}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -240,11 +240,22 @@ def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
     assert sealed.exists()
 
 
-def test_checkpoint_of_another_world_size_is_loaded_and_said(tmp_path: Path):
+def test_checkpoint_of_another_world_size_is_loaded_and_told_as_such(tmp_path: Path):
     checkpoints(tmp_path, training(), world_size=2).save(7)
-    step, noticed, *_ = checkpoints(tmp_path, training()).restore()
-    assert step == 7
-    assert [finding.code for finding in noticed] == ["world-size-changed"]
+    restored = checkpoints(tmp_path, training()).restore()
+    assert (restored.step, restored.taken_by, restored.noticed) == (7, 2, [])
+
+
+def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_path: Path):
+    torch.manual_seed(1)
+    checkpoints(tmp_path, training()).save(7)
+    first = torch.rand(1)
+    for rank, draws_the_same in ((0, True), (1, False)):
+        torch.manual_seed(2)
+        depot = Shared(tmp_path, retention=Retention(keep=3), ranks=Ranks(), writer=ALONE)
+        ranks = Ranks(rank=rank, world_size=2)
+        assert Checkpoints(depot, training=training(), ranks=ranks).restore().step == 7
+        assert torch.equal(torch.rand(1), first) is draws_the_same
 
 
 def test_save_where_nothing_can_be_written_is_a_named_failure(tmp_path: Path):

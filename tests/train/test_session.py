@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.train.conftest import Line
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Hello, Step, StopNow
+from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Hello, RankToAgent, Step, StopNow
 from holdfast.train import Environment, Session
 
 LOOP = Path(__file__).with_name("loop.py")
@@ -247,6 +251,44 @@ def test_samples_of_a_checkpoint_that_counts_none_are_those_of_its_steps(tmp_pat
     for _ in loop.steps(3):
         loop.commit()
     assert train(session(checkpoint_path=tmp_path), 4) == [range(12, 16)]
+
+
+@pytest.mark.parametrize(
+    ("deals", "extra", "evidence"),
+    [(True, False, []), (False, False, ["the loop takes"]), (True, True, ["`extra`"]), (False, True, ["the", "`"])],
+)
+def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_go_on_as_it_was(
+    agent, tmp_path: Path, capsys, deals: bool, extra: bool, evidence: list[str]
+):
+    def loop(**told: Any) -> Session:
+        made = torch.nn.Linear(1, 1)
+        environment = Environment(checkpoint_path=tmp_path, **told)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        return Session(
+            model=made, optimizer=optimizer, extra=torch.nn.Linear(1, 1) if extra else None, environment=environment
+        )
+
+    for _ in (saved := loop()).steps(2):
+        saved.commit()
+    seal = tmp_path / "step-00000002" / "seal.json"
+    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"world_size": 3}))
+    again = loop(rank_socket=agent.path)
+    assert "which 3 took; the number of ranks is 1 now" in capsys.readouterr().err
+    for _ in again.steps(4):
+        if deals:
+            list(again.micro_batches(4))
+        again.commit()
+    line = agent.accept()
+    told = [message.finding for message in until_step(line, 4) if isinstance(message, Found)]
+    assert [finding.code for finding in told] == ["world-size-changed"] * bool(evidence)
+    for finding in told:
+        assert all(words.startswith(begun) for words, begun in zip(finding.evidence, evidence, strict=True))
+    line.close()
+
+
+def until_step(line: Line, step: int) -> Iterator[RankToAgent]:
+    while not (isinstance(message := line.next(), Step) and message.step == step):
+        yield message
 
 
 @pytest.mark.parametrize(("micro_batches", "stepped"), [(True, -0.05), (False, -0.1)])

@@ -30,6 +30,7 @@ from holdfast.cli import (
     schema,
     status,
     validate,
+    version,
 )
 from holdfast.cli.grammar import Sections, WithCommand, WithNumbers
 from holdfast.errors import ExitCode
@@ -67,6 +68,7 @@ app = typer.Typer(
 for _section, _verbs in VERBS.items():
     for _verb in _verbs:
         app.command(rich_help_panel=_section, cls=CLASSES.get(_verb))(_verb)
+app.callback()(version.version)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

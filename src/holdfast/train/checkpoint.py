@@ -42,6 +42,8 @@ class Restored(NamedTuple):
     """Seconds that its steps took, of all nodes together."""
     where: str = ""
     """What it was read from."""
+    taken_by: int = 0
+    """How many ranks took it."""
 
 
 class Saved(NamedTuple):
@@ -136,10 +138,10 @@ class Checkpoints:
             if isinstance(sealed, Seal) and not isinstance(loaded, str):
                 if loaded:
                     noticed.append(hyperparameters_changed(sealed.step, copy.where, loaded))
-                if sealed.world_size != self._ranks.world_size:
-                    noticed.append(_world_changed(sealed, self._ranks.world_size))
                 self._depot.resumed(sealed.step)
-                return Restored(sealed.step, noticed, sealed.samples, sealed.node_s, copy.where)
+                return Restored(
+                    sealed.step, noticed, sealed.samples, sealed.node_s, copy.where, taken_by=sealed.world_size
+                )
             noticed.append(copy.set_aside(str(loaded)))
         if noticed:  # The model may hold what was read of them: nothing can begin with it.
             raise failure(
@@ -166,8 +168,9 @@ class Checkpoints:
         state, was = self._training.tensors(), sealed.configured
         if (why := self._program.ask_for(state, was)) is not None:
             raise optimizer_changed(sealed.step, copy.where, why)
-        # A rank beyond those that saved takes rank 0's part.
-        own = _own_file(self._ranks.rank if self._ranks.rank < sealed.world_size else 0)
+        # One beyond those takes rank 0's part, and its own random numbers: else two would draw the same.
+        known = self._ranks.rank < sealed.world_size
+        own = _own_file(self._ranks.rank if known else 0)
         try:
             damage = tensors.read(state, copy, sealed.files, self._ranks, also=own)
         except CheckpointException as error:
@@ -185,7 +188,7 @@ class Checkpoints:
             return damage
         if (why := self._program.moved(state)) is not None:
             raise optimizer_changed(sealed.step, copy.where, why)
-        return self._program.take(state, copy.folder / own, was)
+        return self._program.take(state, copy.folder / own, was, random=known)
 
     def _save(self, sealed: Seal, staged: dict[str, Any] | Finding, own: bytes, began: float) -> Saved:
         """The writer's part of a save; every rank's thread takes it."""
@@ -230,13 +233,4 @@ def _changed(partial: Path, rank: int) -> Finding:
         where=f"rank {rank}",
         remedy="Nothing: from now on they are copied before the next step begins. To have saves stall less, change "
         "weights in the optimiser's step, or before session.commit().",
-    )
-
-
-def _world_changed(sealed: Seal, world_size: int) -> Finding:
-    return Finding(
-        code="world-size-changed",
-        severity=Severity.WARNING,
-        what=f"the checkpoint of step {sealed.step} was taken by {sealed.world_size} ranks; {world_size} go on with it",
-        remedy="model and optimiser are exact; the random numbers are not those of an unbroken run",
     )

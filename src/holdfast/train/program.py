@@ -72,15 +72,18 @@ class Program:
                 )
         return None
 
-    def take(self, state: dict[str, Any], own: Path, was: Configured | None) -> list[Change]:
-        """Go on from what was read, with what the program says; returns what that changes."""
+    def take(self, state: dict[str, Any], own: Path, was: Configured | None, *, random: bool = True) -> list[Change]:
+        """Go on from what was read, with what the program says; returns what that changes.
+
+        With the random numbers of `own`, or with those there are.
+        """
         now, scheduler = self.configured, self._training.scheduler
         changed = [] if was is None else changes(was, now)
         rescheduled = was is not None and schedule_changed(was, now)
         if was is not None:
             self._set(state["optimizer"]["param_groups"], was, entirely=rescheduled)
         self._training.take(state)
-        stood = self._training.take_own(own)
+        stood = self._training.take_own(own, random=random)
         if scheduler is None or stood is None:
             return changed
         if was is not None and rescheduled and (isinstance(scheduler, LRScheduler) or was.scheduler != now.scheduler):

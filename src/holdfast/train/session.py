@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.measure.flops import PerToken
 from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.channel import say
@@ -85,6 +85,8 @@ class Session:
         self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
         self._supply = Supply(self._liaison.found)
+        self._extra, self._taken_by = extra, 0
+        """Ranks that took the checkpoint, where it was another number and nobody has said yet what follows."""
         training = Training(
             model=model,
             optimizer=optimizer,
@@ -182,6 +184,8 @@ class Session:
         self.step += 1
         if self._samples is not None:
             self._samples += samples
+        if self._taken_by:
+            self._tell_of_another_world()
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **self._replicas.metrics, **metrics}
         if self._checkpoints is not None:
             self._liaison.waited(self._checkpoints.take_waited_s())
@@ -238,13 +242,26 @@ class Session:
         """Go on from the newest checkpoint, if there is one."""
         if self._checkpoints is None:
             return Standing(self.step, self._samples)
-        self.step, findings, self._samples, node_s, where = self._checkpoints.restore()
+        self.step, findings, self._samples, node_s, where, taken_by = self._checkpoints.restore()
         self._liaison.resume(node_s)
         for finding in findings:
             self._liaison.found(finding)
-        if self.step and self._liaison.ranks.rank == 0:
-            say(f"resumed after step {self.step} from {where}")
+        ranks, by = self._liaison.ranks, ""
+        if self.step and taken_by != ranks.world_size:
+            self._taken_by, by = taken_by, f", which {taken_by} took; the number of ranks is {ranks.world_size} now"
+        if self.step and ranks.rank == 0:
+            say(f"resumed after step {self.step} from {where}{by}")
         return Standing(self.step, self._samples)
+
+    def _tell_of_another_world(self) -> None:
+        """Say what does not go on as it was: model, optimiser and the session's own data do."""
+        rows = (
+            (self._samples is None, "the loop takes its samples itself: see how many a step has, and which come next"),
+            (self._extra is not None, "`extra` is kept for each rank: one that is new has rank 0's"),
+        )
+        taken_by, self._taken_by = self._taken_by, 0
+        if evidence := tuple(words for holds, words in rows if holds):
+            self._liaison.found(_another_world(taken_by, self._liaison.ranks.world_size, evidence))
 
 
 def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
@@ -253,3 +270,13 @@ def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
     if told.checkpoint_local is None:
         return Shared(Path(path), retention=retention, ranks=ranks, writer=told.writer)
     return Tiers(told.checkpoint_local, Store(str(path), told.writer), retention=retention, ranks=ranks)
+
+
+def _another_world(was: int, now: int, evidence: tuple[str, ...]) -> Finding:
+    return Finding(
+        code="world-size-changed",
+        severity=Severity.WARNING,
+        what=f"the checkpoint was taken by {was} ranks, {now} go on with it, and not all goes on as it was",
+        evidence=evidence,
+        remedy="`Session.batches` and `micro_batches` deal samples to whatever ranks there are",
+    )

@@ -466,8 +466,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "world-size-changed",
-        "The checkpoint was taken by another number of ranks.",
+        "The checkpoint was taken by another number of ranks, and what the evidence names does not go on as it was.",
         "WORLD_SIZE then and now.",
-        "Nothing, if it was meant.",
+        "Nothing, if it was meant; a Session that deals the samples (`batches`, `micro_batches`) goes on exactly.",
     ),
 )
