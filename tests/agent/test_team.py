@@ -562,12 +562,16 @@ def test_silent_rank_is_told_as_hung_once(tmp_path: Path, sockets: Path) -> None
 
 
 @pytest.mark.usefixtures("no_stacks")
-@pytest.mark.parametrize("silent", ["leave", "end"])
-def test_rank_that_hung_up_or_ended_is_not_taken_for_hung(tmp_path: Path, sockets: Path, silent: str) -> None:
+@pytest.mark.parametrize("silent", ["leave", "end", "rest"])
+def test_rank_that_hung_up_or_ended_or_has_no_step_left_is_not_taken_for_hung(
+    tmp_path: Path, sockets: Path, silent: str
+) -> None:
     """When the other rank's silence is told for the second time, the first has been silent for twice the deadline."""
 
     async def scene(bench: Bench) -> None:
-        team = bench.team(speaker(silent, step(1)), speaker("again", step(1)), deadline_s=0.2)
+        rest = ("stay", step(1), '{"type":"turned","to":"rest"}')
+        first = speaker(*rest) if silent == "rest" else speaker(silent, step(1))
+        team = bench.team(first, speaker("again", step(1)), deadline_s=0.2)
         await team.start()
         await bench.until(RankHung)
         team.ask(CheckpointNow())

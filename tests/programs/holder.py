@@ -2,7 +2,7 @@
 
 Its Session keeps the replicas in step through TorchFT. It goes on until a while after the file OUT/enough was made; at
 the end each replica's weights are in OUT/REPLICA.end. When each commit of an attempt was made is in
-OUT/REPLICA.ATTEMPT.commits.
+OUT/REPLICA.ATTEMPT.commits. With SLOW_S it takes so many seconds to save a checkpoint, and again to end.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from holdfast.train import Session
+from holdfast.train import Session, seal
 
 STEP_S, OUT = float(sys.argv[1]), Path(sys.argv[2])
 REPLICA, ATTEMPT = os.environ["HOLDFAST_REPLICA"], os.environ["HOLDFAST_ATTEMPT"]
+SLOW_S = float(os.environ.get("SLOW_S", "0"))
 COUNT = int(os.environ["HOLDFAST_REPLICA_COUNT"])
 MORE = 20
 """Steps that are done after it is enough, so that every replica knows the last before it is there."""
@@ -35,7 +38,16 @@ def is_last(step: int) -> bool:
     return last.exists() and step >= int(last.read_text())
 
 
+def slowly(write: Callable[..., object]) -> Callable[..., object]:
+    def slow(*given: Any, **named: Any) -> object:
+        time.sleep(SLOW_S)
+        return write(*given, **named)
+
+    return slow
+
+
 def main() -> None:
+    seal.write = slowly(seal.write)
     torch.set_num_threads(1)
     torch.manual_seed(int(REPLICA))
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
@@ -55,6 +67,7 @@ def main() -> None:
                 commits.write(f"{step} {time.time()!r}\n")
                 if is_last(step):
                     break
+    time.sleep(SLOW_S)
     torch.save((session.step, model.state_dict()), OUT / f"{REPLICA}.end")
 
 

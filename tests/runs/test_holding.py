@@ -13,10 +13,12 @@ from tests.runs.conftest import Runs, Watched
 
 from holdfast.events import (
     AttemptStarted,
+    CheckpointCommitted,
     ControllerStarted,
     DrillAction,
     DrillTarget,
     Outcome,
+    RankHung,
     RecoveryDecided,
     StepCommitted,
 )
@@ -93,9 +95,7 @@ def processes_with(words: bytes, folder: Path) -> list[int]:
 def test_others_go_on_without_a_replica_and_it_catches_up(
     runs: Runs, replicas: int, target: DrillTarget, action: DrillAction, code: str
 ) -> None:
-    # Longer than a busy machine takes to save the weights and end.
-    deadline = ("recovery.step_deadline_s=30",) if action is DrillAction.STOP else ()
-    watched = hold(runs, replicas, *deadline)
+    watched = hold(runs, replicas, "recovery.step_deadline_s=auto")
     watched.drill(target, 1, action)
     decided = watched.until(RecoveryDecided)
     assert (decided.replica, decided.finding.code) == (1, code)
@@ -104,6 +104,17 @@ def test_others_go_on_without_a_replica_and_it_catches_up(
     assert attempts(watched) == sorted([*((replica, 0) for replica in range(replicas)), (1, 1)])
     steps = commits(runs, 0)
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_nothing_that_is_no_step_is_taken_for_a_hang(runs: Runs) -> None:
+    """Each save, and the end, takes three times what a step may take; one replica saves, and the other waits for it."""
+    slow = ("recovery.step_deadline_s=auto", "checkpoint.every_steps=8", "env.SLOW_S=4")
+    watched = hold(runs, 2, *slow)
+    for _ in range(2):
+        watched.until(CheckpointCommitted)
+    end_alike(runs, watched, 2)
+    assert watched.all(RankHung) == []
+    assert attempts(watched) == [(0, 0), (1, 0)]
 
 
 def test_controller_that_is_killed_costs_no_step(runs: Runs) -> None:

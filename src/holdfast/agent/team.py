@@ -39,7 +39,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.events.orders import Progress, StartRanks
-from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step
+from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step, Turned
 from holdfast.findings import Finding, Severity
 from holdfast.host.processes import state_letter
 
@@ -281,6 +281,8 @@ class Team:
                 pulse.passed(message.step)
                 self._march.take(rank, _on_our_clock(message, pulse.ahead_s))
                 self._on_step(rank, message.step)
+            case Turned():
+                self._vigil.pulses[rank].turned(message.to)
             case Checkpointed():
                 self._march.say()  # the step comes before its checkpoint
                 self._say(

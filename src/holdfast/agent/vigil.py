@@ -7,6 +7,7 @@ not is looked at when another rank, here or elsewhere, waits in vain; and every 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,16 +19,22 @@ from holdfast.agent.stacks import take
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung
 from holdfast.events.orders import StartRanks
-from holdfast.host.processes import identify, state_letter
+from holdfast.events.rank import Doing
+from holdfast.host.processes import identify, queued_s, state_letter
 
-FIRST_STEP_FACTOR = 10.0
-"""The first step of an attempt may take this many step deadlines: it loads, compiles and connects."""
+PATIENCE_FACTOR = 10.0
+"""The first step of an attempt may take this many step deadlines, for it loads, compiles and connects; and so may a
+checkpoint."""
 
-AUTO_FACTOR, AUTO_MORE_S, AUTO_FIRST_STEP_S = 3.0, 1.0, 600.0
-"""`auto`: so many times the 99th percentile of a rank's own steps, and so many seconds; the first step gets its own."""
+AUTO_FACTOR, AUTO_MORE_S, AUTO_PATIENCE_S = 3.0, 1.0, 600.0
+"""`auto`: so many times the 99th percentile of a rank's own steps, and so many seconds; what may take longer gets its
+own."""
 
 AUTO_STEPS = 512
 """Of so many latest steps the percentile is taken."""
+
+QUEUE_LOOK_S = 0.25
+"""Least time between two looks at how long a rank has waited for a CPU."""
 
 AGAIN_S = 15.0
 """Least time between two reports of one silence: the first may have been passed over because others were to blame."""
@@ -49,25 +56,50 @@ class Pulse:
     """Monotonic seconds of the latest report, where it hangs."""
     over: bool = False
     """Whether it has hung up or ended: it is silent for a reason."""
+    doing: Doing = Doing.STEPS
+    strayed: bool = False
+    """Whether it was at something else since its last step, so that its next one does not show how long they take."""
     steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_STEPS))
-    """Seconds from each of the latest steps' ends to the next."""
+    """Seconds that each of the latest steps took, but for the attempt's first."""
+    queued_s: float = 0.0
+    """Seconds that it had waited for a CPU when that was looked at last."""
+    queue_seen_at: float = 0.0
 
     def passed(self, step: int) -> None:
         """It has finished a step, so it does not hang."""
         now = time.monotonic()
-        self.steps_s.append(now - self.at)
-        self.step, self.at, self.hung = step, now, False
+        if self.step >= 0 and not self.strayed:
+            self.steps_s.append(now - self.at)
+        self.step, self.strayed = step, False
+        self._speaks(Doing.STEPS, now)
+
+    def turned(self, to: Doing) -> None:
+        """It is at something else from now on."""
+        self.strayed = True
+        self._speaks(to, time.monotonic())
+
+    def _speaks(self, doing: Doing, now: float) -> None:
+        self.doing, self.at, self.hung = doing, now, False
+        if now - self.queue_seen_at >= QUEUE_LOOK_S:
+            self.queued_s, self.queue_seen_at = queued_s(self.pid), now
 
     def due(self, deadline_s: float | Literal["auto"]) -> float:
-        """When it is to have passed its next step, in monotonic seconds; when it is reported again, where it hangs."""
-        if deadline_s != "auto":
-            allowed_s = deadline_s if self.step >= 0 else deadline_s * FIRST_STEP_FACTOR
-        elif self.step < 0:
-            allowed_s = AUTO_FIRST_STEP_S
-        else:
+        """When it is to have spoken again, in monotonic seconds; when it is reported again, where it hangs."""
+        auto = deadline_s == "auto"
+        if self.doing is Doing.REST:
+            return math.inf
+        if self.step < 0 or self.doing is Doing.ASIDE or (auto and not self.steps_s):
+            allowed_s = AUTO_PATIENCE_S if auto else deadline_s * PATIENCE_FACTOR
+        elif auto:
             steps_s = sorted(self.steps_s)
             allowed_s = AUTO_FACTOR * steps_s[len(steps_s) * 99 // 100] + AUTO_MORE_S
+        else:
+            allowed_s = deadline_s
         return self.reported_at + max(AGAIN_S, allowed_s) if self.hung else self.at + allowed_s
+
+    def starved_s(self) -> float:
+        """Of the time since it spoke, seconds in which it was ready and the node's CPUs were at something else."""
+        return max(0.0, queued_s(self.pid) - self.queued_s)
 
 
 class Vigil:
@@ -138,9 +170,11 @@ class Vigil:
             for rank, pulse in self.pulses.items():
                 if pulse.over:
                     continue
-                if now >= pulse.due(deadline_s):
+                due = pulse.due(deadline_s)
+                if now >= due and now >= (due := due + pulse.starved_s()):
                     self._report(rank, pulse)
-                next_at = min(next_at, pulse.due(deadline_s))
+                    due = pulse.due(deadline_s)
+                next_at = min(next_at, due)
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 
     def _report(self, rank: int, pulse: Pulse) -> None:

@@ -6,6 +6,8 @@ fields they don't know.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from holdfast.clock import Anchor
@@ -58,6 +60,22 @@ class Found(RankMessage, frozen=True, kw_only=True, tag="finding"):
     finding: Finding
 
 
+class Doing(StrEnum):
+    """What a rank is at, as far as a deadline for its steps is concerned."""
+
+    STEPS = "steps"
+    ASIDE = "aside"
+    """Something between two steps: a checkpoint, an evaluation, a wait for other replicas."""
+    REST = "rest"
+    """What comes after the last step."""
+
+
+class Turned(RankMessage, frozen=True, kw_only=True, tag="turned"):
+    """The rank turns to something else; with the next step that it passes it is at its steps again."""
+
+    to: Doing
+
+
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Something an agent asks of a rank."""
 
@@ -90,7 +108,7 @@ class ReplicaBack(RankRequest, frozen=True, kw_only=True, tag="replica-back"):
     attempt: int
 
 
-RankToAgent = Hello | Step | Checkpointed | Found
+RankToAgent = Hello | Step | Turned | Checkpointed | Found
 AgentToRank = CheckpointNow | SplitNow | StopNow | ReplicaLost | ReplicaBack
 
 encode = msgspec.json.Encoder().encode

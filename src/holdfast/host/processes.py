@@ -54,6 +54,14 @@ def state_letter(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def queued_s(pid: int) -> float:
+    """Seconds that a process's main thread has waited for a CPU while it could run; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and brackets."""
     try:

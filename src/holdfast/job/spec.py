@@ -344,9 +344,11 @@ class Recovery(Model):
     step_deadline_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
     """A rank that passes no step for this many seconds is treated as hung; none means never.
 
-    Only ranks with a `holdfast.train` Session are watched. The first step of an attempt, which compiles and connects,
-    gets ten deadlines. It must be longer than the slowest honest step, checkpoint included. `auto` is three times the
-    99th percentile of the rank's own steps and a second; the first step then gets ten minutes.
+    Only ranks with a `holdfast.train` Session are watched, and only while they are at their steps. The first step of an
+    attempt, which compiles and connects, gets ten deadlines; so does what comes between two steps: a checkpoint, a wait
+    for other replicas, an evaluation in `session.aside()`. It must be longer than the slowest honest step. `auto` is
+    three times the 99th percentile of the rank's own steps and a second; the first step then gets ten minutes, and so
+    does what comes between. Time in which a rank could run and had no CPU is not counted.
     """
     join_deadline_s: Seconds = 120.0
     """Seconds that a node which was made has to join; then it is replaced, three times at most."""

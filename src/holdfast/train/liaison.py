@@ -21,7 +21,18 @@ from typing import NoReturn, SupportsFloat
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Hello, ReplicaBack, ReplicaLost, SplitNow, Step, StopNow
+from holdfast.events.rank import (
+    Checkpointed,
+    CheckpointNow,
+    Doing,
+    Hello,
+    ReplicaBack,
+    ReplicaLost,
+    SplitNow,
+    Step,
+    StopNow,
+    Turned,
+)
 from holdfast.findings import Finding, Severity
 from holdfast.measure.catalog import DERIVED
 from holdfast.train.cadence import Auto
@@ -61,6 +72,7 @@ class Liaison:
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
         self._asked = NOTHING
         self._lost: set[int] = set()
+        self._doing = Doing.STEPS
         self._terminated = False
         self._previous_sigterm: Handler = None
         self._saved_at = time.monotonic()
@@ -85,6 +97,7 @@ class Liaison:
         finite = {name: value for name, value in (measured | spent | given).items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
         told = dict(islice(((name, value) for name, value in finite.items() if name not in DERIVED), METRICS))
+        self._doing = Doing.STEPS
         self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
         if self._journal is not None:
             self._journal.take(step, finite | {"checkpoint_stall_s": stalled_s})
@@ -94,11 +107,19 @@ class Liaison:
             if finding.severity is Severity.ERROR:
                 raise HoldfastError((finding,), ExitCode.IMPOSSIBLE)
 
+    def turn(self, to: Doing) -> None:
+        """Say what follows, before it does: a checkpoint has another deadline than a step. Nothing follows the rest."""
+        if to is not self._doing and self._doing is not Doing.REST:
+            self._doing = to
+            self._channel.send(Turned(to=to))
+
     def wish(self, step: int, *, total: int | None) -> Wish:
         """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP."""
         agreed = self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
         if not agreed:
             return agreed
+        if agreed & (Wish.STOP | Wish.CHECKPOINT):
+            self.turn(Doing.ASIDE)
         if Wish.STOP in agreed:
             return Wish.STOP
         if Wish.SPLIT in agreed:
@@ -159,6 +180,7 @@ class Liaison:
 
     def end(self) -> None:
         """No step follows: SIGTERM means again what it did."""
+        self.turn(Doing.REST)
         _on_sigterm(self._previous_sigterm)
         self._profiler.end()
         if self._journal is not None:

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from holdfast.errors import ExitCode, failure
+from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.train import rng
 from holdfast.train.environment import Environment
@@ -107,6 +108,9 @@ class HoldfastCallback(Callback):
         self._wish = self._liaison.wish(step, total=self._total)
         if not trainer.is_last_batch:
             self._obey(trainer, epoch_ended=False)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._liaison.turn(Doing.ASIDE)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Only from here can Lightning go on with the next epoch: from its last batch it would do the epoch again.

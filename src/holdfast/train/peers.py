@@ -25,6 +25,7 @@ from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 
 from holdfast.errors import ExitCode, failure
+from holdfast.events.rank import Doing
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train.environment import Environment
 from holdfast.train.ranks import Ranks
@@ -39,8 +40,10 @@ FOR_OTHERS = timedelta(days=7)
 """Longest that a replica waits until enough of them are there: as long as a run may take."""
 QUORUM_RETRIES = 6_000_000
 """Of a quorum service that does not answer, such as one that is being restarted: TorchFT spreads them over that."""
+ASIDE_S = 0.25
+"""Seconds of waiting for other replicas after which the agent is told: the wait is none of a step's."""
 SAY_S = 10.0
-"""Seconds of waiting for other replicas after which it is said."""
+"""The same, after which people are told."""
 
 
 class News(Protocol):
@@ -52,6 +55,10 @@ class News(Protocol):
 
     def lost(self) -> frozenset[int]:
         """Replicas that were said to be lost since the last call."""
+        ...
+
+    def turn(self, to: Doing) -> None:
+        """Say what follows."""
         ...
 
     def found(self, finding: Finding) -> None: ...
@@ -108,7 +115,8 @@ class Peers:
                 remedy="see whether it runs, and whether this node reaches it",
                 fault=Fault.CLUSTER,
             ) from error
-        self._manager.waiting = lambda: news.found(_waiting(told))
+        self._manager.news = news
+        self._manager.waiting = _waiting(told)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Rings when something that was sent has arrived, or cannot."""
         self._travelling: list[torch.futures.Future[Any]] = []
@@ -207,12 +215,17 @@ class Peers:
 class _Manager(Manager):
     """A manager that says when it has to wait for other replicas."""
 
-    waiting: Callable[[], None]
+    news: News
+    waiting: Finding
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         quorum = cast("Future[None] | None", self._quorum_future)
-        if quorum is not None and not quorum.done() and not wait([quorum], SAY_S).done:
-            self.waiting()
+        if quorum is not None and not quorum.done() and not wait([quorum], ASIDE_S).done:
+            self.news.turn(Doing.ASIDE)
+            if not wait([quorum], SAY_S).done:
+                self.news.found(self.waiting)
+            super().wait_quorum()
+            self.news.turn(Doing.STEPS)
         super().wait_quorum()
 
 

@@ -7,7 +7,8 @@ files (checkpoint.py), and what the watchers are told and ask for (liaison.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import SupportsFloat, TypeVar
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, failure
+from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.measure.flops import PerToken
 from holdfast.train.batches import Batch, MicroBatch, Plan
@@ -116,20 +118,32 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
         self._total = total
-        while True:
-            self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
-            step = self.step + 1
-            if step > total:
-                return
-            self._in_vain = False
-            yield step
-            if self.step != step and not self._in_vain:
-                raise failure(
-                    "step-not-committed",
-                    f"step {step} ended with {self.step} steps committed",
-                    exit_code=ExitCode.USAGE,
-                    remedy="call session.commit(...) exactly once at the end of each step",
-                )
+        try:
+            while True:
+                self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
+                step = self.step + 1
+                if step > total:
+                    return
+                self._in_vain = False
+                yield step
+                if self.step != step and not self._in_vain:
+                    raise failure(
+                        "step-not-committed",
+                        f"step {step} ended with {self.step} steps committed",
+                        exit_code=ExitCode.USAGE,
+                        remedy="call session.commit(...) exactly once at the end of each step",
+                    )
+        finally:
+            self._liaison.turn(Doing.REST)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """What is no step, such as an evaluation between two: `recovery.step_deadline_s` is not for it."""
+        self._liaison.turn(Doing.ASIDE)
+        try:
+            yield
+        finally:
+            self._liaison.turn(Doing.STEPS)
 
     def batches(self, data: Data) -> Iterator[Batch]:
         """This rank's micro-batches of the step in hand with their data, read ahead; see `micro_batches`."""
@@ -196,6 +210,7 @@ class Session:
             with waiting_for_checkpoint():
                 self._save(self._checkpoints, action)
             self._liaison.waited(time.monotonic() - began)
+        self._liaison.turn(Doing.STEPS)
         if action is Wish.STOP and self.step == self._total:
             self._liaison.end()
         elif action is Wish.STOP:

@@ -14,6 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from holdfast.errors import ExitCode, failure
+from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
@@ -92,10 +93,15 @@ class HoldfastCallback(TrainerCallback):
         if wish is Wish.STOP and state.global_step < state.max_steps:
             self._stopping = control.should_training_stop = True
 
+        if control.should_evaluate:
+            self._liaison.turn(Doing.ASIDE)
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._before_saving(control)
+        if control.should_evaluate:
+            self._liaison.turn(Doing.ASIDE)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._began = time.monotonic()  # the Trainer saves after it has evaluated

@@ -1,0 +1,77 @@
+"""When a silent rank counts as hung: by its own steps, and not by what is none."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+import pytest
+
+from holdfast.agent.vigil import AUTO_PATIENCE_S, PATIENCE_FACTOR, QUEUE_LOOK_S, Pulse
+from holdfast.events.rank import Doing
+
+
+def at_work(*steps_s: float) -> Pulse:
+    """A rank that has passed its first step and as many more, each of which took so long."""
+    pulse = Pulse(os.getpid())
+    pulse.passed(1)
+    for number, took_s in enumerate(steps_s, 2):
+        pulse.at = time.monotonic() - took_s
+        pulse.passed(number)
+    return pulse
+
+
+def allowed_s(pulse: Pulse) -> float:
+    return pulse.due("auto") - pulse.at
+
+
+def test_auto_is_three_times_the_slowest_of_few_steps_and_a_second() -> None:
+    assert allowed_s(at_work(2.0, 5.0, 1.0)) == pytest.approx(16.0, abs=0.5)
+
+
+def test_auto_takes_no_notice_of_the_slowest_in_a_hundred() -> None:
+    assert allowed_s(at_work(60.0, *[2.0] * 199)) == pytest.approx(7.0, abs=0.5)
+
+
+def test_first_step_has_its_own_time_and_says_nothing_of_the_next() -> None:
+    fresh = Pulse(os.getpid(), at=time.monotonic() - 300.0)
+    assert allowed_s(fresh) == AUTO_PATIENCE_S
+    fresh.passed(1)
+    assert allowed_s(fresh) == AUTO_PATIENCE_S
+    fresh.at = time.monotonic() - 2.0
+    fresh.passed(2)
+    assert allowed_s(fresh) == pytest.approx(7.0, abs=0.5)
+
+
+def test_what_comes_between_two_steps_has_its_own_time_and_counts_for_neither() -> None:
+    pulse = at_work(2.0)
+    pulse.at = time.monotonic() - 100.0
+    pulse.turned(Doing.ASIDE)
+    assert allowed_s(pulse) == AUTO_PATIENCE_S
+    assert pulse.due(3.0) - pulse.at == pytest.approx(3.0 * PATIENCE_FACTOR)
+    pulse.at = time.monotonic() - 100.0
+    pulse.turned(Doing.STEPS)
+    assert allowed_s(pulse) == pytest.approx(7.0, abs=0.5)
+    pulse.at = time.monotonic() - 50.0
+    pulse.passed(3)
+    assert allowed_s(pulse) == pytest.approx(7.0, abs=0.5)
+
+
+def test_rest_is_never_due_until_there_is_a_step_again() -> None:
+    pulse = at_work(2.0)
+    pulse.turned(Doing.REST)
+    assert pulse.due("auto") == pulse.due(1.0) == math.inf
+    pulse.passed(3)
+    assert pulse.due(1.0) - pulse.at == pytest.approx(1.0)
+
+
+def test_time_without_a_cpu_is_what_the_kernel_counts_since_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = {os.getpid(): 10.0}
+    monkeypatch.setattr("holdfast.agent.vigil.queued_s", queued.__getitem__)
+    pulse = at_work()
+    queued[os.getpid()] = 14.5
+    assert pulse.starved_s() == pytest.approx(4.5)
+    pulse.queue_seen_at -= QUEUE_LOOK_S
+    pulse.passed(2)
+    assert pulse.starved_s() == 0.0
