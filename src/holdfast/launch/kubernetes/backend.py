@@ -18,9 +18,10 @@ from holdfast.folder import RunFolder
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
-from holdfast.launch.kubernetes.cluster import Cluster, Unanswered
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.lives import Lives, Pod
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.refusals import Unanswered
 
 log = logging.getLogger("holdfast.controller")
 

@@ -14,8 +14,9 @@ from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes.access import GROUPS
 from holdfast.launch.kubernetes.manifest import plain
-from holdfast.launch.kubernetes.pending import REASONS, Thing
+from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.pod import limits
+from holdfast.launch.kubernetes.reason import ADMISSION, understood
 from holdfast.launch.kubernetes.render import render
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -131,11 +132,8 @@ def permission(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
 def dry_run(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
     """The API server, and every webhook it asks, would take the manifests."""
     for said in cluster.refusals:
-        for reason in REASONS:
-            if found := re.search(reason.pattern, said, re.DOTALL):
-                what = reason.says.format_map(found.groupdict())
-                yield _finding(reason.code, asked.workload, what, reason.remedy, said)
-                break
+        if finding := understood(ADMISSION, asked.workload, said):
+            yield finding
         else:
             what = "the API server would not take the manifests"
             yield _finding("manifest-refused", asked.workload, what, "Mend what it names.", said)

@@ -1,6 +1,7 @@
 """Owns speaking to the API server: the one place where a Kubernetes client is used.
 
-kr8s knows kubeconfigs, contexts and the service account of a pod; what is asked is said in the API's own paths.
+kr8s knows kubeconfigs, contexts and the service account of a pod; what is asked is said in the API's own paths. What
+goes wrong is one of the errors of refusals.py, and every question has an end.
 """
 
 from __future__ import annotations
@@ -11,35 +12,40 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx
 import kr8s
 from kr8s import ServerError
 
+from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, Unconfigured
+
+ANSWER_S = 30.0
+"""Longest that an answer is waited for."""
+
 _NO_ANSWER = (httpx.HTTPError, kr8s.APITimeoutError, kr8s.ConnectionClosedError, OSError)
-
-
 NOT_FOUND, UNABLE = 404, 500
-
-
-class Unanswered(Exception):
-    """The API server was not reached, or was not able to answer: it may be, later."""
-
-
-class RefusedBy(Exception):
-    """The API server has answered, and will not do it; `status` is its answer's code, `said` its own words."""
-
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status} {said}")
-        self.status, self.said = status, said
+_SAID = 2000
+"""Characters kept of an answer that is no Status."""
 
 
 class Cluster:
-    """One namespace of a cluster, which `{namespace}` in paths stands for, as whoever asks."""
+    """One namespace of a cluster, which `{namespace}` in paths stands for, as whoever asks.
 
-    def __init__(self, *, context: str | None = None, namespace: str | None = None) -> None:
+    Raises Unconfigured, Unanswered and RefusedBy.
+    """
+
+    def __init__(self, *, context: str | None = None, namespace: str | None = None, answer_s: float = ANSWER_S) -> None:
         """None are those of the kubeconfig, or inside a pod those of its own account."""
-        self._context, self._namespace = context, namespace
+        self._context, self._namespace, self._answer_s = context, namespace, answer_s
         self._api: Any = None
+
+    async def read(self, path: str, **params: str) -> dict[str, Any]:
+        """What lies at a path."""
+        return await self._ask("GET", path, params=params)
+
+    async def make(self, path: str, one: Mapping[str, Any], **params: str) -> dict[str, Any]:
+        """Have an object made among those at a path; what there is of it then."""
+        return await self._ask("POST", path, json=one, params=params)
 
     async def remove(self, path: str) -> None:
         """Remove an object and what it owns; nothing is done where there is none."""
@@ -50,7 +56,7 @@ class Cluster:
                 raise
 
     async def pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
-        """All pods of a selector, and then each as it changes; one that is deleted has `deleted`. Raises Unanswered."""
+        """All pods of a selector, and then each as it changes; one that is deleted has `deleted`."""
         path = "/api/v1/namespaces/{namespace}/pods"
         found = await self._ask("GET", path, params={"labelSelector": selector})
         yield found["items"]
@@ -67,25 +73,64 @@ class Cluster:
                         return  # too long ago: all are listed anew
                     yield ({**event["object"], "deleted": event["type"] == "DELETED"},)
         except (ServerError, *_NO_ANSWER) as error:
-            raise Unanswered(str(error)) from error
+            raise _unanswered(error, f"watch {path}") from error
 
     @asynccontextmanager
     async def _call(self, method: str, path: str, **more: Any) -> AsyncGenerator[Any]:
-        if self._api is None:
-            with warnings.catch_warnings(action="ignore"):  # of versions of Kubernetes that are newer than it
-                self._api = await kr8s.asyncio.api(context=self._context, namespace=self._namespace)
-        folder, _, name = path.format(namespace=self._api.namespace).rpartition("/")
-        async with self._api.call_api(method, base=folder, version="", url=name, **more) as response:
+        api = await self._connected()
+        folder, _, name = path.format(namespace=api.namespace).rpartition("/")
+        async with api.call_api(method, base=folder, version="", url=name, **more) as response:
             yield response
 
+    async def _connected(self) -> Any:
+        if self._api is None:
+            self._api = await self._open()
+        return self._api
+
+    async def _open(self) -> Any:
+        """The client, once it knows whom to ask and as whom, and was answered."""
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of versions of Kubernetes that are newer than it
+                with anyio.fail_after(self._answer_s):  # which, unlike asyncio, also ends a program for credentials
+                    api = await kr8s.asyncio.api(context=self._context, namespace=self._namespace)
+        except (ServerError, httpx.HTTPError, kr8s.APITimeoutError, TimeoutError):
+            raise
+        except Exception as error:  # whatever a kubeconfig, and programs that it names, can be wrong in
+            raise Unconfigured(str(error) if type(error) is ValueError else _named(error)) from error
+        api.timeout = self._answer_s
+        return api
+
     async def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        asked = f"{method} {path.replace('{namespace}', self._namespace or '{namespace}')}"
         try:
             async with self._call(method, path, **more) as response:
                 return response.json()
         except ServerError as error:
             answer = error.response
             if answer is None or answer.status_code >= UNABLE:
-                raise Unanswered(str(error)) from error
-            raise RefusedBy(answer.status_code, str(error)) from error
+                raise _unanswered(error, asked) from error
+            raise RefusedBy(answer.status_code, _said(answer), asked=asked) from error
         except _NO_ANSWER as error:
-            raise Unanswered(str(error) or type(error).__name__) from error
+            raise _unanswered(error, asked) from error
+        except (ValueError, KeyError) as error:  # kr8s looks for `message` in an answer of 4xx
+            raise Unanswered(_named(error), asked=asked) from error
+
+
+def _unanswered(error: Exception, asked: str) -> Unanswered:
+    answer = error.response if isinstance(error, ServerError) else None
+    if answer is not None:
+        return Unanswered(_said(answer), asked=asked)
+    late = isinstance(error, TimeoutError | httpx.TimeoutException | kr8s.APITimeoutError)
+    return Unanswered("timed out" if late else str(error) or type(error).__name__, asked=asked)
+
+
+def _said(answer: httpx.Response) -> str:
+    """The message of a Status, and any other answer as it is."""
+    try:
+        return str(answer.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:_SAID] or answer.reason_phrase
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

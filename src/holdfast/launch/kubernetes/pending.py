@@ -6,12 +6,12 @@ the first that a row knows is the reason. Refuses to own how the objects are com
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.launch.kubernetes.reason import ADMISSION, Reason, understood
 
 Thing = Mapping[str, Any]
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -39,44 +39,8 @@ class Clue:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reason:
-    """A row: words of the cluster's, and what they come to. `says` is filled from the pattern's groups."""
-
-    pattern: str
-    code: str
-    says: str
-    remedy: str
-    severity: Severity = Severity.WARNING
-    fault: Fault = Fault.CLUSTER
-
-
 REASONS: tuple[Reason, ...] = (
-    # failed calling webhook "mjobset.kb.io": failed to call webhook: Post "https://...": connection refused
-    Reason(
-        pattern=r'failed calling webhook "(?P<name>[^"]+)".*?: (?P<why>[^:]+)$',
-        code="webhook-down",
-        says="nothing can be made here: the webhook {name} does not answer ({why})",
-        remedy="Whoever runs the cluster must start it again; then this goes on by itself.",
-        severity=Severity.ERROR,
-    ),
-    # admission webhook "x" denied the request: ...
-    Reason(
-        pattern=r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.+)',
-        code="webhook-refused",
-        says="the webhook {name} refuses its pods: {why}",
-        remedy="Mend what it names, in the job or in the profile.",
-        severity=Severity.ERROR,
-        fault=Fault.USER,
-    ),
-    # pods "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
-    Reason(
-        pattern=r"is forbidden: (?P<why>exceeded quota.+|violates PodSecurity.+|.+)",
-        code="pods-forbidden",
-        says="the cluster does not allow its pods: {why}",
-        remedy="Ask for less, or have the namespace's policy or quota changed.",
-        severity=Severity.ERROR,
-    ),
+    *ADMISSION,
     # The workload is deactivated
     Reason(
         pattern=r"workload is deactivated|set to inactive",
@@ -236,11 +200,10 @@ QUEUED = Reason(
 def pending(seen: Seen) -> Finding | None:
     """Why a run waits; None when nothing says that it does."""
     if ends := seen.namespace.get("metadata", {}).get("deletionTimestamp"):
-        return _finding(NAMESPACE_ENDING, Clue(where="namespace", text=f"deletionTimestamp: {ends}"))
+        return NAMESPACE_ENDING.finding("namespace", f"deletionTimestamp: {ends}")
     for clue in _clues(seen):
-        for reason in REASONS:
-            if found := re.search(reason.pattern, clue.text, re.DOTALL):
-                return _finding(reason, clue, found.groupdict())
+        if finding := understood(REASONS, clue.where, clue.text):
+            return finding
     return _held_back(seen)
 
 
@@ -285,24 +248,12 @@ def _held_back(seen: Seen) -> Finding | None:
     suspended = bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
     if not suspended:
         return None
-    clue = Clue(where=f"{seen.owner['kind']} {_name(seen.owner)}", text="suspend: true")
+    clue = (f"{seen.owner['kind']} {_name(seen.owner)}", "suspend: true")
     queue = seen.owner["metadata"].get("labels", {}).get(QUEUE_LABEL)
     if queue is None:
-        return _finding(SUSPENDED, clue)
+        return SUSPENDED.finding(*clue)
     found = {"queue": queue, "kind": seen.owner["kind"]}
-    return _finding(NOT_MANAGED if seen.workload is None else QUEUED, clue, found)
-
-
-def _finding(reason: Reason, clue: Clue, found: Mapping[str, str | None] | None = None) -> Finding:
-    return Finding(
-        code=reason.code,
-        severity=reason.severity,
-        what=reason.says.format_map({name: value or "" for name, value in (found or {}).items()}),
-        where=clue.where,
-        evidence=(clue.text,),
-        remedy=reason.remedy,
-        fault=reason.fault,
-    )
+    return (NOT_MANAGED if seen.workload is None else QUEUED).finding(*clue, found)
 
 
 def _name(thing: Thing) -> str:

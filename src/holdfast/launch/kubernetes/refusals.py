@@ -1,0 +1,227 @@
+"""Owns the ways in which a cluster does not do what it was asked, and what each comes to: a finding and an exit code.
+
+Refuses to know a Kubernetes client; cluster.py raises these, and whoever speaks to a user has them said by `told`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Fault, Severity
+from holdfast.launch.kubernetes.reason import ADMISSION, Reason, understood
+
+
+class ClusterError(Exception):
+    """What was asked (`POST /api/v1/...`), and why it was not done."""
+
+    def __init__(self, said: str, *, asked: str = "") -> None:
+        super().__init__(said)
+        self.said, self.asked = said, asked
+
+
+class Unconfigured(ClusterError):
+    """Nothing was asked: who to ask, or as whom, is not known."""
+
+
+class Unanswered(ClusterError):
+    """The API server was not reached, or was not able to answer: it may be, later."""
+
+
+class RefusedBy(ClusterError):
+    """The API server has answered, and will not do it; `status` is its answer's code, `said` its own words."""
+
+    def __init__(self, status: int, said: str, *, asked: str = "") -> None:
+        super().__init__(said, asked=asked)
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.said}"
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """Have what a cluster does not do in here raised as the HoldfastError that says so."""
+    try:
+        yield
+    except ClusterError as error:
+        raise refusal(error) from error
+
+
+def refusal(error: ClusterError) -> HoldfastError:
+    """The one finding that an error comes to, and the command's exit code."""
+    finding = understood(ROWS[type(error)], error.asked or "kubeconfig", str(error))
+    assert finding is not None, "the last row knows all words"
+    return HoldfastError((finding,), EXIT_CODES.get(finding.code, ExitCode.IMPOSSIBLE))
+
+
+def _row(pattern: str, code: str, says: str, remedy: str, fault: Fault = Fault.USER) -> Reason:
+    return Reason(pattern=pattern, code=code, says=says, remedy=remedy, severity=Severity.ERROR, fault=fault)
+
+
+_NO_KUBERNETES = _row(
+    r"(?P<why>JSONDecodeError.*|KeyError: '(?:gitVersion|message)')",
+    "not-a-cluster",
+    "what answers is no Kubernetes API server: {why}",
+    "See `server` in the kubeconfig, and whether a proxy stands before it.",
+)
+_UNCONFIGURED = (
+    _NO_KUBERNETES,
+    # No such context far
+    _row(
+        r"No such context (?P<name>.+)|Context (?P<other>.+) not found",
+        "unknown-context",
+        "the kubeconfig has no context {name}{other}",
+        "`kubectl config get-contexts` lists those there are; `context` of the profile names one.",
+    ),
+    # Unable to find valid credentials
+    _row(
+        "Unable to find valid credentials",
+        "no-kubeconfig",
+        "there is no kubeconfig to say where the cluster is",
+        "Fetch one from whoever runs the cluster, and name it in KUBECONFIG or put it at ~/.kube/config.",
+    ),
+    # RuntimeError: Process exited with non-zero code 1: token expired, log in again
+    _row(
+        r"Process exited with non-zero code -?\d+:\s*(?P<why>.*)|(?:FileNotFound|Permission)Error: (?P<gone>.+)",
+        "no-credentials",
+        "what the kubeconfig has for getting or reading credentials fails: {why}{gone}",
+        "Log in again as your cluster has it, or mend what the kubeconfig names; `kubectl get pods` must work.",
+    ),
+    _row(
+        "(?P<why>.+)",
+        "kubeconfig-broken",
+        "the kubeconfig cannot be used: {why}",
+        "`kubectl config view` must show a whole one; fetch it anew.",
+    ),
+)
+
+_UNANSWERED = (
+    ADMISSION[0],
+    # [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1010)
+    _row(
+        r"CERTIFICATE_VERIFY_FAILED\] (?P<why>[^(]+)|(?P<other>\[SSL[^(]+|[Hh]ostname .+mismatch.+)",
+        "cluster-untrusted",
+        "who answers is not the cluster that the kubeconfig knows: {why}{other}",
+        "Fetch the kubeconfig anew: its certificate-authority is another's, or somebody answers in its place.",
+        Fault.CLUSTER,
+    ),
+    _row(
+        "[Tt]imed? ?out|^$",
+        "cluster-silent",
+        "the cluster's API server takes connections, or drops them, and does not answer in time",
+        "Try again; see that the VPN or bastion is up, and that `server` in the kubeconfig is right.",
+        Fault.CLUSTER,
+    ),
+    _NO_KUBERNETES,
+    _row(
+        "(?P<why>.+)",
+        "cluster-unreachable",
+        "the cluster's API server cannot be reached, or does not work: {why}",
+        "See that it runs, that the VPN or bastion is up, and that `server` in the kubeconfig is right.",
+        Fault.CLUSTER,
+    ),
+)
+
+_REFUSED = (
+    # 401 Unauthorized
+    _row(
+        "^401 ",
+        "credentials-refused",
+        "the cluster does not take these credentials: they have expired, or are another cluster's",
+        "Log in again as your cluster has it, or fetch the kubeconfig anew.",
+    ),
+    # 403 ... unable to create new content in namespace ml because it is being terminated
+    _row(
+        r"^40[39] .*namespace (?P<name>\S+) because it is being terminated",
+        "namespace-ending",
+        "namespace {name} is being deleted",
+        "Use another `namespace`, or wait until it is gone and make it anew.",
+    ),
+    # 403 jobsets.jobset.x-k8s.io is forbidden: User "ann" cannot create resource "jobsets" in API group
+    # "jobset.x-k8s.io" in the namespace "ml"
+    _row(
+        r'^403 .*User "(?P<user>[^"]+)" cannot (?P<verb>\S+) resource "(?P<what>[^"]+)"(?P<where>.*)',
+        "not-permitted",
+        "{user} may not {verb} {what}{where}",
+        "Have a role bound that allows it, or use another `context` or `namespace`; `holdfast check --on` lists all.",
+    ),
+    # 403 jobsets "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
+    _row(
+        r"^403 .*exceeded quota: (?P<why>.+)",
+        "quota-exceeded",
+        "the namespace's quota does not allow it: {why}",
+        "Remove what is over, ask for less, or have the ResourceQuota raised.",
+        Fault.CLUSTER,
+    ),
+    # 404 namespaces "ml" not found
+    _row(
+        r'^404 namespaces "(?P<name>[^"]+)" not found',
+        "namespace-missing",
+        "there is no namespace {name}",
+        "Write another `namespace` in the profile, or have it made: `kubectl create namespace`.",
+    ),
+    # 404 404 page not found; 404 the server could not find the requested resource
+    _row(
+        "^404 (?:404 page not found|the server could not find)",
+        "operator-missing",
+        "the cluster does not know this kind of object",
+        "Install its operator in a version that serves it, or use another `workload` in the profile.",
+        Fault.CLUSTER,
+    ),
+    _row("^404 (?P<why>.+)", "object-missing", "it is not there: {why}", "Somebody removed it; `holdfast ps`."),
+    # 422 ... must be no more than 63 characters; JobSet name is too long, job names ... will exceed 63 characters
+    _row(
+        r"(?P<why>must be no more than \d+ \w+|[Nn]ame is too long.*|Too long: .+)",
+        "name-too-long",
+        "a name is too long for the cluster: {why}",
+        "Give the job a shorter `name`.",
+    ),
+    *ADMISSION[1:],
+    # 409 jobsets.jobset.x-k8s.io "x" already exists
+    _row(
+        "^409 (?P<why>.+already exists)",
+        "object-exists",
+        "something of this name is there already: {why}",
+        "Remove it, or start the run again: it gets another id.",
+    ),
+    _row(
+        "^429 ",
+        "cluster-busy",
+        "the API server has too much to do and puts requests off",
+        "Try again in a minute.",
+        Fault.CLUSTER,
+    ),
+    _row(
+        r"^\d+ (?P<why>.*)",
+        "manifest-refused",
+        "the API server would not do it: {why}",
+        "Mend what it names.",
+        Fault.HOLDFAST,
+    ),
+)
+
+ROWS: Mapping[type[ClusterError], tuple[Reason, ...]] = {
+    Unconfigured: _UNCONFIGURED,
+    Unanswered: _UNANSWERED,
+    RefusedBy: _REFUSED,
+}
+"""Words of kr8s 0.20, httpx and Kubernetes 1.37; the first row that knows them says what they come to."""
+
+EXIT_CODES: Mapping[str, ExitCode] = {
+    "unknown-context": ExitCode.NOT_FOUND,
+    "no-kubeconfig": ExitCode.NOT_FOUND,
+    "kubeconfig-broken": ExitCode.NOT_FOUND,
+    "object-missing": ExitCode.NOT_FOUND,
+    "no-credentials": ExitCode.REFUSED,
+    "credentials-refused": ExitCode.REFUSED,
+    "not-permitted": ExitCode.REFUSED,
+    "webhook-down": ExitCode.UNAVAILABLE,
+    "cluster-untrusted": ExitCode.UNAVAILABLE,
+    "cluster-silent": ExitCode.UNAVAILABLE,
+    "not-a-cluster": ExitCode.UNAVAILABLE,
+    "cluster-unreachable": ExitCode.UNAVAILABLE,
+    "cluster-busy": ExitCode.UNAVAILABLE,
+}
+"""Where it is not that the job cannot run there."""
