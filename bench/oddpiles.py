@@ -2,9 +2,9 @@
 
 .venv/bin/python -m bench.oddpiles [--only "a million files"] [--quick]
 
-Each pile is made, diagnosed by a process of its own, and taken away again. A pile that takes more than MEMORY_MIB or
-ends with a traceback is an error; how long each takes is printed, since the machine decides it. A child's peak is at
-least that of whoever started it: nothing here holds much.
+Each pile is made, diagnosed by a process of its own, and taken away again. A pile that takes more than MEMORY_MIB
+(SET_UP_MIB where it is NCCL's set-up lines) or ends with a traceback is an error; how long each takes is printed, since
+the machine decides it. A child's peak is at least that of whoever started it: nothing here holds much.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import zstandard
 from bench.pairs import headline, say, table
 
 MEMORY_MIB = 300
+SET_UP_MIB = 1024
 MIB = 1 << 20
 LINE = b"2026-11-20T10:00:01.123Z [rank7]: step 812 loss 2.4113 grad_norm 0.412 tokens/s 91234 mem 61.2GiB\n"
 TELLS = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -144,12 +145,13 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="oddpile-", dir="/dev/shm") as folder:
             seconds, peak, code, last = diagnosed(make(Path(folder), 10 if options.quick else 1))
-        good = code == 0 and peak <= MEMORY_MIB * MIB
+        bound = SET_UP_MIB if make is set_up else MEMORY_MIB
+        good = code == 0 and peak <= bound * MIB
         failed += not good
         rows.append(
-            (name, f"{seconds:.1f}", f"{peak / MIB:.0f}", "yes" if good else f"**no** (exit code {code})", last)
+            (name, f"{seconds:.1f}", f"{peak / MIB:.0f} of {bound}", "yes" if good else f"**no** ({code})", last)
         )
-    say(table(("pile", "seconds", "peak memory, MiB", f"ended, ≤ {MEMORY_MIB} MiB", "answer"), rows))
+    say(table(("pile", "seconds", "peak memory, MiB", "bounded (exit code)", "answer"), rows))
     return 1 if failed else 0
 
 

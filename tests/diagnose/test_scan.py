@@ -9,7 +9,7 @@ from tests.diagnose.logs import block
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.prefix import clock_of, writer_of
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.scan import EACH, Scanner
+from holdfast.diagnose.scan import EACH, LINE_BYTES, VALUE_BYTES, Scanner
 
 HIT = "n1:8:9 [0] NCCL WARN Accept failed: Too many open files"
 
@@ -28,6 +28,12 @@ def test_many_alike_are_kept_a_few_times_and_all_counted() -> None:
     found = list(scanner.feed(block(*[HIT] * 1000)))
     assert len(found) == EACH
     assert scanner.counts["too-many-open-files"] == 1000
+
+
+def test_long_lines_and_values_are_kept_in_part() -> None:
+    (fact,) = Scanner().feed(block(f"ValueError: {'x' * 60_000}"))
+    assert len(fact.values["message"]) == VALUE_BYTES
+    assert len(fact.text) <= LINE_BYTES + len(" ... ")
 
 
 def test_colours_and_progress_bars_hide_nothing() -> None:

@@ -79,7 +79,7 @@ class Recognition:
         if found is None:
             return None
         return found.start(), {
-            name.decode(): _text(said) for name, said in found.groupdict().items() if said is not None
+            name.decode(): _text(said[:VALUE_BYTES]) for name, said in found.groupdict().items() if said is not None
         }
 
 

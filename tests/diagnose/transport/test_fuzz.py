@@ -102,6 +102,21 @@ def test_what_is_beyond_the_bounds_is_left_out_and_counted(monkeypatch: pytest.M
     sound(transport)
 
 
+def test_more_processes_than_any_job_has_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_PROCESSES", 30)
+    said = [
+        f"n{one}:{one}:9 [0] NCCL INFO ncclCommInitRank comm 0x{one} rank {one} nranks 99 cudaDev 0 busId 1000 "
+        f"commId 0x{one} - Init START"
+        for one in range(50)
+    ]
+    transport = read(of_lines(*said))
+    assert (len(transport.processes), transport.left_out) == (30, 20)
+    told = [finding.what for finding in transport.findings if finding.code == "ranks-missing"]
+    assert len(told) == 9
+    assert told[-1].startswith("the same of 22 more")
+    sound(transport)
+
+
 def test_connection_as_long_as_a_novel_is_torn() -> None:
     transport = read(of_lines("n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0" + " " * 60_000))
     assert transport.unread == 1

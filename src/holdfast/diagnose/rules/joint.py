@@ -63,6 +63,28 @@ JOINTS: tuple[Joint, ...] = (
         for waited in ("watchdog-timeout", "gloo-timeout", "watchdog-stuck")
     ),
     Joint(
+        code="work-of-one",
+        needs=("unique-id-awaited", "work-of-one"),
+        klass=Class.STRAGGLER,
+        sure=Sureness.LIKELY,
+        says="ranks waited for rank 0 to begin their first collective, and it did long work alone: preparing data, or loading",
+        remedy=(
+            "do it before the process group is made, or on all ranks at once, each its part",
+            "init_process_group(timeout=...) longer than that work",
+        ),
+    ),
+    *(
+        Joint(
+            code="bridge-taken",
+            needs=(failed, "bridge-listed"),
+            klass=Class.WRONG_INTERFACE,
+            sure=Sureness.LIKELY,
+            says="a connection fails, and NCCL spreads its connections over a bridge that other nodes cannot reach",
+            remedy=("NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-, or the one interface that reaches the others",),
+        )
+        for failed in ("connect-timeout", "connect-refused", "connection-closed", "nccl-unhandled")
+    ),
+    Joint(
         code="one-node-on-tcp",
         needs=("net-socket", "net-fast"),
         klass=Class.TCP_FALLBACK,

@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:90 [1] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
             "ib_md.c:364 UCX ERROR ibv_reg_mr(address=0x7f1c, length=8192, access=0xf) failed: Cannot allocate memory",
         ),
-        pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_cq|create_qp|alloc_pd|open_device) failed(?: with error (?:12 )?Cannot allocate memory"
+        pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_cq|create_qp|alloc_pd) failed(?: with error (?:12 )?Cannot allocate memory"
         r"|$)|ibv_\w+\([^)]{0,80}\) failed: Cannot allocate memory|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
         r"|fi_mr_reg.*Cannot allocate memory|max locked memory.*(?:too low|limited|insufficient)",
         classes=(Class.MEMLOCK,),
@@ -248,6 +248,23 @@ RULES: tuple[Rule, ...] = (
         source="torch elastic, DeepSpeed, mpirun, Kubernetes",
     ),
     Rule(
+        code="hung-up",
+        lines=(
+            "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
+            "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 92 closing signal SIGHUP",
+            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 92 got signal: 1",
+        ),
+        pattern=r"Received 1 death signal|closing signal SIGHUP|got signal: 1\b|Signal 1 \(SIGHUP\)|exitcode *: *-1\b|exited on signal 1\b",
+        classes=(Class.KILLED,),
+        sure=Sureness.LIKELY,
+        says="the launcher was hung up: the terminal or ssh session that it was started from was closed",
+        remedy=(
+            "start it where nothing closes: tmux, `setsid` or a batch job (`nohup` is not enough: torchrun sets its own handler)",
+        ),
+        decides=("who-sent-signal",),
+        source="the kernel, torch elastic",
+    ),
+    Rule(
         code="terminated",
         lines=(
             "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 92 closing signal SIGTERM",
@@ -255,7 +272,7 @@ RULES: tuple[Rule, ...] = (
             "  exitcode  : -15 (pid: 93)",
             "  traceback : Signal 15 (SIGTERM) received by PID 93",
         ),
-        pattern=r"closing signal SIG(?:TERM|INT)|got signal: (?:15|2|1)\b|exitcode *: *-15\b|Signal 15 \(SIGTERM\)|return code = -15\b"
+        pattern=r"closing signal SIG(?:TERM|INT)|got signal: (?:15|2)\b|exitcode *: *-15\b|Signal 15 \(SIGTERM\)|return code = -15\b"
         r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received",
         role=Role.SECONDARY,
         classes=(Class.PREEMPTED,),

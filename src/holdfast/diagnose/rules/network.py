@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:onnect(?:ing|\(\))? to |remote=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
         r"|(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
-        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:|(?:Bootstrap|NET/Socket) : Using .*\[\d+\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
         sure=Sureness.LIKELY,
         says="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
@@ -57,6 +57,36 @@ RULES: tuple[Rule, ...] = (
         decides=("interfaces",),
         versions="all",
         source="NCCL src/misc/socket.cc, Gloo transport/tcp/pair.cc",
+    ),
+    Rule(
+        code="bridge-listed",
+        lines=(
+            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]virbr0:192.168.122.1<0>",
+            "n1:8:9 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.1<0> [1]br-5f2a:172.19.0.1<0>",
+        ),
+        pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="among the interfaces that NCCL spreads its connections over is one that other nodes cannot reach: a container's or a virtual machine's bridge",
+        remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
+        decides=("interfaces", "reachable"),
+        versions="all",
+        source="NCCL src/transport/net_socket.cc",
+        degrades=True,
+    ),
+    Rule(
+        code="address-family",
+        lines=(
+            "include/socket.h:344 NCCL WARN Net : Socket creation failed : Address family not supported by protocol",
+            "OSError: [Errno 97] Address family not supported by protocol",
+        ),
+        pattern=r"Address family not supported|EAFNOSUPPORT",
+        classes=(Class.WRONG_INTERFACE, Class.RENDEZVOUS),
+        sure=Sureness.LIKELY,
+        says="an address was offered of a kind (IPv6, or none) that this machine does not speak",
+        remedy=("NCCL_SOCKET_FAMILY=AF_INET, and a MASTER_ADDR that is an IPv4 address", NAME_INTERFACE),
+        decides=("interfaces",),
+        source="the kernel",
     ),
     Rule(
         code="connect-timeout",

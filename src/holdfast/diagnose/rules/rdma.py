@@ -434,6 +434,39 @@ RULES: tuple[Rule, ...] = (
         source="aws-ofi-nccl, libfabric, GPUDirect-TCPX",
     ),
     Rule(
+        code="topology-attributes",
+        lines=(
+            "n1:8:9 [1] graph/xml.h:101 NCCL WARN Attribute vendor of node cpu not found",
+            "n1:8:9 [0] graph/xml.cc:20 NCCL WARN Error : too many XML nodes (max 256)",
+        ),
+        pattern=r"NCCL WARN (?:Attribute \w+ of node \w+ not found|Error : too many XML nodes)",
+        classes=(Class.VERSION_MISMATCH, Class.OTHER),
+        sure=Sureness.LIKELY,
+        says="the topology that NCCL was given has not the form that this version of it wants: the network plugin or the file is of another time",
+        remedy=(
+            "a plugin of NCCL's own time (aws-ofi-nccl 1.11 and later makes the topology itself), the same in image and host",
+            "unset NCCL_TOPO_FILE, if the job or the image sets it",
+        ),
+        decides=("versions", "topology"),
+        versions="2.5 and later",
+        source="NCCL src/graph/xml.h",
+    ),
+    Rule(
+        code="ofi-registration",
+        lines=(
+            "n1:8:9 [0] reg_mr_ep:544 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 3. RC: -14, Error: Bad address",
+        ),
+        pattern=r"NET/OFI .{0,20}[Uu]nable to register memory",
+        classes=(Class.VERSION_MISMATCH, Class.DRIVER, Class.GDR_MISSING, Class.MEMLOCK),
+        says="the network could not register memory: libfabric is too old for this NCCL, GPU memory cannot be shared with the NIC, or too little may be locked",
+        remedy=(
+            "EFA installer 1.29 or later with NCCL 2.19 or later, or FI_EFA_SET_CUDA_SYNC_MEMOPS=0",
+            "ulimit -l unlimited",
+        ),
+        decides=("versions", "peermem", "memlock"),
+        source="aws-ofi-nccl",
+    ),
+    Rule(
         code="topology-file",
         lines=(
             '<pci busid="0000:0f:00.0" class="0x030200" link_speed="2.5 GT/s PCIe" link_width="1">',

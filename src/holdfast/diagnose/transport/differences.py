@@ -9,6 +9,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
 
 from holdfast.diagnose.transport.joining import ranges, spans
 from holdfast.diagnose.transport.networks import network
@@ -22,6 +25,8 @@ DEGRADING = frozenset(
 """The codes that make a fabric worse than it ought to be."""
 _NAMED = 4
 """How many of a kind are named."""
+_TOLD = 8
+"""How many findings of a kind are told one by one."""
 _OWN = {"NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE"}
 """Variables that may rightly differ from node to node."""
 # NCCL_SOCKET_IFNAME=docker0, or nothing set on a node where the first interface is a container's bridge
@@ -42,7 +47,18 @@ class Seen:
 
 def differences(seen: Seen) -> tuple[Finding, ...]:
     """What ought to be alike and is not, the worst kinds first."""
-    return tuple(finding for rule in _RULES for finding in rule(seen))
+    return tuple(finding for rule in _RULES for finding in _few(iter(rule(seen))))
+
+
+def _few(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The first of a kind, and how many more there are: a job has hundreds of communicators, a hostile file any."""
+    told = 0
+    for finding in islice(findings, _TOLD):
+        told += 1
+        yield finding
+    if told == _TOLD and (finding := next(findings, None)) is not None:
+        more = 1 + sum(1 for _ in findings)
+        yield msgspec.structs.replace(finding, what=f"the same of {more:,} more, the first of them {finding.what}")
 
 
 def _network_mixed(seen: Seen) -> Iterator[Finding]:

@@ -21,12 +21,17 @@ from holdfast.diagnose.transport.result import RECEIVE, Evidence, Link, Transpor
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
 
-_MOST_THREADS = 1 << 20
-"""Beyond so many threads lines are left out: no job has them, but a hostile file may."""
-_MOST_CONNECTIONS = 1 << 24
-"""Of all threads, each counted once over its channels; 16,384 ranks with eight communicators have three million."""
-_MOST_QUOTES = 1 << 22
-"""Communicators, variables and facts of all processes; 16,384 ranks have half a million."""
+_MOST_PROCESSES = 1 << 16
+"""Beyond so many processes lines are left out: no job has them, but a hostile file may. Each takes 5 KB at most."""
+_MOST_THREADS = 1 << 18
+"""Of all processes; each takes half a KB."""
+_MOST_CONNECTIONS = 3 << 20
+"""Of all threads, each counted once over its channels; 16,384 ranks with eight communicators have as many. Each takes
+100 bytes, and 300 until its set-up is at an end."""
+_MOST_QUOTES = 1 << 19
+"""Communicators, variables and facts of all processes; 16,384 ranks have as many. Each takes 1 to 2 KB."""
+_MOST_ALIKE = 1 << 12
+"""Of a thread's connections, how many are known again by the line after them too."""
 _MOST_WORDS = 1 << 16
 """Of first words of messages, how many are remembered."""
 _LONGEST_BYTES = 1024
@@ -62,6 +67,7 @@ class Reading:
         self.info_lines = 0
         """How many lines NCCL wrote at level INFO, so far."""
         self._torn = 0
+        self._thread_count = 0
         self._connections = 0
         self._quotes = 0
         self._left_out = 0
@@ -127,7 +133,7 @@ class Reading:
                     self._torn += 1  # what is missing could be "/GDRDMA"
                 elif (known := thread.connections.get(key) or self._connect(bit, key, thread, quote)) is not None:
                     known.channels |= bit
-                    if next_head == head:
+                    if next_head == head and len(thread.alike) < _MOST_ALIKE:
                         thread.alike[rest] = known
                 head = next_head
                 continue
@@ -179,13 +185,15 @@ class Reading:
             return None
         thread = threads.get(match[0])
         if thread is None:
-            if len(threads) >= _MOST_THREADS:
-                self._left_out += 1
-                return None
             host, pid = words(match[1]), int(match[2])
             identity = (node or "", host, pid)
-            number = self._numbers.setdefault(identity, len(self._processes))
+            number = self._numbers.get(identity, len(self._processes))
+            if self._thread_count >= _MOST_THREADS or number >= _MOST_PROCESSES:
+                self._left_out += 1
+                return None
+            self._thread_count += 1
             if number == len(self._processes):
+                self._numbers[identity] = number
                 self._processes.append(
                     ProcessRecord(
                         node=identity[0], host=host, pid=pid, quoted=self._quoted.setdefault(identity[:2], {})
