@@ -23,7 +23,7 @@ DOCUMENTS = [[100 * number + place for place in range(number * 7 % 12)] for numb
 @pytest.fixture(autouse=True)
 def marks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MARK_S", 0.0)
-    monkeypatch.setattr(streams, "KNOWN_BY", 4)
+    monkeypatch.setattr(streams, "BLOCK", 4)
 
 
 class Read(Plain):

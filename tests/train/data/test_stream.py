@@ -23,7 +23,7 @@ attempts = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(
 @pytest.fixture(autouse=True)
 def marks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MARK_S", 0.0)
-    monkeypatch.setattr(streams, "KNOWN_BY", 4)
+    monkeypatch.setattr(streams, "BLOCK", 4)
 
 
 class Plain:
@@ -160,7 +160,7 @@ def test_stream_of_other_content_is_refused(kind: type[Plain]):
     with pytest.raises(HoldfastError) as refused:
         training.go_on(Data(kind(LENGTH + 1), batch=5), world_size=1, steps=1)
     (finding,) = refused.value.findings
-    assert (finding.code, "sample 5 of the stream" in finding.what) == ("data-changed", True)
+    assert (finding.code, "sample 4 of the stream" in finding.what) == ("data-changed", True)
     assert finding.remedy
 
 

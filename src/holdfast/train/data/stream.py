@@ -1,8 +1,8 @@
 """Owns reading streams: a sample's number is its place, and every rank reads past the samples of the others.
 
 So whatever the world size, sample 1000 is the stream's thousandth, and where a stream stands is the same on all ranks.
-About once a second the reader notes a `Mark`, with a digest of the samples that follow: a stream that says it can go on
-from its own state is believed only if they are the same again, else it is read from the beginning of the epoch.
+About once a second the reader notes a `Mark`, with a digest of the block that follows: a stream that says it can go on
+from its own state is believed only if it is the same again, else it is read from the beginning of the epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,12 +29,13 @@ from holdfast.train.data.workers import Broken, settle_alone, watched
 MARK_S = 1.0
 """Seconds between two marks: what is read again after a restart costs about as much."""
 
-KNOWN_BY = 32
-"""Samples that a place is known again by: one may be the same by chance where a shuffle buffer was filled anew."""
+BLOCK = 32
+"""Samples that are read at a time, for lending the generators costs 20 µs and sowing them 10. Their digest is what a
+place is known again by: a single one may be the same by chance where a shuffle buffer was filled anew."""
 
 
 class Mark(NamedTuple):
-    """A place in a stream that it can be read on from."""
+    """A place in a stream that it can be read on from: where a block begins."""
 
     sample: int
     """The number of the sample that follows."""
@@ -44,7 +45,7 @@ class Mark(NamedTuple):
     state: Any
     """The stream's own; None where it has none."""
     digest: str
-    """Of the `KNOWN_BY` samples that follow."""
+    """Of that block."""
 
 
 class Filled(NamedTuple):
@@ -100,19 +101,14 @@ class _Steps(IterableDataset[Any]):
             yield from repeat(Broken(error.findings, error.exit_code))
 
     def _filled(self) -> Iterator[Filled]:
-        with apart():
-            reader = Reader(self.stream, seed=self.seed, least=self.plan.global_batch)
-            noticed = reader.go(self.first, self.mark)
-        marked_at = 0.0
+        reader = Reader(self.stream, seed=self.seed, least=self.plan.global_batch)
+        noticed = reader.go(self.first, self.mark)
         for begin in count(self.first, self.plan.global_batch):
             parts = self.plan.step(begin)
-            with apart():
-                reader.skip_to(begin)
-                mark = reader.mark() if time.monotonic() - marked_at >= MARK_S else None
-                start = min(part.samples.start for part in parts)
-                reader.skip_to(start)
-                samples = [reader.take() for _ in range(max(part.samples.stop for part in parts) - start)]
-            marked_at = marked_at if mark is None else time.monotonic()
+            mark = reader.marked()
+            start = min(part.samples.start for part in parts)
+            reader.skip_to(start)
+            samples = [reader.take() for _ in range(max(part.samples.stop for part in parts) - start)]
             for part in parts:
                 data = self.collate(samples[part.samples.start - start : part.samples.stop - start])
                 yield Filled(data, mark, noticed)
@@ -120,42 +116,43 @@ class _Steps(IterableDataset[Any]):
 
 
 class Reader:
-    """Reads a stream over and over, counting; what it draws at random depends on the seed and each sample's number."""
+    """Reads a stream over and over, counting, a block at a time.
+
+    What the stream draws at random begins anew with every block and epoch: it depends on the seed and their first
+    sample alone, and leaves the process's own generators where they stood.
+    """
 
     def __init__(self, stream: Any, *, seed: int, least: int) -> None:
         """`least` is what an epoch must have, or a step would take a sample twice."""
         self._stream, self._seed, self._least = stream, seed, least
         self._unread = Cursor.state_of(stream)
-        self._stand_at(0)
-        self._open(epoch=0, began=0)
+        self._mark: Mark | None = None
+        self._marked_at = 0.0
+        self._ahead = deque[Any]()
+        self._open(0, epoch=0, began=0)
 
-    def _stand_at(self, sample: int) -> None:
-        self.sample = self._read_to = sample
-        """The number of the sample that `take` gives next, and of the one that is read next."""
-        self._peeked = deque[Any]()
-
-    def _open(self, *, epoch: int, began: int, state: Any = None) -> None:
-        self._epoch, self._began = epoch, began
-        sow(self._seed, self._read_to)
-        self._cursor = Cursor(self._stream, epoch=epoch, state=state)
+    def _open(self, sample: int, *, epoch: int, began: int, state: Any = None) -> None:
+        """Let the sample that is read next be this one, which begins a block."""
+        self._read_to, self._epoch, self._began, self._over = sample, epoch, began, False
+        with apart():
+            sow(self._seed, sample)
+            self._cursor = Cursor(self._stream, epoch=epoch, state=state)
 
     def take(self) -> Any:
         """The next sample."""
-        taken = self._peeked.popleft() if self._peeked else self._read()
-        self.sample += 1
-        return taken
+        if not self._ahead:
+            self._read()
+        return self._ahead.popleft()
 
     def skip_to(self, sample: int) -> None:
         """Read past the samples before this one."""
-        while self.sample < sample:
+        while self._read_to - len(self._ahead) < sample:
             self.take()
 
-    def mark(self) -> Mark | None:
-        """Where it stands; None where it has read further already."""
-        if self._peeked:
-            return None
-        place = Mark(self.sample, self._epoch, self._began, self._cursor.state(), "")
-        return place._replace(digest=self._following())
+    def marked(self) -> Mark | None:
+        """The last place that was noted since the last call; it lies before the next sample."""
+        mark, self._mark = self._mark, None
+        return mark
 
     def go(self, sample: int, mark: Mark | None) -> tuple[Finding, ...]:
         """Go to a sample, from a mark before or at it where there is one; returns what is to be said of that."""
@@ -169,6 +166,8 @@ class Reader:
                 return ()
         if mark is not None:
             self._walk(mark)
+        else:
+            self._read()  # so that a place is noted before the first step ends
         self.skip_to(sample)
         if passed := sample - (0 if mark is None else mark.began):
             noticed.append(_skipped(passed, time.monotonic() - began))
@@ -177,8 +176,8 @@ class Reader:
     def _leap(self, mark: Mark) -> str:
         """Let the stream go on from its own state; returns why that cannot be believed."""
         try:
-            self._stand_at(mark.sample)
-            self._open(epoch=mark.epoch, began=mark.began, state=mark.state)
+            self._ahead.clear()
+            self._open(mark.sample, epoch=mark.epoch, began=mark.began, state=mark.state)
             return "" if self._following() == mark.digest else "the samples that follow are others"
         except HoldfastError:
             raise
@@ -189,8 +188,8 @@ class Reader:
         """Read on from the beginning of the mark's epoch."""
         if hasattr(self._stream, "load_state_dict"):
             self._stream.load_state_dict(self._unread)
-        self._stand_at(mark.began)
-        self._open(epoch=mark.epoch, began=mark.began)
+        self._ahead.clear()
+        self._open(mark.began, epoch=mark.epoch, began=mark.began)
         self.skip_to(mark.sample)
         if self._following() != mark.digest:
             raise failure(
@@ -202,20 +201,35 @@ class Reader:
             )
 
     def _following(self) -> str:
-        while len(self._peeked) < KNOWN_BY:
-            self._peeked.append(self._read())
-        return digest(list(self._peeked))
+        """The digest of the block that begins here."""
+        if not self._ahead:
+            self._read()
+        return digest(list(self._ahead))
 
-    def _read(self) -> Any:
-        sow(self._seed, self._read_to)
-        for item in self._cursor:
-            self._read_to += 1
-            return item
+    def _read(self) -> None:
+        """Read a block, and note the place before it where it is time to."""
+        place = None
+        if time.monotonic() - self._marked_at >= MARK_S:
+            place = Mark(self._read_to, self._epoch, self._began, self._cursor.state(), "")
+        if self._over:
+            self._begin_anew()
+        ends = self._read_to // BLOCK * BLOCK + BLOCK
+        with apart():
+            sow(self._seed, self._read_to)
+            self._ahead.extend(islice(self._cursor, ends - self._read_to))
+        self._read_to += len(self._ahead)
+        self._over = self._read_to < ends
+        if not self._ahead:
+            self._read()
+        elif place is not None:
+            self._mark, self._marked_at = place._replace(digest=self._following()), time.monotonic()
+
+    def _begin_anew(self) -> None:
+        """Begin the next epoch: not before it is read, for a stream need not know where it stands until then."""
         length = self._read_to - self._began
         if length < self._least:
             raise too_small(self._least, length, type(self._stream).__name__)
-        self._open(epoch=self._epoch + 1, began=self._read_to)
-        return self._read()
+        self._open(self._read_to, epoch=self._epoch + 1, began=self._read_to)
 
 
 def too_small(global_batch: int, length: int, where: str) -> HoldfastError:
