@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import torch
 from tests.train.conftest import Agent, Line
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Step, StopNow
@@ -73,7 +74,14 @@ def train_transformers(folder: Path, steps: int = STEPS, act: Act = lambda step:
 
 
 def train_lightning(
-    folder: Path, steps: int = STEPS, act: Act = lambda step: None, loader: Any = None, **given: Any
+    folder: Path,
+    steps: int = STEPS,
+    act: Act = lambda step: None,
+    loader: Any = None,
+    optimizer: Any = torch.optim.AdamW,
+    lr: float = 0.1,
+    gamma: float = 1.0,
+    **given: Any,
 ) -> list[float]:
     from lightning import LightningModule, Trainer
     from lightning.pytorch import Callback
@@ -89,8 +97,10 @@ def train_lightning(
         def training_step(self, batch: torch.Tensor) -> torch.Tensor:
             return self.model(batch)["loss"]
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=0.1)
+        def configure_optimizers(self) -> Any:
+            made = optimizer(self.parameters(), lr=lr)
+            schedule = torch.optim.lr_scheduler.StepLR(made, 2, gamma)
+            return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     class Acting(Callback):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -271,6 +281,73 @@ def test_arguments_that_keep_a_trainer_from_being_exact_are_named(
     assert finding.code == "trainer-resumes-inexactly"
     ((name, value),) = given.items()
     assert [line.split(":")[0] for line in finding.evidence] == [f"{name}={value}"]
+
+
+@pytest.fixture
+def rates() -> Iterator[list[float]]:
+    """The learning rate of every step that an optimiser takes."""
+    taken: list[float] = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: taken.append(optimizer.param_groups[0]["lr"]))
+    yield taken
+    hook.remove()
+
+
+CHANGES: dict[str, tuple[Train, dict[str, Any], dict[str, Any], list[float], tuple[str, ...]]] = {
+    "of a Trainer's optimiser": (
+        train_transformers,
+        {"lr_scheduler_type": "constant", "learning_rate": 0.1},
+        {"lr_scheduler_type": "constant", "learning_rate": 0.2, "adam_beta1": 0.8},
+        [0.2, 0.2],
+        ("lr: 0.1 -> 0.2", "betas: [0.9, 0.999] -> [0.8, 0.999]"),
+    ),
+    "of a Trainer's schedule and batch": (
+        train_transformers,
+        {"learning_rate": 0.1, "max_steps": 10},
+        {"learning_rate": 0.2, "max_steps": 5, "gradient_accumulation_steps": 2},
+        [0.2 * 2 / 5, 0.2 / 5],
+        ("lr: 0.1 -> 0.2", "batch: 2 -> 4", "linear max_steps: 10 -> 5"),
+    ),
+    "of Lightning's optimiser": (train_lightning, {"lr": 0.1}, {"lr": 0.2}, [0.2, 0.2], ("lr: 0.1 -> 0.2",)),
+    "of Lightning's schedule": (
+        train_lightning,
+        {"lr": 0.1},
+        {"lr": 0.1, "gamma": 0.5},
+        [0.05, 0.025],
+        ("StepLR gamma: 1.0 -> 0.5",),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("train", "change"), [(row[0], row[1:]) for row in CHANGES.values()], ids=CHANGES, indirect=["train"]
+)
+def test_hyperparameters_that_were_changed_are_said_and_hold_from_the_next_step_on(
+    train: Train, told: Agent, tmp_path: Path, rates: list[float], change: Any
+):
+    before, after, expected, evidence = change
+    asking = Asking(told, 3, StopNow(reason="cancelled"))
+    with pytest.raises(SystemExit):
+        train(tmp_path, 10, asking, **before)
+    assert asking.line is not None
+    asking.line.close()
+    assert len(rates) == 3
+    findings = findings_of(told, lambda act: train(tmp_path, 5, act, **after))
+    assert rates[3:] == pytest.approx(expected)
+    assert {finding.code: finding.evidence for finding in findings} == {"hyperparameters-changed": evidence}
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [(train_transformers, {"optim": "sgd"}), (train_lightning, {"optimizer": torch.optim.Adam})],
+    ids=["transformers", "lightning"],
+    indirect=["train"],
+)
+def test_state_of_another_optimizer_is_not_loaded(train: Train, tmp_path: Path, other: dict[str, Any]):
+    train(tmp_path, 2)
+    with pytest.raises(HoldfastError) as refused:
+        train(tmp_path, 4, **other)
+    assert refused.value.findings[0].code == "optimizer-changed"
+    assert sealed(tmp_path) == [2]
 
 
 class Endless(torch.utils.data.IterableDataset[torch.Tensor]):

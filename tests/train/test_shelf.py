@@ -37,11 +37,12 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 def test_newest_is_the_one_of_the_latest_step(shelf: Shelf):
-    assert shelf.newest(world_size=1) == (shelf.path(10), 10.0, [])
+    found = shelf.newest(world_size=1)
+    assert (found.path, found.node_s, found.noticed) == (shelf.path(10), 10.0, [])
 
 
 def test_empty_folder_has_none(tmp_path: Path):
-    assert Shelf(tmp_path / "none").newest(world_size=1) == (None, 0.0, [])
+    assert Shelf(tmp_path / "none").newest(world_size=1) == (None, None, [])
 
 
 def unsealed(path: Path) -> None:

@@ -36,6 +36,8 @@ class Configured(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""
     """Of the parameters, as the program keeps them."""
     sequence_length: int | None = None
+    batch: int | None = None
+    """Samples of a rank in a step, where a framework takes them."""
 
 
 class Change(NamedTuple):
@@ -106,7 +108,7 @@ def changes(was: Configured, now: Configured) -> list[Change]:
     # A name that only one has is a scheduler's, or came with another version of torch.
     shared = [name for name in after[0] if all(name in group for group in (*after, *before))]
     found = [change for name in shared for change in _of_groups(name, before, after)]
-    for name in ("scheduler", "precision", "sequence_length"):
+    for name in ("scheduler", "precision", "sequence_length", "batch"):
         found += _unlike(name.replace("_", " "), getattr(was, name), getattr(now, name))
     if was.scheduler == now.scheduler:
         found += [Change(f"{now.scheduler} {name}", *values) for name, *values in _shared(was.schedule, now.schedule)]

@@ -19,12 +19,14 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.train import rng
+from holdfast.train.configured import another_optimizer, hyperparameters_changed, optimizer_changed
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
+from holdfast.train.program import Program
 from holdfast.train.ranks import Wish
 from holdfast.train.sealer import Sealer
 from holdfast.train.shelf import Found, Shelf
-from holdfast.train.training import Stateful
+from holdfast.train.training import Stateful, Training
 
 MODEL = "lightning.ckpt"
 """What Lightning writes: a file, or a folder with some of its strategies."""
@@ -55,12 +57,14 @@ class HoldfastCallback(Callback):
         """Look for the newest checkpoint; every rank does so itself, since they have not met yet."""
         self._told = Environment.read()
         self._shelf: Shelf | None = None
-        self._found = Found(None, 0.0, [])
+        self._found = Found(None, None, [])
         if (folder := self._told.only_folder()) is not None:
             self._shelf = Shelf(folder, writer=self._told.writer, keep=self._told.checkpoint_keep)
             self._found = self._shelf.newest(world_size=self._told.world_size)
             self.newest = None if self._found.path is None else str(self._found.path / MODEL)
         self._step = 0
+        self._loading: dict[str, Any] = {}
+        """What Lightning is about to load."""
         self._own: _Own | None = None
         """What is to be gone on from, once there is a loader."""
         self._wish = Wish.NOTHING
@@ -75,6 +79,28 @@ class HoldfastCallback(Callback):
         for finding in self._found.noticed:
             self._liaison.found(finding)
         self._liaison.resume(self._found.node_s)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loading = checkpoint
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The optimiser is made, and its state is not loaded yet.
+        loading, self._loading = self._loading, {}
+        if self._sealer is None or len(trainer.optimizers) != 1:
+            return
+        (optimizer,), schedulers = trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]
+        program = Program(Training(model=pl_module, optimizer=optimizer, scheduler=next(iter(schedulers), None)))
+        self._sealer.configured = program.configured
+        sealed = self._found.sealed
+        if sealed is None or sealed.configured is None or trainer.ckpt_path != self.newest:
+            return
+        if (why := another_optimizer(sealed.configured, program.configured)) is not None:
+            raise optimizer_changed(sealed.step, str(self.newest), why)
+        ((state,), stood) = loading["optimizer_states"], loading["lr_schedulers"]
+        changed, instead = program.settle(state["param_groups"], next(iter(stood), None), sealed.configured)
+        stood[:] = [instead, *stood[1:]] if stood else []
+        if changed:
+            self._liaison.found(hyperparameters_changed(sealed.step, str(self.newest), changed))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._step = state_dict["step"]

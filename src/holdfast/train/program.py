@@ -91,6 +91,23 @@ class Program:
         scheduler.load_state_dict(stood)
         return changed
 
+    def settle(
+        self, groups: list[dict[str, Any]], stood: dict[str, Any] | None, was: Configured
+    ) -> tuple[list[Change], dict[str, Any] | None]:
+        """Put what the program says into what a framework is about to load: the optimiser's groups, and a schedule.
+
+        Returns what that changes, and the schedule to be loaded instead.
+        """
+        changed, scheduler = changes(was, self.configured), self._training.scheduler
+        rescheduled = schedule_changed(was, self.configured)
+        self._set(groups, was, entirely=rescheduled)
+        if scheduler is None or stood is None or not rescheduled:
+            return changed, stood
+        changed += _go_to(scheduler, stood)
+        for group, mine in zip(groups, self._training.optimizer.param_groups, strict=True):
+            group["lr"] = mine["lr"]
+        return changed, scheduler.state_dict()
+
     def _set(self, groups: list[dict[str, Any]], was: Configured, *, entirely: bool) -> None:
         for group, options, old, new in zip(groups, self._options, was.groups, self.configured.groups, strict=True):
             moved = {"lr"} if "initial_lr" in old else set[str]()  # by a schedule that goes on

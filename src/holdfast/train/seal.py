@@ -41,7 +41,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     node_s: float = 0.0
     """Seconds of training so far, of all nodes together."""
     configured: Configured | None = None
-    """What the program had set; none of before this was noted, and of frameworks' own checkpoints."""
+    """What the program had set; none where it was not noted."""
     files: dict[str, FileSum]
 
 

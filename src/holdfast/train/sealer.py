@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from holdfast.train.configured import Configured
 from holdfast.train.liaison import Liaison
 from holdfast.train.shelf import Sealed, Shelf
 from holdfast.train.tenure import REFUSALS, error_of
@@ -20,6 +21,8 @@ class Sealer:
         """Raises HoldfastError, on all ranks, where another live run has the folder."""
         self._liaison = liaison
         self._shelf = shelf
+        self.configured: Configured | None = None
+        """What the program says beside model and data, once that is known; it is noted in each seal."""
         liaison.ranks.on_first(shelf.take_over)
         self._aside = liaison.ranks.aside()
 
@@ -27,7 +30,7 @@ class Sealer:
         """Seal what the framework has written since `began` (monotonic), for which the loop stood still."""
         self._liaison.saving()
         self._liaison.waited(time.monotonic() - began)
-        self._shelf.begin(step, self._aside, node_s=self._liaison.node_s, began=began)
+        self._shelf.begin(step, self._aside, began=began, node_s=self._liaison.node_s, configured=self.configured)
 
     def look(self) -> None:
         """Tell of the last one as soon as it is known what came of it."""

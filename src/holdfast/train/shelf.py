@@ -22,6 +22,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import seal
+from holdfast.train.configured import Configured
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import FileSum, Seal
 from holdfast.train.tenure import Tenure, Writer
@@ -35,10 +36,14 @@ class Found(NamedTuple):
 
     path: Path | None
     """None where there is no good one."""
-    node_s: float
-    """Seconds of training that its seal tells, of all nodes together."""
+    sealed: Seal | None
     noticed: list[Finding]
     """What is to be said of it, and of those that were passed over."""
+
+    @property
+    def node_s(self) -> float:
+        """Seconds of training so far, of all nodes together."""
+        return self.sealed.node_s if self.sealed else 0.0
 
 
 class Sealed(NamedTuple):
@@ -84,16 +89,19 @@ class Shelf:
             if isinstance(sealed, Seal) and damage is None:
                 if sealed.world_size != world_size:
                     noticed.append(_world_changed(path, sealed, world_size))
-                return Found(path, sealed.node_s, noticed)
+                return Found(path, sealed, noticed)
             noticed.append(_passed_over(path, str(damage)))
-        return Found(None, 0.0, noticed)
+        return Found(None, None, noticed)
 
-    def begin(self, step: int, aside: Ranks, *, node_s: float, began: float) -> None:
+    def begin(
+        self, step: int, aside: Ranks, *, began: float, node_s: float = 0.0, configured: Configured | None = None
+    ) -> None:
         """Seal this one, of which this rank has written its part, beside the steps that follow.
 
         `aside` are the ranks for a thread of its own; `began` (monotonic) is when the writing did.
         """
-        self._sealing = self._thread.submit(self._seal, step, aside, node_s, began)
+        sealed = Seal(step=step, world_size=aside.world_size, node_s=node_s, configured=configured, files={})
+        self._sealing = self._thread.submit(self._seal, sealed, aside, began)
 
     def finished(self) -> Sealed | None:
         """What came of the sealing under way; None while it is not known, and where there is none. Told once."""
@@ -104,17 +112,16 @@ class Shelf:
         sealing, self._sealing = self._sealing, None
         return sealing.result() if sealing is not None else None
 
-    def _seal(self, step: int, ranks: Ranks, node_s: float, began: float) -> Sealed:
-        path = self.path(step)
+    def _seal(self, sealed: Seal, ranks: Ranks, began: float) -> Sealed:
+        path = self.path(sealed.step)
         try:
             ranks.to_first(None)  # rank 0 looks when all have written
             files = ranks.from_first(_contents(path) if ranks.rank == 0 else [])
             summed = ranks.to_first(_sums(path, files[ranks.rank :: ranks.world_size]))
-            sealed = Seal(step=step, world_size=ranks.world_size, node_s=node_s, files={})
             problem = ranks.from_first(self._commit(path, sealed, summed) if ranks.rank == 0 else None)
         except RuntimeError as error:  # Gloo's, when another rank is gone
             problem = _not_sealed(path, error)
-        return Sealed(step, path, time.monotonic() - began, problem)
+        return Sealed(sealed.step, path, time.monotonic() - began, problem)
 
     def _commit(self, path: Path, sealed: Seal, summed: Iterable[dict[str, FileSum] | OSError]) -> Finding | None:
         """Write the seal, and drop what is too old; returns what went wrong."""

@@ -16,6 +16,8 @@ from transformers.training_args import TrainingArguments
 from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
+from holdfast.train.arguments import configured, enforce
+from holdfast.train.configured import another_optimizer, changes, hyperparameters_changed, optimizer_changed
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.ranks import Wish
@@ -72,6 +74,10 @@ class HoldfastCallback(TrainerCallback):
             self._liaison.found(finding)
         self._liaison.resume(found.node_s)
         self.newest = None if found.path is None else str(found.path)
+        self._resumed = found.sealed
+        if kwargs.get("optimizer") is None:  # else the arguments say nothing of it
+            self._sealer.configured = configured(args, kwargs["model"])
+            self._refuse_another_optimizer()
         self._stopping = False
         self._unreported: int | None = None
         """A step whose loss the Trainer is about to log."""
@@ -79,6 +85,7 @@ class HoldfastCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._say_what_holds(state.global_step, **kwargs)
         self._liaison.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -129,6 +136,22 @@ class HoldfastCallback(TrainerCallback):
         if self._stopping:  # and the Trainer would not save, for it keeps only what evaluates best
             self._liaison.leave(state.global_step)
         self._liaison.end()
+
+    def _refuse_another_optimizer(self) -> None:
+        """Before the Trainer loads the state of the one into the other, which may well succeed."""
+        sealed, now = self._resumed, self._sealer.configured
+        if sealed is None or sealed.configured is None or now is None:
+            return
+        if (why := another_optimizer(sealed.configured, now)) is not None:
+            raise optimizer_changed(sealed.step, str(self.newest), why)
+
+    def _say_what_holds(self, step: int, *, optimizer: Any, lr_scheduler: Any, **_: Any) -> None:
+        sealed, now = self._resumed, self._sealer.configured
+        if sealed is None or sealed.configured is None or now is None or sealed.step != step:
+            return
+        if changed := changes(sealed.configured, now):
+            enforce(optimizer, lr_scheduler, sealed.configured, now)
+            self._liaison.found(hyperparameters_changed(step, str(self.newest), changed))
 
     def _before_saving(self, control: TrainerControl) -> None:
         """The Trainer saves after this, where it is to: it must not change files that are being sealed."""
