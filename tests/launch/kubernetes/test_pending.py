@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import os
+import ssl
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +23,17 @@ import pytest
 from tests.launch.kubernetes.cases import Case, submission
 
 from holdfast.findings import Finding
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.pending import REASONS, Seen, pending
 from holdfast.launch.kubernetes.render import render
-from lab import Lab
+from holdfast.launch.kubernetes.waiting import seen as look
+from lab import Lab, programs
 
 RECORDED = Path(__file__).parent / "pending"
 WRITE = os.environ.get("HOLDFAST_WRITE_GOLDEN") == "1"
 WITHIN_S = 240.0
 RUN = "llama-000000"
+OWNER = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{{namespace}}/jobsets/{RUN}"
 
 EXPECTED: Mapping[str, tuple[str, str]] = {
     "quota-too-small": (
@@ -38,6 +47,10 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
     "insufficient": ("unschedulable", "Insufficient nvidia.com/gpu"),
     "taint": ("unschedulable", "untolerated taint"),
     "claim-missing": ("claim-missing", "the volume's claim checkpoints is not found"),
+    "gang-ahead": ("run-queued", "it stands in queue train, behind others"),
+    "image": ("image-not-pulled", "its image cannot be pulled: "),
+    "webhook-refused": ("webhook-refused", "the webhook no.holdfast.test refuses its pods: not on Saturdays"),
+    "integration-off": ("queue-not-managing", "its integration with JobSet may be off"),
     "webhook-down": ("webhook-down", "nothing can be made here: the webhook gone.holdfast.test does not answer"),
     "pod-security": ("pods-forbidden", "violates PodSecurity"),
     "suspended": ("run-suspended", "it is suspended"),
@@ -61,6 +74,18 @@ def check(name: str, finding: Finding | None) -> None:
     assert finding.evidence
     assert finding.remedy
     assert "\n" not in finding.what
+
+
+FIRST = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: pending-first}
+value: 1000
+"""
+QUEUE_HAS_SEEN = {
+    "quota-in-use": ("--for=condition=QuotaReserved=True", f"--timeout={WITHIN_S:g}s"),
+    "gang-ahead": ("--for=condition=QuotaReserved=False", f"--timeout={WITHIN_S:g}s"),
+}
 
 
 def test_queue_that_makes_nothing_of_a_run_is_told_from_one_that_lets_it_wait() -> None:
@@ -132,6 +157,7 @@ kind: ClusterQueue
 metadata: {name: NAME}
 spec:
   namespaceSelector: {}
+  queueingStrategy: ORDER
   stopPolicy: STOP
   resourceGroups:
   - coveredResources: [nvidia.com/gpu]
@@ -147,8 +173,8 @@ apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingWebhookConfiguration
 metadata: {name: NAME}
 webhooks:
-- name: gone.holdfast.test
-  clientConfig: {url: "https://127.0.0.1:9/gone"}
+- name: WHO.holdfast.test
+  clientConfig: WHERE
   rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
   sideEffects: None
@@ -172,69 +198,142 @@ SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {"gpus_per_node": 4},
         {"queue": None, "volume": {"claim": "checkpoints"}, "node_selector": {"for": "NAME"}},
     ),
-    "webhook-down": (WEBHOOK, {}, {"queue": None}),
+    "gang-ahead": (QUEUE.replace("QUOTA", "16").replace("ORDER", "StrictFIFO"), {}, {}),
+    "image": (
+        "",
+        {"image": "missing.example/train:1", "gpus_per_node": 0, "secrets": {}},
+        # Machines that KWOK pretends pull anything.
+        {"queue": None, "agent": False, "node_selector": {"cloud.provider.com/topology-block": "b0"}},
+    ),
+    "webhook-down": (
+        WEBHOOK.replace("WHO", "gone").replace("WHERE", '{url: "https://127.0.0.1:9/gone"}'),
+        {},
+        {"queue": None},
+    ),
+    "webhook-refused": (WEBHOOK.replace("WHO", "no"), {}, {"queue": None}),
     "pod-security": ("", {"fabric": "oke-roce"}, {"queue": None}),
     "suspended": ("", {}, {"queue": None}),
 }
 """What is there beforehand, and what differs in the job and in the place."""
 
+AHEAD: Mapping[str, Mapping[str, Any]] = {"quota-in-use": {}, "gang-ahead": {"nodes": 4}}
+"""What another run asks for that is there before: all of the quota, or more than there is, at the queue's head."""
 
-def observed(lab: Lab, namespace: str, run: str) -> Seen:
-    """What the API server shows of a run, as the one who explains would ask for it."""
-    base = f"/namespaces/{namespace}"
 
-    def listed(path: str, key: Callable[[Any], bool]) -> list[Any]:
-        found = lab.client().get(path)["items"]
-        return [one for one in found if key(one)]
+@pytest.fixture
+def refusing(lab: Lab) -> Iterator[str]:
+    """Where a webhook is that refuses whatever it is asked about."""
 
-    workloads = listed(f"/apis/kueue.x-k8s.io/v1beta2{base}/workloads", lambda one: run in one["metadata"]["name"])
-    return Seen(
-        owner=lab.client().get(f"/apis/jobset.x-k8s.io/v1alpha2{base}/jobsets/{run}") | {"kind": "JobSet"},
-        namespace=lab.client().get(f"/api/v1{base}"),
-        pods=listed(f"/api/v1{base}/pods", lambda one: one["metadata"]["labels"].get("holdfast/run") == run),
-        events=listed(f"/api/v1{base}/events", lambda one: one["involvedObject"]["name"].startswith(run)),
-        workload=workloads[0] if workloads else None,
-    )
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            no = {"uid": asked["request"]["uid"], "allowed": False, "status": {"message": "not on Saturdays"}}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(
+                json.dumps({key: asked[key] for key in ("apiVersion", "kind")} | {"response": no}).encode()
+            )
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    pki = lab.folder / "pki"
+    identity = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    identity.load_cert_chain(pki / "tls.crt", pki / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.socket = identity.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        authority = base64.b64encode((pki / "ca.crt").read_bytes()).decode()
+        yield json.dumps({"url": f"https://127.0.0.1:{server.server_port}/no", "caBundle": authority})
+        server.shutdown()
+
+
+def observed(namespace: str) -> Seen:
+    """What the API server shows of a run."""
+    return asyncio.run(look(Cluster(namespace=namespace), OWNER))
+
+
+def owner(namespace: str, job: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of a run in a namespace, whose name stands for NAME."""
+    there = json.loads(json.dumps({"volume": None, **place, "namespace": namespace}).replace("NAME", namespace))
+    return render(submission(Case(job={"resources": {}, **job}, place=there))).objects[0]
+
+
+def found(lab: Lab, situation: str, namespace: str) -> None:
+    """Wait until the situation is explained as it should be."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        time.sleep(0.5)
+        seen = observed(namespace)
+        finding = pending(seen)
+        if (finding is not None and finding.code == EXPECTED[situation][0]) or time.monotonic() > deadline:
+            break
+    if WRITE:
+        RECORDED.mkdir(exist_ok=True)
+        (RECORDED / f"{situation}.json").write_text(json.dumps(trimmed(seen), indent=1) + "\n")
+    check(situation, finding)
 
 
 @pytest.mark.slow
-def test_lab_shows_each_reason(lab: Lab) -> None:
+def test_lab_shows_each_reason(lab: Lab, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All situations at once, each in a namespace of its own."""
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     names = {situation: f"pending-{situation}" for situation in SITUATIONS}
     things = [f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n" for name in names.values()]
+    ahead: list[str] = []
     runs: list[str] = []
     for situation, (before, job, place) in SITUATIONS.items():
         name = names[situation]
-        things.append(before.replace("NAME", name).replace("STOP", "None"))
-        there = json.loads(json.dumps({"volume": None, **place, "namespace": name}).replace("NAME", name))
-        case = Case(job={"resources": {}, **job}, place=there)
-        rendering = render(submission(case))
-        owner = rendering.objects[0]
+        there = before.replace("STOP", "None").replace("ORDER", "BestEffortFIFO").replace("WHERE", refusing)
+        things.append(there.replace("NAME", name))
+        run = owner(name, job, place)
         if situation == "suspended":
-            owner["spec"]["suspend"] = True
-        if situation == "quota-in-use":
-            runs.append(json.dumps(owner).replace(RUN, "first-000000"))
-        runs.append(json.dumps(owner))
-    lab.kubectl("create", "-f", "-", input="\n---\n".join(filter(str.strip, things)))
+            run["spec"]["suspend"] = True
+        if situation in AHEAD:
+            first = owner(name, {**job, **AHEAD[situation]}, place)
+            first["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "pending-first"
+            ahead.append(json.dumps(first).replace(RUN, "first-000000"))
+        runs.append(json.dumps(run))
+    lab.kubectl("create", "-f", "-", input="\n---\n".join(filter(str.strip, [FIRST, *things])))
     lab.kubectl("label", "namespace", names["pod-security"], "pod-security.kubernetes.io/enforce=restricted")
     try:
+        lab.kubectl("create", "-f", "-", input="\n---\n".join(ahead))
+        for situation in AHEAD:
+            lab.kubectl("-n", names[situation], "wait", "workloads", "--all", *QUEUE_HAS_SEEN[situation])
         lab.kubectl("create", "-f", "-", input="\n---\n".join(runs))
         for situation, name in names.items():
-            deadline = time.monotonic() + WITHIN_S
-            while True:
-                seen = observed(lab, name, RUN)
-                finding = pending(seen)
-                if (finding is not None and finding.code == EXPECTED[situation][0]) or time.monotonic() > deadline:
-                    break
-            if WRITE:
-                RECORDED.mkdir(exist_ok=True)
-                (RECORDED / f"{situation}.json").write_text(json.dumps(trimmed(seen), indent=1) + "\n")
-            check(situation, finding)
+            found(lab, situation, name)
     finally:
         lab.kubectl("delete", "namespace", *names.values(), "--wait=false")
-        lab.kubectl("delete", "validatingwebhookconfiguration", names["webhook-down"])
+        lab.kubectl("delete", "validatingwebhookconfiguration", names["webhook-down"], names["webhook-refused"])
+        queues = [names[situation] for situation, (before, *_) in SITUATIONS.items() if "ClusterQueue" in before]
+        for kind in ("clusterqueue", "resourceflavor"):
+            lab.kubectl("delete", kind, *queues, "--wait=false")
+        lab.kubectl("delete", "workloadpriorityclass", "pending-first")
         # Another test's pods might come to stand on them.
         lab.kubectl("delete", "node", *(names[each] for each in ("insufficient", "taint", "claim-missing")))
+
+
+@pytest.mark.slow
+def test_lab_shows_a_queue_whose_integration_is_off(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+
+    def without_jobsets(place: programs.Place) -> programs.Program:
+        whole = programs.kueue(place)
+        frameworks = [each for each in whole.configuration["integrations"]["frameworks"] if "jobset" not in each]
+        return replace(whole, configuration=whole.configuration | {"integrations": {"frameworks": frameworks}})
+
+    changed = tuple(without_jobsets if each is programs.kueue else each for each in programs.ALL)
+    lab.kill("kueue")
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(programs, "ALL", changed)
+            lab.start("kueue")
+        lab.kubectl("create", "-f", "-", input=json.dumps(owner(namespace, {}, {})))
+        found(lab, "integration-off", namespace)
+    finally:
+        lab.kill("kueue")
+        lab.start("kueue")
 
 
 def trimmed(seen: Seen) -> Any:
