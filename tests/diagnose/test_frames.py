@@ -46,9 +46,14 @@ Thread 0x00007f (most recent call first):
 )
 def test_thread_stands_at_the_innermost_frame_of_the_users_code(frames: bytes, place: str, call: str | None) -> None:
     head = b'Thread 811 (idle): "MainThread"\n'
-    found = stands(head + frames, len(head))
+    found = stands(head + frames, 0, len(head))
     assert (found["stands_at"], found.get("op")) == (place, call)
 
 
 def test_no_frames_say_nothing() -> None:
-    assert stands(b"Thread 1:\nstep 3 loss 2.1\n", 10) == {}
+    assert stands(b"Thread 1:\nstep 3 loss 2.1\n", 0, 10) == {}
+
+
+def test_frames_of_a_process_that_dies_are_no_waiting() -> None:
+    head = b"Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
+    assert stands(head + FAULT, head.index(b"Current"), len(head)) == {}

@@ -95,3 +95,11 @@ def test_nothing_failed_where_what_was_noticed_is_over() -> None:
     raised = [FindingRaised(at=1.0, finding=finding) for finding in (FULL, room)]
     assert last_failure([STARTED, *raised], "events.jsonl") is None
     assert last_failure([STARTED], "events.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    ("signal", "klass"), [("SIGKILL", Class.KILLED), ("SIGABRT", Class.PROGRAM_ERROR), ("SIGSEGV", Class.PROGRAM_ERROR)]
+)
+def test_signal_that_a_program_brings_upon_itself_is_its_own_error(signal: str, klass: Class) -> None:
+    failed = failure(STARTED, decided("rank-killed", f"rank 1 on node1 was ended by {signal}", 1))
+    assert failed.fact.rule.classes[0] is klass

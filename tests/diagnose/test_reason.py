@@ -178,3 +178,31 @@ def test_peer_that_went_away_is_no_wrong_interface_though_it_was_on_this_host() 
     gone = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:45"
     answer = told(gone)
     assert (answer.klass, answer.code) == (Class.UNKNOWN, "connection-closed")
+
+
+def test_rank_that_died_in_a_collective_waited_for_nobody() -> None:
+    died = block(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x00007f11 (most recent call first):",
+        '  File "/opt/venv/site-packages/torch/distributed/distributed_c10d.py", line 3211 in all_reduce',
+        '  File "/home/ada/train.py", line 14 in step',
+        name="rank-0.log",
+        rank=0,
+    )
+    answer = diagnose_blocks([died, block("step 3", name="rank-1.log", rank=1)])
+    assert answer.klass is Class.UNKNOWN
+    assert answer.culprit is None
+
+
+def test_stacks_without_a_timeout_are_evidence_for_the_rank_that_wrote_none(tmp_path: Path) -> None:
+    frame = (
+        '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3211 in all_reduce'
+    )
+    for rank in range(3):
+        (tmp_path / f"rank-{rank}.log").write_text(f"Current thread 0x01 (most recent call first):\n{frame}\n")
+    (tmp_path / "rank-3.log").write_text("step 3\n")
+    answer = diagnose(Pile((tmp_path,)), first_rank=0)
+    assert answer.culprit is not None
+    assert (answer.culprit.rank, bool(answer.evidence)) == (3, True)

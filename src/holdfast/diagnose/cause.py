@@ -17,7 +17,7 @@ from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.fabric import FABRIC_CODES
 from holdfast.diagnose.rules.joint import JOINTS
 from holdfast.diagnose.rules.row import Role, Rule, Sureness
-from holdfast.diagnose.wording import culprit_of, filled, ranks_in_words
+from holdfast.diagnose.wording import culprit_among, culprit_of, filled, ranks_in_words
 
 _DEPTHS: tuple[tuple[Class, ...], ...] = (
     (Class.GPU_XID, Class.OOM_HOST, Class.NODE_LOST),
@@ -113,7 +113,7 @@ def cause_of(rule: Rule, facts: Sequence[Fact]) -> Cause:
         remedy=tuple(filled(step, facts[0]) for step in rule.remedy),
         decides=tuple(name for name in rule.decides if not (at and name == "first-traceback")),
         facts=tuple(facts),
-        culprit=culprit_of(facts[0]),
+        culprit=culprit_among(facts),
         degrades=rule.degrades,
     )
 
@@ -135,7 +135,7 @@ def _from_deadlock(hang: Deadlock) -> Cause | None:
         return _not_together(says, (*(stand.fact for stand in hang.behind), *hang.facts[:3]), culprit)
     if 0 < len(hang.silent) <= 8:
         says = f"{waited} waited in a collective; rank {', '.join(map(str, hang.silent))} did not"
-        return _not_together(says, hang.facts, Culprit(rank=min(hang.silent)))
+        return _not_together(says, (*hang.facts, *hang.inside[:3]), Culprit(rank=min(hang.silent)))
     return None
 
 

@@ -17,19 +17,27 @@ LINES_BELOW = 6
 """Most lines between the last frame and the exception: its source, marks below it, what the exception says first."""
 
 _BEGIN = b"Traceback (most recent call last)"
+_DIES, _DIES_BYTES = b"Fatal Python error: ", 200
 #   File "/home/ada/train.py", line 42, in step                          traceback
 #   File "/home/ada/train.py", line 42 in step                           faulthandler
 _FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? in (?P<function>[\w.<>]{1,100})')
 #     all_reduce (torch/distributed/distributed_c10d.py:2841)            py-spy
 _SPIED = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
+# failed (exitcode: -9) local_rank: 1 (pid: 92)      traceback : Signal 9 (SIGKILL) received by PID 92
+_ENDED = re.compile(rb"exit ?code\b|Signal \d{1,3} \(SIG|return code = -?\d", re.IGNORECASE)
 _NOT_OWN = (b"/torch/", b"/site-packages/", b"/dist-packages/", b"/lib/python3", b"/holdfast/train/", b"<")
 _NAMES_NOT_OWN = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
 _TOGETHER = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
 """Where a thread waits for other ranks, or may."""
 
 
-def raised_at(data: bytes, start: int) -> str | None:
-    """`file:line in function`, for the exception whose line begins at `start`; None without a whole traceback."""
+def raised_at(data: bytes, start: int, end: int) -> str | None:
+    """`file:line in function`, for the exception whose line this is; None without a whole traceback.
+
+    What a launcher says of a process's end comes below the traceback of whichever rank wrote last, and is not of it.
+    """
+    if _ENDED.search(data, start, end):
+        return None
     begin = data.rfind(_BEGIN, max(0, start - LOOK_BYTES), start)
     if begin < 0:
         return None
@@ -39,11 +47,13 @@ def raised_at(data: bytes, start: int) -> str | None:
     return _place(next((frame for frame in reversed(frames) if _is_own(frame["file"])), frames[-1]))
 
 
-def stands(data: bytes, end: int) -> Mapping[str, str]:
-    """Where the thread stands whose frames follow: its place, and the call in which it waits for others, if it does.
+def stands(data: bytes, start: int, end: int) -> Mapping[str, str]:
+    """Where the thread stands whose frames follow its line: its place, and the call in which it waits for others.
 
-    Empty where no frame follows.
+    Empty where no frame follows, and for the frames that a process writes as it dies: it waits for nobody any more.
     """
+    if _DIES in data[max(0, start - _DIES_BYTES) : start]:
+        return {}
     frames = list(_below(data, end))
     own = next((number for number, frame in enumerate(frames) if _is_own(frame["file"])), None)
     if not frames:
@@ -70,7 +80,8 @@ def _lines(data: bytes, begin: int) -> Iterable[bytes]:
 def _is_own(file: bytes) -> bool:
     """Whether it is the user's; py-spy leaves out the folder in which a package or a module of Python's lies."""
     first = file.partition(b"/")[0].removesuffix(b".py")
-    return first not in _NAMES_NOT_OWN and not any(part in file for part in _NOT_OWN)
+    compiled = file.endswith((b".pyx", b".pxi"))
+    return not compiled and first not in _NAMES_NOT_OWN and not any(part in file for part in _NOT_OWN)
 
 
 def _place(frame: re.Match[bytes]) -> str:

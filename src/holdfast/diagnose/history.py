@@ -34,6 +34,8 @@ DRILL_S = 30.0
 """A failure within so many seconds after a drill of what failed is taken for the drill's."""
 
 _NODE = re.compile(r"\bnode\d+")
+_BY_ITSELF = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
+"""Signals that a process brings upon itself: nobody sent them."""
 _PARTS_OF_NODES = (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
 _DISKS = (DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS)
 _HARMLESS = (DrillAction.SKEW, DrillAction.RETURN)
@@ -132,6 +134,8 @@ def _node(finding: Finding) -> str | None:
 
 
 def _rule(finding: Finding) -> Rule:
+    if _BY_ITSELF.search(finding.what):
+        return RULES["run-rank-crashed"]
     return RULES.get(FOR_FINDING.get(finding.code, f"run-{finding.code}"), RULES["run-failure"])
 
 

@@ -60,6 +60,44 @@ def writer_of(line: str, source: Source) -> Who:
     return Who(host=host, pid=pid, rank=rank, node=node)
 
 
+# torchrun's summary of each rank that failed; the lines of one that matter stand below these
+#   host      : n1
+#   rank      : 1 (local_rank: 1)
+#   exitcode  : -9 (pid: 18942)  (SIGKILL)
+#   error_file: <N/A>
+_SUMMARY = re.compile(
+    rb"host +: (?P<host>[\w.-]{1,255})[ \t]*\n[^\n]{0,200}?rank +: (?P<rank>\d{1,7}) \(local_rank: \d+\)[ \t]*\n"
+    rb"(?:[^\n]{0,200}?exitcode +: -?\d+ \(pid: (?P<pid>\d{1,10})\)[^\n]{0,200}\n)?"
+    rb"(?:[^\n]{0,80}error_file: [^\n]{0,300}\n)?\Z"
+)
+_SUMMARY_BYTES = 1500
+
+
+_FIRST = re.compile(
+    rb"\n[^\n]{0,80}\[0\]:[ \t]*\n(?:[^\n]{0,200}\n){0,2}?[^\n]{0,80}host +: (?P<host>[\w.-]{1,255})[ \t]*\n"
+    rb"[^\n]{0,80}rank +: (?P<rank>\d{1,7}) \(local_rank: \d+\)[ \t]*\n"
+    rb"[^\n]{0,80}exitcode +: (?P<code>-?\d{1,4}) \(pid: (?P<pid>\d{1,10})\)"
+)
+
+
+def first_ended(data: bytes, start: int) -> tuple[Who, str] | None:
+    """Whom torchrun names below its words `Root Cause`, and with which exit code it ended."""
+    found = _FIRST.search(data, start, start + _SUMMARY_BYTES)
+    if found is None:
+        return None
+    who = Who(host=found["host"].decode(), pid=int(found["pid"]), rank=int(found["rank"]))
+    return who, f"exit code {found['code'].decode()}"
+
+
+def of_summary(data: bytes, start: int) -> Who | None:
+    """Whom the summary of a launcher speaks of in the line that begins at `start`; None for a line of no summary."""
+    found = _SUMMARY.search(data, max(0, start - _SUMMARY_BYTES), start)
+    if found is None:
+        return None
+    pid = int(found["pid"]) if found["pid"] else None
+    return Who(host=found["host"].decode(), pid=pid, rank=int(found["rank"]))
+
+
 # 2026-11-20T10:00:00.123Z   2026-11-20 10:00:00,123   [2026-11-20 10:00:00]   2026/11/20 10:00:00
 _ISO = re.compile(
     r"(?P<y>20\d\d)[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"

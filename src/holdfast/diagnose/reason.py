@@ -19,12 +19,15 @@ from holdfast.diagnose.deadlock import deadlock
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Sureness
+from holdfast.diagnose.rules.torchrun import FIRST_ENDED
 from holdfast.diagnose.wording import culprit_of, deciding, evidence, filled, shown
 
 CLOCKS_S = 5.0
 """Clocks of two hosts may differ so much without an order of their lines being wrong."""
 
 _SURENESS = tuple(Sureness)
+_OF_LAUNCHERS = {"child-failed", "terminated", "aborted"}
+"""Rules whose lines a launcher writes of a rank."""
 
 
 def answer(
@@ -181,7 +184,7 @@ def _unknown(
             klass=Class.UNKNOWN,
             code=nearest.code,
             sure=Sureness.UNSURE,
-            culprit=None,
+            culprit=None if nearest.degrades or set(nearest.classes) & HANGS else nearest.culprit,
             evidence=evidence(nearest.facts),
             consequences=_consequences(facts, counts, nearest),
             remedy=nearest.remedy,
@@ -205,15 +208,25 @@ def _unknown(
     }
     secondary = told[0].rule.role is Role.SECONDARY
     words = filled(told[0].rule.says, told[0])
+    what = f"only consequences are in what was read: {words}" if secondary else words
+    first = _first_ended(facts)
     return Answer(
-        what=f"only consequences are in what was read: {words}" if secondary else words,
+        what=f"{what}; {filled(first.rule.says, first)}" if first else what,
         klass=Class.UNKNOWN,
         code=told[0].rule.code,
         sure=Sureness.UNSURE,
-        evidence=evidence(told),
+        culprit=culprit_of(first) if first else None,
+        evidence=evidence([*([first] if first else []), *told]),
         missing=tuple(reversed(missing_of.values())),
         notes=notes,
     )
+
+
+def _first_ended(facts: Iterable[Fact]) -> Fact | None:
+    """Whom the launcher saw end first; nobody where that rank itself wrote of having lost another."""
+    first = next((fact for fact in facts if fact.rule is FIRST_ENDED and fact.who.rank is not None), None)
+    own = (fact for fact in facts if fact.rule.role is Role.SECONDARY and fact.rule.code not in _OF_LAUNCHERS)
+    return None if first is None or first.who.rank in {fact.who.rank for fact in own} else first
 
 
 def _consequences(facts: Iterable[Fact], counts: Mapping[str, int], cause: Cause) -> tuple[Consequence, ...]:

@@ -19,10 +19,11 @@ import re2
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.frames import raised_at, stands
-from holdfast.diagnose.prefix import clock_of, writer_of
+from holdfast.diagnose.prefix import clock_of, first_ended, of_summary, writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Rule
+from holdfast.diagnose.rules.torchrun import FIRST_ENDED
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
@@ -123,7 +124,7 @@ class Scanner:
                 number = number or int(block.first_line)
                 number += data.count(b"\n", counted, start)
                 counted = start
-                yield from (_with_frames(replace(fact, line=number), data, start, end) for fact in facts)
+                yield from (_with_neighbours(replace(fact, line=number), data, start, end) for fact in facts)
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
         if len(which) > 1:
@@ -155,13 +156,18 @@ class Scanner:
         return Fact(rule=rule, source=source.name, line=0, text=text, who=who, at=clock_of(text), values=values)
 
 
-def _with_frames(fact: Fact, data: bytes, start: int, end: int) -> Fact:
-    """The fact with what the frames above or below its line say."""
+def _with_neighbours(fact: Fact, data: bytes, start: int, end: int) -> Fact:
+    """The fact with what the lines above or below its own say: frames, and of whom a summary speaks."""
     if fact.rule is STACK:
-        found = stands(data, end)
+        found = stands(data, start, end)
         text = f"{fact.text} {found['stands_at']}" if found else fact.text
         return replace(fact, text=text, values={**fact.values, **found})
-    at = raised_at(data, start) if fact.rule.role is Role.PRIMARY else None
+    if fact.rule is FIRST_ENDED:
+        who, how = first_ended(data, start) or (fact.who, "")
+        return replace(fact, who=who, values={**fact.values, "how": how})
+    if fact.who.rank is None and (who := of_summary(data, start)) is not None:
+        fact = replace(fact, who=who)
+    at = raised_at(data, start, end) if fact.rule.role is Role.PRIMARY else None
     return replace(fact, values={**fact.values, "raised_at": at}) if at else fact
 
 

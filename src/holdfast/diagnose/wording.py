@@ -35,6 +35,12 @@ def shown(fact: Fact) -> Evidence:
     return Evidence(where=where, text=fact.text, code=fact.rule.code)
 
 
+def culprit_among(facts: Sequence[Fact]) -> Culprit | None:
+    """Who wrote the first of these lines; where that says no rank and all others that do say one, that one."""
+    ranks = {fact.who.rank for fact in facts} - {None}
+    return culprit_of(next((fact for fact in facts if len(ranks) == 1 and fact.who.rank is not None), facts[0]))
+
+
 def culprit_of(fact: Fact) -> Culprit | None:
     """Who wrote its line; None where nothing tells."""
     who = fact.who

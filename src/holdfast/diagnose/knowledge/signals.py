@@ -31,7 +31,7 @@ SIGNALS: tuple[Signal, ...] = (
         signal.SIGHUP,
         "The terminal or session that it belonged to was closed.",
         "Whether somebody's ssh or shell ended then.",
-        "Start it away from the terminal: `holdfast run -d`, sbatch, nohup.",
+        "Start it away from the terminal: `holdfast run -d`, sbatch, tmux, setsid. torchrun undoes what nohup does.",
     ),
     Signal(signal.SIGINT, "Ctrl-C, or a launcher that passes it on.", "Who pressed it.", "Nothing."),
     Signal(
@@ -131,6 +131,13 @@ STATUSES: tuple[Status, ...] = (
         "The last traceback of the rank that ended first.",
         "Mend what it says: `holdfast diagnose LOGS` finds the first.",
         "Python, sys.exit; torch.distributed.elastic",
+    ),
+    Status(
+        124,
+        "`timeout` ended it because its time was up.",
+        "The command of the job, or what starts it: `timeout SECONDS ...`.",
+        "A longer time, or none.",
+        "coreutils, timeout(1)",
     ),
     Status(126, "The program is there and could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
     Status(

@@ -281,6 +281,7 @@ RULES: tuple[Rule, ...] = (
         says="the process sees no GPU",
         remedy=(
             "Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator())",
             "`Failed to initialize NVML` after a while: systemd took the device cgroup away (systemctl daemon-reload); "
             "use cgroupfs or CDI",
         ),

@@ -38,15 +38,18 @@ JOINTS: tuple[Joint, ...] = (
         says="the peer does not answer while a port offers a link-local GID: the wrong GID index is in use",
         remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
     ),
-    Joint(
-        code="killed-for-memory",
-        needs=("host-memory-killer", "killed"),
-        klass=Class.OOM_HOST,
-        sure=Sureness.CERTAIN,
-        says="a rank was killed by the kernel because host memory ran out",
-        remedy=(
-            "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller buffers",
-        ),
+    *(
+        Joint(
+            code="killed-for-memory",
+            needs=("host-memory-killer", died),
+            klass=Class.OOM_HOST,
+            sure=Sureness.CERTAIN,
+            says="a rank was killed by the kernel because host memory ran out",
+            remedy=(
+                "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller buffers",
+            ),
+        )
+        for died in ("killed", "data-worker-killed")
     ),
     *(
         Joint(

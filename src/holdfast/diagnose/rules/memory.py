@@ -230,14 +230,13 @@ RULES: tuple[Rule, ...] = (
             "  traceback : Signal 9 (SIGKILL) received by PID 1234",
             "[2025-01-01 00:00:00,000] [ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
             "command terminated with exit code 137",
-            "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed.",
             "Killed",
             "train.sh: line 7: 81234 Killed                  python train.py",
             "srun: error: n1: tasks 0-3: Killed",
             "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
         ),
         pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
-        r"|killed by signal: Killed|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed",
+        r"|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed",
         classes=(Class.OOM_HOST, Class.PREEMPTED, Class.NODE_LOST),
         says="a rank was killed with SIGKILL; the line alone does not say by whom",
         remedy=(
@@ -246,6 +245,23 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("kernel-log", "who-sent-signal"),
         source="torch elastic, DeepSpeed, mpirun, Kubernetes",
+    ),
+    Rule(
+        code="data-worker-killed",
+        lines=(
+            "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Killed.",
+            "RuntimeError: DataLoader worker (pid(s) 4211, 4212) exited unexpectedly",
+            "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Segmentation fault.",
+        ),
+        pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)",
+        classes=(Class.OOM_HOST, Class.PROGRAM_ERROR, Class.KILLED),
+        says="a process that loads data for a rank (pid {pid}) died; the line does not say of what",
+        remedy=(
+            "if the kernel log shows it: raise the memory limit, or fewer workers (num_workers) and less prefetching",
+            "else load the same sample with num_workers=0: then its error is seen",
+        ),
+        decides=("kernel-log", "first-traceback"),
+        source="torch utils/data",
     ),
     Rule(
         code="hung-up",

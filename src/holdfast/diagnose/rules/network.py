@@ -178,12 +178,13 @@ RULES: tuple[Rule, ...] = (
             "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (worker-0, 29500). The IPv4 network addresses of (worker-0, 29500) cannot be retrieved (gai error: -3 - Temporary failure in name resolution).",
             "ssh: Could not resolve hostname job-worker-1.job: Name or service not known",
         ),
-        pattern=r"gai error: -?\d+|gaierror|Name or service not known|[Tt]emporary failure in name resolution|[Cc]ould not resolve (?:host|hostname)|nodename nor servname|no such host"
+        pattern=r"network addresses of \((?P<name>[\w.-]{1,200}), \d+\) cannot be retrieved|gai error: -?\d+|gaierror|Name or service not known|[Tt]emporary failure in name resolution|[Cc]ould not resolve (?:host|hostname)|nodename nor servname|no such host"
         r"|[Uu]nknown host\b|NXDOMAIN|getaddrinfo.{0,40}fail|No address associated with hostname|Name does not resolve",
         classes=(Class.RENDEZVOUS,),
         sure=Sureness.LIKELY,
-        says="the name of the master or of a peer does not resolve",
+        says="the name of the master or of a peer does not resolve: {name}",
         remedy=(
+            "is it the right name? `getent hosts NAME` on every node; MASTER_ADDR, --master-addr or --rdzv-endpoint says it",
             "Kubernetes: a headless service with publishNotReadyAddresses: true, hostname and subdomain on the pods; wait with nslookup in an init container",
             "Slurm: MASTER_ADDR=$(scontrol show hostnames $SLURM_NODELIST | head -1); /etc/hosts or DNS on every node",
         ),
@@ -254,7 +255,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
             "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.1.2.3]:41234: Connection timed out",
         ),
-        pattern=r"Gloo connectFullMesh failed|gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting|op\.preamble)|gloo.{0,60}[Tt]imed out waiting \d+ms for connect",
+        pattern=r"Gloo connectFullMesh failed|gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting)|gloo.{0,60}[Tt]imed out waiting \d+ms for connect",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
         sure=Sureness.LIKELY,
         says="Gloo could not connect the ranks: mostly it took an interface or address that others cannot reach",

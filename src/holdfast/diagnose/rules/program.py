@@ -69,8 +69,9 @@ RULES: tuple[Rule, ...] = (
             "OSError: [Errno 28] No space left on device: '/checkpoints/step-100'",
             "RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/12: file write failed",
             "OSError: [Errno 122] Disk quota exceeded: '/home/ada/checkpoints'",
+            "RuntimeError: [enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598",
         ),
-        pattern=r"No space left on device|[Dd]isk quota exceeded|PytorchStreamWriter failed writing|ENOSPC|EDQUOT",
+        pattern=r"No space left on device|[Dd]isk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error|ENOSPC|EDQUOT",
         classes=(Class.STORAGE,),
         sure=Sureness.LIKELY,
         says="a disk is full or the quota is used up",
@@ -215,6 +216,7 @@ RULES: tuple[Rule, ...] = (
         says="a module is missing where the rank ran: {module}",
         remedy=(
             "which interpreter ran is in `holdfast render`: install the module there, in the image or the environment of every node",
+            "a module of your own: it must lie where the job runs, and its folder on PYTHONPATH",
         ),
         decides=("first-traceback",),
         source="Python",

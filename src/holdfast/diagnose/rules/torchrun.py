@@ -7,6 +7,15 @@ from holdfast.diagnose.rules.row import Role, Rule, Sureness
 
 HANG = (Class.COLLECTIVE_MISMATCH, Class.STRAGGLER, Class.HANG_UNKNOWN)
 
+FIRST_ENDED = Rule(
+    code="first-ended",
+    lines=("Root Cause (first observed failure):",),
+    pattern=r"Root Cause \(first observed failure\):",
+    role=Role.CONTEXT,
+    says="the launcher saw this rank end first ({how}), and no line says why",
+    source="torch elastic",
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         code="watchdog-timeout",
@@ -59,9 +68,10 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=BROADCAST), but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=ALLREDUCE).",
             "n1:8:9 [0] transport/net_ib.cc:1200 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> collective mismatch error, local size 4 remote 8",
             "n1:8:9 [0] transport/net_socket.cc:467 NCCL WARN NET/Socket : peer 10.0.0.2<1> message truncated : receiving 1048576 bytes instead of 65536. If you believe your socket network is in healthy state, there may be a mismatch in collective sizes",
+            "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
             "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [10], but another rank sent a tensor of shape [12].",
         ),
-        pattern=r"Detected mismatch between collectives|collective mismatch error|message truncated : receiving \d+ bytes instead of \d+|[Mm]ismatched (?:allreduce|allgather|broadcast|collective|data type)"
+        pattern=r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes|distributed collective mismatch|collective mismatch error|message truncated : receiving \d+ bytes instead of \d+|[Mm]ismatched (?:allreduce|allgather|broadcast|collective|data type)"
         r"|[Cc]ollective\w* (?:sizes?|operations?|types?|shapes?) (?:do(?:es)? not|don't|mis)match|tensor shapes? mismatch(?:es)? across ranks|op type mismatch|Collective desync detected"
         r"|Error: (?:to be reduced|Expected).{0,60}across ranks|CollectiveFingerPrint\(.*but Rank|MISMATCH.{0,60}ranks? (?:have )?launched",
         classes=(Class.COLLECTIVE_MISMATCH,),
@@ -326,6 +336,7 @@ RULES: tuple[Rule, ...] = (
         versions="torch 2.0 and later",
         source="torch ProcessGroupNCCL.cpp",
     ),
+    FIRST_ENDED,
     Rule(
         code="child-failed",
         lines=(
