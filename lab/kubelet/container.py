@@ -88,6 +88,7 @@ class Container:
         if not words:
             raise Unmet("no command specified, and an image is a name only here")
         machine = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        machine["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), machine.get("PATH", os.defpath)))
         cluster = {"KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": "443"}
         mark = {MARK: self._mark(), "HOSTNAME": site.hostname}
         self.environment = machine | cluster | own | mark

@@ -30,6 +30,7 @@ async def watch(container: Container, address: str, changed: Changed) -> bool:
     spec = container.spec
     container.state.started = "startupProbe" not in spec
     if not container.state.started:
+        await changed()
         async for good in _verdicts(spec["startupProbe"], container, address):
             if not good:
                 return False

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
@@ -47,14 +47,14 @@ from holdfast.guard.keys import fresh_token
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
-from holdfast.job.profile import KUBERNETES, Delivery, Profile, find_profile, placed_in_profile
+from holdfast.job.profile import KUBERNETES, LOCAL, Delivery, Profile, find_profile, placed_in_profile
 from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
-from holdfast.launch.local.starting import keep
+from holdfast.launch.starting import keep
 from holdfast.measure.catalog import lasting
 from holdfast.report.advance import fold
 from holdfast.report.brief import Brief, brief
@@ -65,6 +65,7 @@ from holdfast.shortage import lacking
 
 if TYPE_CHECKING:
     from holdfast.diagnose.answer import Answer
+    from holdfast.launch.kubernetes.names import Names
     from holdfast.launch.kubernetes.submission import Submission
 
 LEAVE_S = 5.0
@@ -175,24 +176,41 @@ def start(
 
     `tell` is given the warnings, before anything is started.
     """
-    if _profile(profile, base).backend == KUBERNETES:
-        what = "runs cannot be started on Kubernetes yet"
-        remedy = f"`holdfast render --on {profile}` shows what would be sent."
-        raise failure("not-yet", what, exit_code=ExitCode.IMPOSSIBLE, remedy=remedy)
     findings = check(job, profile, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
     if tell and findings:
         tell(findings)
-    folder = _make_folder(_loaded(job).job.name)
-    try:
-        accepted = _accepted(_loaded(job).job, profile, base, folder.code)
-        _fill(folder, accepted)
+    return _STARTS[_profile(profile, base).backend](_loaded(job).job, profile, base)
+
+
+def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
+    with _fresh_folder(job.name) as folder:
+        accepted = _accepted(job, profile, base, folder.code)
+        _fill(folder, accepted, _secrets(job, base))
         keep(folder, accepted)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)  # it holds an environment and would be listed as a run
-        raise
     return folder
+
+
+def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
+    from holdfast.launch.kubernetes.names import Names, stem
+    from holdfast.launch.kubernetes.starting import started
+
+    if not (place := _profile(profile, base)).agent:
+        what = "`agent: false`: without its agents holdfast hears nothing of a run, and starts none"
+        remedy = f"`holdfast render --on {profile}` shows what to send; or remove `agent: false`."
+        raise failure("needs-agent", what, exit_code=ExitCode.IMPOSSIBLE, where="agent", remedy=remedy)
+    with _fresh_folder(stem(job)) as folder:
+        code = _ship(job, base, folder.code)
+        asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
+        _fill(folder, asked.accepted)
+        with started(folder, asked, _secrets(job, base)):
+            keep(folder, asked.accepted)
+    return folder
+
+
+_STARTS = {LOCAL: _start_here, KUBERNETES: _start_on_cluster}
+"""How a run is started, by its back end."""
 
 
 def revive(run: RunFolder) -> bool:
@@ -343,13 +361,13 @@ def find_run(prefix: str | None) -> RunFolder:
     if not known:
         raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
     if prefix is None:
-        return _own(known[0])
+        return _followed(_own(known[0]))
     exact = [run for run in known if prefix in (run.run, run.run.rpartition("-")[2])]
     found = exact or [
         run for run in known if run.run.startswith(prefix) or run.run.rpartition("-")[2].startswith(prefix)
     ]
     if len(found) == 1:
-        return _own(found[0])
+        return _followed(_own(found[0]))
     if found:
         names = tuple(run.run for run in found[:10])
         what = f"{prefix!r} could be any of {len(found)} runs"
@@ -420,6 +438,14 @@ def _own(run: RunFolder) -> RunFolder:
     )
 
 
+def _followed(run: RunFolder) -> RunFolder:
+    """The run, with its folder as it is there where it runs elsewhere."""
+    if run.place.exists():
+        with contextlib.suppress(HoldfastError):  # what is known of it is told all the same
+            revive(run)
+    return run
+
+
 def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | None]:
     """Yield a run's events as they come, and None every `beat_s` seconds when none came; ends with `RunFinished`.
 
@@ -446,9 +472,11 @@ def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | Non
 # How
 
 
-def _make_folder(name: str) -> RunFolder:
+@contextlib.contextmanager
+def _fresh_folder(name: str) -> Generator[RunFolder]:
+    """A folder for a run, which is gone again where what is done with it fails: it holds an environment."""
     try:
-        return RunFolder.create(name)
+        folder = RunFolder.create(name)
     except OSError as error:
         raise failure(
             "unwritable-folder",
@@ -458,6 +486,11 @@ def _make_folder(name: str) -> RunFolder:
             evidence=(str(error),),
             remedy="Set HOLDFAST_HOME to a folder you can write to.",
         ) from error
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def _loaded(job: Job | Loaded) -> Loaded:
@@ -487,8 +520,13 @@ def _ship(job: Job, base: Path, into: Path) -> Shipped:
     return Shipped(digest=packed.digest, bytes=packed.bytes, files=found.files, cwd=found.cwd)
 
 
-def _submission(job: Job, place: Profile, name: str, code: Shipped | None) -> Submission:
-    """The job on its way to a cluster, where relative paths start from the shared volume."""
+def _submission(
+    job: Job, place: Profile, name: str, code: Shipped | None, *, at: float = 0.0, names: Names | None = None
+) -> Submission:
+    """The job on its way to a cluster, where relative paths start from the shared volume.
+
+    `at` and `names` are known when it is started.
+    """
     from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
     from holdfast.launch.kubernetes.submission import HOME, Submission
 
@@ -496,13 +534,14 @@ def _submission(job: Job, place: Profile, name: str, code: Shipped | None) -> Su
     accepted = Accepted(
         job=job,
         base=HOME,
-        created_at=0.0,  # known when the run is started
+        created_at=at,
         code=code,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
+        backend=place.backend,
         profile=name,
     )
-    return Submission(accepted=accepted, profile=place, names=Names.of(job, UNKNOWN_ID))
+    return Submission(accepted=accepted, profile=place, names=names or Names.of(job, UNKNOWN_ID))
 
 
 def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
@@ -523,12 +562,16 @@ def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
     )
 
 
-def _fill(folder: RunFolder, accepted: Accepted) -> None:
-    """Write what the run's keeper and controllers need to know."""
-    values = {name: secret.read(Path(accepted.base), os.environ) for name, secret in accepted.job.secrets.items()}
+def _secrets(job: Job, base: Path) -> Mapping[str, str]:
+    """The values of a job's secrets."""
+    return {name: secret.read(base.absolute(), os.environ) for name, secret in job.secrets.items()}
+
+
+def _fill(folder: RunFolder, accepted: Accepted, secrets: Mapping[str, str] | None = None) -> None:
+    """Write what the run's keeper and controllers need to know; `secrets` where its ranks are started from here."""
     write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
     write_private(folder.token, fresh_token())
-    write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": values}))
+    write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}}))
 
 
 def _wait_for_end(run: RunFolder) -> None:

@@ -5,6 +5,8 @@ RUNS/<run id>/
     job.json                the job as it was accepted
     brief.json              what a list of runs says of a run that is over
     controller.json         where the controller listens, and its keeper's process
+    place.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
+    collected               there: somebody has these copies whole
     control.sock            where this user's commands reach the controller
     lock                    held as long as the run has a keeper or a controller
     token, secrets.json     0600; secrets.json goes when the run ends
@@ -91,6 +93,10 @@ class RunFolder:
     @property
     def controller(self) -> Path:
         return self.path / "controller.json"
+
+    @property
+    def place(self) -> Path:
+        return self.path / "place.json"
 
     @property
     def control_socket(self) -> Path:

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import holdfast
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller
@@ -30,7 +29,6 @@ from holdfast.events import (
     CodeShipped,
     DrillTarget,
     FindingRaised,
-    RunCreated,
     RunFinished,
 )
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
@@ -165,12 +163,7 @@ async def serve(
     )
     share = shared_by(accepted.job, os.environ)
     machine = Machine(accepted.job)
-    created = RunCreated(
-        at=accepted.created_at,
-        run=folder.run,
-        job=accepted.job.model_dump(mode="json", exclude_defaults=True),
-        version=holdfast.__version__,
-    )
+    created = accepted.created(folder.run)
     history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
     if not is_whole(folder.events):
         taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))

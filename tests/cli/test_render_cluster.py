@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.cli.conftest import Cli
 
+from holdfast import api
 from holdfast.errors import ExitCode
 
 JOB = """\
@@ -72,10 +73,13 @@ def test_what_the_profile_lacks_is_said_with_its_file(cli: Cli, cluster: Path, d
     assert where == {f"{path}{line}"}
 
 
-def test_a_run_there_is_not_started_yet(cli: Cli, cluster: Path) -> None:
+def test_a_run_that_nobody_would_hear_of_is_not_started(cli: Cli, cluster: Path) -> None:
+    path = cluster / ".holdfast" / "profiles" / "cluster.yaml"
+    path.write_text(f"{path.read_text()}agent: false\n")
     answer = cli("run", "--on", "cluster")
     assert answer.code == ExitCode.IMPOSSIBLE
-    assert "[not-yet]" in answer.err
+    assert "[needs-agent]" in answer.err
+    assert api.runs() == []
 
 
 def test_neither_torch_nor_a_client_is_loaded(cluster: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import holdfast
+from holdfast.events import RunCreated
 from holdfast.job.profile import LOCAL
 from holdfast.job.spec import Job, Model
 
@@ -41,3 +43,8 @@ class Accepted(Model):
     """The profile's folder for checkpoints of jobs that name none; each run has one of its own in it."""
     capacity: int | None = None
     """How many nodes the place has machines for; none means as many as the job asks for."""
+
+    def created(self, run: str) -> RunCreated:
+        """The first event of its run's log."""
+        job = self.job.model_dump(mode="json", exclude_defaults=True)
+        return RunCreated(at=self.created_at, run=run, job=job, version=holdfast.__version__)

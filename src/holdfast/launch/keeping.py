@@ -57,7 +57,6 @@ def listen(folder: RunFolder, address: str, port: int = 0) -> Generator[tuple[so
     The port is the one that is asked for, or that of an earlier keeper; where another has it by now it is any: agents
     read where the controller is before they connect.
     """
-    record = folder.controller
     former: int = port or _description(folder).get("port", 0)
     taken_by = ""
     try:
@@ -67,6 +66,18 @@ def listen(folder: RunFolder, address: str, port: int = 0) -> Generator[tuple[so
             raise
         taken_by = port_holder(former) or "somebody who has let it go by now"
         agents = socket.create_server((address, 0), backlog=4096)
+    clients = clients_at(folder)
+    host, port = agents.getsockname()[:2]
+    description = {"host": host, "port": port}
+    if taken_by:
+        description |= {"former_port": former, "taken_by": taken_by}
+    describe(folder, **description)
+    with agents, clients:
+        yield agents, clients
+
+
+def clients_at(folder: RunFolder) -> socket.socket:
+    """Listen for this user's commands."""
     directory = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
     folder.control_socket.unlink(missing_ok=True)
     clients = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,15 +85,14 @@ def listen(folder: RunFolder, address: str, port: int = 0) -> Generator[tuple[so
     clients.bind(f"/proc/self/fd/{directory}/{folder.control_socket.name}")
     clients.listen(128)
     os.close(directory)
-    host, port = agents.getsockname()[:2]
-    description = {"host": host, "port": port, "keeper": os.getpid(), "id": _ID}
-    if taken_by:
-        description |= {"former_port": former, "taken_by": taken_by}
-    temporary = record.with_suffix(".new")
-    temporary.write_text(json.dumps(description))
-    temporary.rename(record)
-    with agents, clients:
-        yield agents, clients
+    return clients
+
+
+def describe(folder: RunFolder, **found: Any) -> None:
+    """Say that this process is the run's keeper, and where agents find its controller."""
+    temporary = folder.controller.with_suffix(".new")
+    temporary.write_text(json.dumps({**found, "keeper": os.getpid(), "id": _ID}))
+    temporary.rename(folder.controller)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import make_job
-from holdfast.job.profile import Profile
+from holdfast.job.profile import KUBERNETES, Profile
 from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
 from holdfast.launch.kubernetes.submission import HOME, Submission
 
@@ -101,6 +101,7 @@ def submission(case: Case) -> Submission:
         code=Shipped(digest="0" * 64, bytes=10240, files=3, cwd=".") if place.agent else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
+        backend=KUBERNETES,
         profile="cluster",
     )
     return Submission(accepted=accepted, profile=place, names=Names.of(job, UNKNOWN_ID))

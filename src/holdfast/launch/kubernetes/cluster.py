@@ -10,20 +10,31 @@ import json
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import httpx
+import httpx_ws
 import kr8s
 from kr8s import ServerError
 
+from holdfast.launch.kubernetes.execution import MESSAGE_BYTES, PROTOCOL, Execution
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, Unconfigured
 
 ANSWER_S = 30.0
 """Longest that an answer is waited for."""
 
-_NO_ANSWER = (httpx.HTTPError, kr8s.APITimeoutError, kr8s.ConnectionClosedError, OSError)
-NOT_FOUND, UNABLE = 404, 500
+_NO_ANSWER = (
+    httpx.HTTPError,
+    httpx_ws.HTTPXWSException,
+    kr8s.APITimeoutError,
+    kr8s.ConnectionClosedError,
+    OSError,
+    TimeoutError,
+)
+NOT_FOUND, CONFLICT, UNABLE = 404, 409, 500
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SAID = 2000
 """Characters kept of an answer that is no Status."""
 
@@ -36,7 +47,7 @@ class Cluster:
 
     def __init__(self, *, context: str | None = None, namespace: str | None = None, answer_s: float = ANSWER_S) -> None:
         """None are those of the kubeconfig, or inside a pod those of its own account."""
-        self._context, self._namespace, self._answer_s = context, namespace, answer_s
+        self._context, self._namespace, self._answer_s = context, namespace or _own_namespace(), answer_s
         self._api: Any = None
 
     async def read(self, path: str, **params: str) -> dict[str, Any]:
@@ -46,6 +57,41 @@ class Cluster:
     async def make(self, path: str, one: Mapping[str, Any], **params: str) -> dict[str, Any]:
         """Have an object made among those at a path; what there is of it then."""
         return await self._ask("POST", path, json=one, params=params)
+
+    async def change(self, path: str, part: Mapping[str, Any]) -> None:
+        """Change a part of an object."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        await self._ask("PATCH", path, content=json.dumps(part), headers=headers)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            await self.read(path)
+        except RefusedBy as refusal:
+            if refusal.status != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    @asynccontextmanager
+    async def execute(self, pod: str, *command: str) -> AsyncGenerator[Execution]:
+        """Run a command in a pod; what goes wrong while it runs is raised in here too."""
+        asked = f"exec in pod {pod}"
+        try:
+            api = await self._connected()
+            async with api.open_websocket(
+                base=f"/api/v1/namespaces/{api.namespace}/pods/{pod}",
+                version="",
+                url="exec",
+                params={"command": list(command), "stdin": "true", "stdout": "true", "stderr": "true"},
+                subprotocols=[PROTOCOL],
+                max_message_size_bytes=MESSAGE_BYTES,
+            ) as socket:
+                yield Execution(_Socket(socket, asked))
+        except BaseExceptionGroup as several:  # as which comes whatever is raised while the connection is open
+            raise _of_execution(_first(several), asked) from several
+        except (ServerError, *_NO_ANSWER) as error:
+            raise _of_execution(error, asked) from error
 
     async def remove(self, path: str) -> None:
         """Remove an object and what it owns; nothing is done where there is none."""
@@ -134,3 +180,50 @@ def _said(answer: httpx.Response) -> str:
 
 def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _own_namespace() -> str | None:
+    """Of the pod that this runs in; kr8s would say `default`."""
+    try:
+        return _OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        return None
+
+
+class _Socket:
+    """A WebSocket whose end before its time is an answer that did not come."""
+
+    def __init__(self, socket: Any, asked: str) -> None:
+        self._socket, self._asked = socket, asked
+
+    async def send_bytes(self, data: bytes) -> None:
+        try:
+            await self._socket.send_bytes(data)
+        except _NO_ANSWER as error:
+            raise _unanswered(error, self._asked) from error
+
+    async def receive_bytes(self) -> bytes:
+        try:
+            return await self._socket.receive_bytes()
+        except _NO_ANSWER as error:
+            raise _unanswered(error, self._asked) from error
+
+
+def _of_execution(error: BaseException, asked: str) -> BaseException:
+    """What an error of a command in a pod means to us."""
+    match error:
+        case httpx_ws.WebSocketUpgradeError(response=answer) if answer.status_code < UNABLE:
+            return RefusedBy(answer.status_code, answer.reason_phrase, asked=asked)
+        case ServerError() | OSError() | TimeoutError() | httpx.HTTPError() | httpx_ws.HTTPXWSException():
+            return _unanswered(error, asked)
+        case _:
+            return error
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One of several errors that came together; they have one cause."""
+    unanswered, _ = errors.split(Unanswered)
+    found: BaseException = unanswered or errors
+    while isinstance(found, BaseExceptionGroup):
+        found = cast(BaseExceptionGroup[BaseException], found).exceptions[0]
+    return found

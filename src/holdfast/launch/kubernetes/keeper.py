@@ -6,8 +6,10 @@ A pod that is started again finds the folder as it was left, and its controller 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -17,6 +19,8 @@ from holdfast.folder import RunFolder, write_private
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.keeping import keep, listen, take
+from holdfast.launch.kubernetes.desk import COLLECTED
+from holdfast.launch.kubernetes.jobset import KEPT_S
 
 EVERYWHERE = "0.0.0.0"
 """Nodes come over the network; the run's NetworkPolicy says which."""
@@ -43,6 +47,7 @@ def main() -> int:
     _await_code(folder)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
         code = keep(folder, agents, clients, lock)
+        _await_collection(folder, agents)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
     return code
@@ -76,6 +81,18 @@ def _await_code(folder: RunFolder) -> None:
     code: dict[str, Any] | None = json.loads(folder.job.read_text()).get("code")
     while code is not None and not archive_path(folder.code, code["digest"]).is_file():
         time.sleep(BEAT_S)
+
+
+def _await_collection(folder: RunFolder, agents: socket.socket) -> None:
+    """Wait until somebody has the whole log, or for a day: nobody can ask a pod that has ended.
+
+    Meanwhile the pod's probes are answered.
+    """
+    agents.settimeout(BEAT_S)
+    deadline = time.monotonic() + KEPT_S
+    while not (folder.path / COLLECTED).exists() and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            agents.accept()[0].close()
 
 
 if __name__ == "__main__":

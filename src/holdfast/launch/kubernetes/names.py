@@ -28,8 +28,7 @@ class Names:
     @classmethod
     def of(cls, job: Job, run_id: str) -> Names:
         """Names for a run whose id ends in these characters."""
-        kept = job.name[: LONGEST - len(run_id) - 1].rstrip("-")
-        return cls(f"{kept}-{run_id}")
+        return cls(f"{stem(job)}-{run_id}")
 
     @property
     def controller(self) -> str:
@@ -57,3 +56,8 @@ class Names:
         """The same as a selector."""
         labels = {RUN_LABEL: self.name} | ({} if part is None else {PART_LABEL: part})
         return {"matchLabels": labels}
+
+
+def stem(job: Job) -> str:
+    """As much of a job's name as the names of its objects have room for."""
+    return job.name[: LONGEST - len(UNKNOWN_ID) - 1].rstrip("-")

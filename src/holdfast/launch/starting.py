@@ -1,4 +1,7 @@
-"""Owns the start of a local run's keeper: a process of its own, that outlives whoever started it."""
+"""Owns the start of a run's keeper here: a process of its own, that outlives whoever started it.
+
+Of a local run it keeps the controller alive; of one elsewhere it keeps the run's folder as it is there.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
+from holdfast.job.profile import KUBERNETES, LOCAL
+
+KEEPERS: Mapping[str, Callable[[Accepted], tuple[str, ...]]] = {
+    LOCAL: lambda accepted: ("holdfast.launch.local.keeper", "--isolation", accepted.isolation),
+    KUBERNETES: lambda _: ("holdfast.launch.kubernetes.mirror",),
+}
+"""What keeps a run of each back end, with its own options."""
 
 START_S = 10.0
 """Longest a keeper may take to listen."""
@@ -24,10 +34,10 @@ START_S = 10.0
 def keep(run: RunFolder, accepted: Accepted) -> None:
     """Start a keeper with the environment the run was first started with, and wait until it listens."""
     environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
-    argv = [sys.executable, "-m", "holdfast.launch.local.keeper", str(run.path)]
+    module, *options = KEEPERS[accepted.backend](accepted)
     with run.controller_log.open("ab") as output:
         keeper = subprocess.Popen(
-            [*argv, "--isolation", accepted.isolation],
+            [sys.executable, "-m", module, str(run.path), *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,0 +1,168 @@
+"""`python -m holdfast.launch.kubernetes.desk FOLDER WHAT`: what a controller's pod answers to commands.
+
+    bring NAME DIGEST   take a file of the run's, such as its code, from standard input
+    ask                 hand what comes on standard input to the controller, and its answer back
+    follow              send the run's log and what its ranks write, from where the reader has them, as they grow
+
+Standard library only: it is started for every question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.folder import RunFolder
+
+BEAT_S = 0.1
+"""How often files are looked at."""
+PIECE_BYTES = 1 << 18
+LONGEST_LOG_BYTES = 64 << 20
+"""Of a rank's log that its reader has nothing of, the end that is sent; what is before it is a hole there, which says
+that it was dropped. A multiple of every file system's blocks."""
+COLLECTED = "collected"
+"""In a run's folder: somebody has all of it, so that its pod need not wait any longer."""
+
+FILES = re.compile(r"events\.jsonl|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
+"""What is sent of a run's folder, and nothing else is taken."""
+_UNTIL = re.compile(rb"(?mi)^(holdfast-until: )(\S+)")
+
+
+def main() -> int:
+    """Answer what the command line asks; the exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.desk")
+    parser.add_argument("folder", type=Path)
+    what = parser.add_subparsers(dest="what", required=True)
+    bring = what.add_parser("bring")
+    bring.add_argument("name")
+    bring.add_argument("digest")
+    what.add_parser("ask")
+    what.add_parser("follow")
+    options = parser.parse_args()
+    folder = RunFolder(options.folder)
+    match options.what:
+        case "bring":
+            _take(folder.path / options.name, options.digest)
+        case "ask":
+            _ask(folder)
+        case _:
+            _follow(folder)
+    return 0
+
+
+def retimed(head: bytes, change_s: Callable[[], float]) -> bytes:
+    """A request's head with its deadline changed: clocks of two machines have nothing in common."""
+    return _UNTIL.sub(lambda found: found[1] + repr(float(found[2]) + change_s()).encode(), head)
+
+
+def _take(place: Path, digest: str) -> None:
+    """Put a file in its place, once it is whole."""
+    if place.is_file():
+        return
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh, found = place.with_suffix(f".{os.getpid()}"), hashlib.sha256()
+    with fresh.open("wb") as file:
+        while data := sys.stdin.buffer.read(PIECE_BYTES):
+            found.update(data)
+            file.write(data)
+    if found.hexdigest() != digest:
+        fresh.unlink()
+        sys.exit(f"{place.name} did not arrive whole")
+    fresh.rename(place)
+
+
+def _ask(folder: RunFolder) -> None:
+    """Be the connection between standard input and output and the controller's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as controller:
+        os.chdir(folder.path)  # a Unix socket's path holds 107 bytes
+        controller.connect(folder.control_socket.name)
+        threading.Thread(target=_hand_in, args=(controller,), daemon=True).start()
+        while data := controller.recv(PIECE_BYTES):
+            _write(data)
+
+
+def _hand_in(controller: socket.socket) -> None:
+    data = b""
+    while b"\r\n\r\n" not in data and (more := os.read(0, PIECE_BYTES)):
+        data += more
+    data = retimed(data, time.monotonic)
+    while data:
+        controller.sendall(data)
+        data = os.read(0, PIECE_BYTES)
+    controller.shutdown(socket.SHUT_RDWR)
+
+
+def _follow(folder: RunFolder) -> None:
+    """Send what the reader lacks, look by look, until it says that it has all, or is gone."""
+    sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
+    while True:
+        for name, at, end in _news(folder, sent):
+            _send(folder.path / name, name, at, end)
+            sent[name] = end
+        _write(b"{}\n")
+        if select.select([0], [], [], BEAT_S)[0]:
+            if os.read(0, 16).strip() == b"done":
+                (folder.path / COLLECTED).touch()
+            return
+
+
+def _news(folder: RunFolder, sent: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+    """What of which file is to be sent. The log comes last, as it was first: what it speaks of is then there too."""
+    log = folder.events
+    end = _whole_lines(log, sent.get(log.name, 0))
+    for path in folder.path.glob("logs/*/*"):
+        name = str(path.relative_to(folder.path))
+        if FILES.fullmatch(name) and (size := path.stat().st_size) != (at := sent.get(name, 0)):
+            at = 0 if size < at else at  # its rank has emptied it
+            yield name, max(at, _aligned(size - LONGEST_LOG_BYTES)), size
+    if end != sent.get(log.name, 0):
+        yield log.name, min(end, sent.get(log.name, 0)), end
+
+
+def _aligned(offset: int) -> int:
+    return max(0, offset - offset % (1 << 20))
+
+
+def _whole_lines(log: Path, known: int) -> int:
+    """Where the last whole line ends, as far as it is after what is known to be whole."""
+    try:
+        with log.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < known:
+                return 0  # of another life: it is sent anew
+            file.seek(known)
+            end = known
+            while data := file.read(PIECE_BYTES):
+                newline = data.rfind(b"\n")
+                end = file.tell() - len(data) + newline + 1 if newline >= 0 else end
+            return end
+    except FileNotFoundError:
+        return known
+
+
+def _send(path: Path, name: str, at: int, end: int) -> None:
+    with path.open("rb") as file:
+        file.seek(at)
+        while at < end and (data := file.read(min(PIECE_BYTES, end - at))):
+            _write(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
+            at += len(data)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

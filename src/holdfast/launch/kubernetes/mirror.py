@@ -1,0 +1,259 @@
+"""The mirror of a run on Kubernetes: keeps its folder here as the controller's pod has it, and hands questions on.
+
+It stands where a local run has its keeper: it holds the folder's lock, answers at its socket, and ends with the run.
+Nothing depends on it. Where it was ended, or the machine was off, whoever asks for the run next starts another, and
+that one goes on from what is here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from holdfast.errors import ExitCode
+from holdfast.events import Outcome, RunFinished, StopDecided
+from holdfast.events.log import EventWriter, last_event
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.launch.code.archive import archive_path
+from holdfast.launch.keeping import clients_at, describe, take
+from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, retimed
+from holdfast.launch.kubernetes.execution import CommandFailed, Execution
+from holdfast.launch.kubernetes.names import CONTROLLER, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.paths import PODS
+from holdfast.launch.kubernetes.place import Place, recorded
+from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
+from holdfast.launch.kubernetes.submission import HOME
+
+if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.cluster import Cluster
+
+log = logging.getLogger("holdfast.mirror")
+
+AGAIN_S = 0.5
+"""Pause before the controller's pod is looked for again."""
+QUESTION_BYTES = 1 << 16
+HEAD_BYTES = 512
+"""Longest that the line before a part of a file is."""
+_DESK = ("python", "-m", "holdfast.launch.kubernetes.desk")
+
+
+class RunGone(Exception):
+    """The object that stands for the run is not in the cluster any more."""
+
+
+class Mirror:
+    """One run's folder here, and its like in the controller's pod."""
+
+    def __init__(self, folder: RunFolder, cluster: Cluster, place: Place) -> None:
+        self._folder, self._cluster, self._place = folder, cluster, place
+        self._there = f"{HOME}/runs/{folder.run}"
+        self._pod: str | None = None
+        """The controller's, as far as it was heard of."""
+        self._accepted = Accepted.model_validate_json(folder.job.read_text())
+
+    async def run(self) -> None:
+        """Keep up until the run is over, whatever becomes of pods and connections."""
+        said = ""
+        while not isinstance(last_event(self._folder.events), RunFinished):
+            try:
+                await self._keep_up()
+            except RunGone:
+                self._conclude("its object was removed from the cluster")
+            except (ClusterError, CommandFailed) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("%s", said)
+            finally:
+                self._pod = None
+            await asyncio.sleep(AGAIN_S)
+        await self._leave()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Be one question's connection to the controller; it breaks off where there is none."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if self._pod is not None:
+                async with self._cluster.execute(self._pod, *_DESK, self._there, "ask") as desk:
+                    await desk.send(retimed(head, lambda: -time.monotonic()))
+                    handing = asyncio.ensure_future(_hand_in(reader, desk))
+                    async for data in desk.output():
+                        writer.write(data)
+                        await writer.drain()
+                    handing.cancel()
+            elif head.startswith(b"POST /v1/cancel ") and last_event(self._folder.events) is None:
+                await self._remove()
+                self._conclude("it was cancelled before it had a controller")
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        except Exception as error:
+            log.warning("a question was not answered: %s", error)
+        finally:
+            writer.close()
+
+    async def _keep_up(self) -> None:
+        """Follow the controller's pod as long as it can be heard."""
+        pod = await self._controllers_pod()
+        if pod is None:
+            return
+        await self._bring_code(pod)
+        async with self._cluster.execute(pod, *_DESK, self._there, "follow") as desk:
+            await desk.send(json.dumps(self._have()).encode() + b"\n")
+            self._pod = pod
+            async for piece, data in _pieces(desk.output()):
+                if not piece.bytes:
+                    continue
+                _put(self._folder.path / piece.name, piece.at, data)
+                if piece.name == self._folder.events.name and isinstance(last_event(self._folder.events), RunFinished):
+                    await desk.send(b"done\n")
+
+    async def _controllers_pod(self) -> str | None:
+        """The controller's pod where it runs; raises RunGone where there will be none."""
+        selector = f"{RUN_LABEL}={self._folder.run},{PART_LABEL}={CONTROLLER}"
+        found = await self._cluster.read(PODS, labelSelector=selector)
+        for pod in found["items"]:
+            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
+                return pod["metadata"]["name"]
+        if not await self._cluster.exists(self._place.owner):
+            raise RunGone
+        return None
+
+    async def _bring_code(self, pod: str) -> None:
+        """Put the run's code where the controller looks for it, unless it is there."""
+        code = self._accepted.code
+        if code is None or last_event(self._folder.events) is not None:
+            return
+        archive = archive_path(self._folder.code, code.digest)
+        name = str(archive.relative_to(self._folder.path))
+        async with self._cluster.execute(pod, *_DESK, self._there, "bring", name, code.digest) as desk:
+            with archive.open("rb") as file:
+                while data := file.read(1 << 20):
+                    await desk.send(data)
+            await desk.end_input()
+            async for _ in desk.output():
+                pass
+
+    def _have(self) -> dict[str, int]:
+        """How much of each file is here."""
+        files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
+        return {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
+
+    def _conclude(self, why: str) -> None:
+        """End the log here, where nobody is left to do it there."""
+        writer = EventWriter(self._folder.events)
+        begun = last_event(self._folder.events) is not None
+        at, outcome, code = time.time(), Outcome.CANCELLED, ExitCode.CANCELLED
+        writer.append(
+            (
+                *(() if begun else (self._accepted.created(self._folder.run),)),
+                StopDecided(at=at, outcome=outcome, reason=why, exit_code=code),
+                RunFinished(at=at, outcome=outcome, reason=why, exit_code=code),
+            ),
+            sync=True,
+        )
+        writer.close()
+
+    async def _leave(self) -> None:
+        """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
+        finished = last_event(self._folder.events)
+        if isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED:
+            await self._remove()
+
+    async def _remove(self) -> None:
+        while True:
+            try:
+                await self._cluster.remove(self._place.owner)
+                return
+            except Unanswered as error:
+                log.warning("%s cannot be removed yet: %s", self._place.owner, error)
+                await asyncio.sleep(AGAIN_S)
+
+
+async def _hand_in(reader: asyncio.StreamReader, desk: Execution) -> None:
+    with contextlib.suppress(Exception):  # whoever waits for the answer hears of it
+        while data := await reader.read(QUESTION_BYTES):
+            await desk.send(data)
+        await desk.end_input()
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """What the desk says before a part of a file; of nothing, after it has looked at all."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^({FILES.pattern})$")] = "events.jsonl"
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=PIECE_BYTES)] = 0
+
+
+_piece = msgspec.json.Decoder(_Piece)
+
+
+async def _pieces(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[_Piece, bytes]]:
+    """Parts of files, as the desk sends them: what it is, on a line, and as many bytes as that says.
+
+    Raises CommandFailed for what no desk sends: it comes from a pod, where others than we have a say.
+    """
+    buffer = bytearray()
+    async for data in output:
+        buffer += data
+        while (end := buffer.find(b"\n", 0, HEAD_BYTES)) >= 0:
+            try:
+                piece = _piece.decode(buffer[:end])
+            except msgspec.DecodeError as error:
+                raise CommandFailed(f"what the controller's pod sends is no part of a run: {error}") from error
+            if len(buffer) - end - 1 < piece.bytes:
+                break
+            yield piece, bytes(buffer[end + 1 : end + 1 + piece.bytes])
+            del buffer[: end + 1 + piece.bytes]
+        if end < 0 and len(buffer) > HEAD_BYTES:
+            raise CommandFailed("what the controller's pod sends is no part of a run: a line without an end")
+
+
+def _put(path: Path, at: int, data: bytes) -> None:
+    """Write a part of a file in its place; what was there from then on is of another life of it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    with open(descriptor, "wb") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)
+
+
+async def mirrored(folder: RunFolder) -> None:
+    """Mirror a run until it is over."""
+    from holdfast.launch.kubernetes.cluster import Cluster
+
+    place = recorded(folder)
+    mirror = Mirror(folder, Cluster(context=place.context, namespace=place.namespace), place)
+    server = await asyncio.start_unix_server(mirror.answer, sock=clients_at(folder))
+    describe(folder)
+    async with server:
+        await mirror.run()
+    folder.forget_secrets()
+    folder.control_socket.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Mirror the run whose folder is named on the command line."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.mirror")
+    parser.add_argument("folder", type=Path)
+    folder = RunFolder(parser.parse_args().folder)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    if take(folder) is None:
+        sys.exit("the run has a mirror already")
+    asyncio.run(mirrored(folder))
+
+
+if __name__ == "__main__":
+    main()

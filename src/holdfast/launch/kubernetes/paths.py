@@ -1,0 +1,20 @@
+"""Owns where objects lie in the API server's own tree, `{namespace}` left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PODS = "/api/v1/namespaces/{namespace}/pods"
+
+
+def folder_of(thing: Mapping[str, Any]) -> str:
+    """Where objects of this one's kind are made."""
+    version, kind = thing["apiVersion"], thing["kind"].lower()
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"{'/apis' if '/' in version else '/api'}/{version}/namespaces/{{namespace}}/{plural}"
+
+
+def path_of(thing: Mapping[str, Any]) -> str:
+    """Where an object is found."""
+    return f"{folder_of(thing)}/{thing['metadata']['name']}"

@@ -1,0 +1,27 @@
+"""Owns where in the world a run on Kubernetes is, written down for whoever asks for it later."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.folder import RunFolder
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's place, as its folder here knows it."""
+
+    context: str | None
+    """The kubeconfig's context; None is the current one."""
+    namespace: str
+    owner: str
+    """Path of the object that stands for the run: removing it removes the run."""
+
+
+def record(folder: RunFolder, place: Place) -> None:
+    """Write down where a run is."""
+    folder.place.write_bytes(msgspec.json.encode(place))
+
+
+def recorded(folder: RunFolder) -> Place:
+    """Where a run is."""
+    return msgspec.json.decode(folder.place.read_bytes(), type=Place)

@@ -1,0 +1,114 @@
+"""Owns the making of a run's objects: whole or not at all, with secrets that nobody else has ever seen.
+
+Refuses to own what they are (render.py) and who follows the run from here (mirror.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from holdfast.folder import RunFolder
+from holdfast.guard.keys import Keys
+from holdfast.guard.tls import make_identity
+from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.manifest import plain
+from holdfast.launch.kubernetes.names import RUN_LABEL
+from holdfast.launch.kubernetes.paths import folder_of, path_of
+from holdfast.launch.kubernetes.place import Place, record
+from holdfast.launch.kubernetes.refusals import RefusedBy, told
+from holdfast.launch.kubernetes.render import render
+from holdfast.launch.kubernetes.submission import Submission
+
+
+@contextlib.contextmanager
+def started(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> Generator[None]:
+    """Make a run's objects, with the values of its job's secrets, and write down in its folder where they are.
+
+    Raises HoldfastError where the cluster does not take them. Then, or where what is done with them fails, nothing of
+    them is left.
+    """
+    cluster = Cluster(context=asked.profile.context, namespace=asked.profile.namespace)
+    with told():
+        place = asyncio.run(_make(cluster, asked, _values(folder, asked, secrets)))
+    try:
+        record(folder, place)
+        yield
+    except BaseException:
+        # Of another event loop than the first, hence another connection.
+        cluster = Cluster(context=place.context, namespace=place.namespace)
+        with contextlib.suppress(Exception):  # what went wrong first is what is told
+            asyncio.run(cluster.remove(place.owner))
+        raise
+
+
+def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+    """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
+    token = folder.token.read_text().strip()
+    make_identity(folder.ca, folder.identity)
+    ca, identity = folder.ca.read_text(), folder.identity.read_text()
+    folder.identity.unlink()
+    own = {"token": token, "ca.pem": ca, "identity.pem": identity}
+    if secrets:
+        own["secrets.json"] = json.dumps(dict(secrets))
+    keys = Keys(token)
+    nodes = {f"node{node}": keys.of_newcomer(node) for node in range(asked.job.nodes.max)}
+    return {asked.names.controller: own, asked.names.keys: {"ca.pem": ca, **nodes}}
+
+
+async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mapping[str, str]]) -> Place:
+    rendering = render(asked)
+    before, owner = [plain(each) for each in rendering.before], plain(rendering.owner)
+    owned = [_filled(plain(each), values) for each in rendering.owned]
+    for each in owned:  # whatever would be refused is refused before anything is there
+        await cluster.make(folder_of(each), each, dryRun="All")
+    made: list[str] = []
+    try:
+        for each in before:
+            if await _made(cluster, each):
+                made.append(path_of(each))
+        said = await cluster.make(folder_of(owner), owner)
+        made.append(path_of(owner))
+        owners = {"ownerReferences": [_reference(said)]}
+        for each in filter(_is_runs_own, before):
+            await cluster.change(path_of(each), {"metadata": owners})
+        for each in owned:
+            await cluster.make(folder_of(each), {**each, "metadata": each["metadata"] | owners})
+    except BaseException:
+        for path in reversed(made):
+            with contextlib.suppress(Exception):  # what went wrong first is what is told
+                await cluster.remove(path)
+        raise
+    return Place(context=asked.profile.context, namespace=asked.profile.namespace, owner=path_of(owner))
+
+
+async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:
+    """Make what is to be there first, unless it is: a volume's claim that an earlier run has made."""
+    try:
+        await cluster.make(folder_of(thing), thing)
+    except RefusedBy as refusal:
+        if refusal.status != CONFLICT:
+            raise
+        return False
+    return True
+
+
+def _reference(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What has an object removed with its owner, which does not take it for a part of its own."""
+    meta = owner["metadata"]
+    kind = {key: owner[key] for key in ("apiVersion", "kind")}
+    return {**kind, "name": meta["name"], "uid": meta["uid"], "controller": False}
+
+
+def _is_runs_own(thing: Mapping[str, Any]) -> bool:
+    return RUN_LABEL in thing["metadata"].get("labels", {})
+
+
+def _filled(thing: dict[str, Any], values: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """A Secret with its values; anything else as it is."""
+    if thing["kind"] != "Secret":
+        return thing
+    return {**thing, "stringData": dict(values[thing["metadata"]["name"]])}
