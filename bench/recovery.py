@@ -31,14 +31,26 @@ from pathlib import Path
 from bench import quiet
 from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, percentile, say, table
 from bench.sides import Running, Side, SideFailed, freeze, holdfast, thaw, torchrun, torchrun_fixed
-from holdfast.events import AttemptStarted, RankExited, RanksStarted, RanksStopped, RecoveryDecided
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    RankExited,
+    RanksStarted,
+    RanksStopped,
+    RanksWarmed,
+    RecoveryDecided,
+)
 from holdfast.events.log import read_events
 
 GOAL = 0.8
-PARTS = ("pairs", "ddp", "stock", "kills")
+WARM_GOAL = 0.25
+PARTS = ("pairs", "ddp", "warm", "stock", "kills")
 RANKS = 2
 ROUNDS, QUICK_ROUNDS = 20, 2
 DDP_ROUNDS = 6
+WARM_ROUNDS = 12
+WARM_S = 180.0
+"""Longest until the imports for a next start are done, beside ranks at work."""
 KILLS, QUICK_KILLS = 100, 3
 STOCK_TRIES, QUICK_STOCK_TRIES = 8, 1
 START_S = 90.0
@@ -108,6 +120,8 @@ def main() -> None:
         tables.append(_pairs(QUICK_ROUNDS if options.quick else options.rounds))
     if "ddp" in parts:
         tables.append(_pairs(QUICK_ROUNDS if options.quick else DDP_ROUNDS, "ddp"))
+    if "warm" in parts:
+        tables.append(_pairs(QUICK_ROUNDS if options.quick else WARM_ROUNDS, "ddp", goal=WARM_GOAL))
     if "stock" in parts:
         tables.append(_stock(QUICK_STOCK_TRIES if options.quick else STOCK_TRIES))
     if "kills" in parts:
@@ -120,31 +134,35 @@ def main() -> None:
 # Parts
 
 
-def _pairs(rounds: int, *words: str) -> str:
-    """Holdfast beside torchrun with a store for each attempt: a kill of each in every round."""
+def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
+    """Holdfast beside torchrun with a store for each attempt: a kill of each in every round.
+
+    Where the goal is that of warm starts, no rank is killed before its next start can be one.
+    """
     taken: dict[str, list[Recovery]] = defaultdict(list)
 
     def measure(name: str, side: _Alternating) -> float:
         taken[name].append(side.turn())
         return taken[name][-1].total_s
 
+    warm = goal == WARM_GOAL
     with contextlib.ExitStack() as stack:
         live: dict[str, _Alternating] = {}
         for name, side in ((PEER, torchrun_fixed), (OURS, holdfast), (PEER_AGAIN, torchrun_fixed)):
-            live[name] = _Alternating(stack.enter_context(side("restarted.py", *words)), name)
+            live[name] = _Alternating(stack.enter_context(side("restarted.py", *words)), name, warm=warm)
         done = interleave({name: partial(measure, name, side) for name, side in live.items()}, rounds, unit="s")
     result = compare(done)
     ours, peer = taken[OURS], [*taken[PEER], *taken[PEER_AGAIN]]
     rows = [
         (
-            f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}",
-            f"<= {GOAL}x",
+            f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', warm' if warm else ''}",
+            f"<= {goal}x",
             f"{result.ratio}x",
             str(result.floor),
             f"{_median(ours):.2f} s",
             f"{_median(peer):.2f} s",
             f"{len(ours)} / {len(peer)}",
-            result.verdict(GOAL),
+            result.verdict(goal),
         )
     ]
     head = ("claim", "goal", "measured", "A/A floor", "holdfast, median", "torchrun, median", "kills", "met")
@@ -196,13 +214,15 @@ def _many(kills: int) -> str:
 class _Alternating:
     """A side that is frozen but for its turns."""
 
-    def __init__(self, running: Running, name: str) -> None:
+    def __init__(self, running: Running, name: str, *, warm: bool) -> None:
         self._running = running
         self._name = name
         self._ranks = _Ranks(running.out)
         self._draw = random.Random(0)
         self._victims = _victims(self._draw)
         _settle(running, self._ranks)
+        if warm and _events(running):
+            _wait_until_warm(running)
         freeze(running.pids())
 
     def turn(self) -> Recovery:
@@ -231,6 +251,16 @@ def _settle(running: Running, ranks: _Ranks) -> None:
     """Wait until the ranks have finished a few steps."""
     if not running.wait_for(lambda: len(ranks.whole_steps()) >= SETTLED_STEPS, START_S):
         raise SideFailed(f"no {SETTLED_STEPS} steps within {START_S:g} s\n{running.last_words()}")
+
+
+def _wait_until_warm(running: Running) -> None:
+    """Wait until the imports for the next start of every rank are done."""
+
+    def warm() -> bool:
+        return len([event for event in _events(running) if isinstance(event, RanksWarmed)]) >= RANKS
+
+    if not running.wait_for(warm, WARM_S):
+        raise SideFailed(f"not warm within {WARM_S:g} s\n{running.last_words()}")
 
 
 def _tell(who: str, recovery: Recovery) -> None:
@@ -315,16 +345,21 @@ def _phases(running: Running, killed_at: float, lives: Sequence[_Life], stepped_
 
 def _decisions(running: Running, killed_at: float) -> dict[str, float]:
     """When holdfast saw the death, had stopped the rest, and had started anew, by its own log; nothing for torchrun."""
-    logs = list((running.folder / "home" / "runs").glob("*/events.jsonl"))
-    if not logs:
+    events = [event for event in _events(running) if event.at >= killed_at]
+    if not events:
         return {}
-    events = [event for event in read_events(logs[0]) if event.at >= killed_at]
     detected = min(event.at for event in events if isinstance(event, RankExited))
     stopped = max(event.at for event in events if isinstance(event, RanksStopped))
     started = max(event.at for event in events if isinstance(event, RanksStarted))
     decided = [event.at for event in events if isinstance(event, RecoveryDecided | AttemptStarted)]
     assert decided, "a recovery was decided"
     return {"detect": detected, "stop": stopped, "start": started}
+
+
+def _events(running: Running) -> list[AnyEvent]:
+    """Holdfast's own log; nothing for torchrun."""
+    logs = list((running.folder / "home" / "runs").glob("*/events.jsonl"))
+    return read_events(logs[0]) if logs else []
 
 
 def _breakdown(ours: Sequence[Recovery], peer: Sequence[Recovery]) -> str:

@@ -182,7 +182,8 @@ async def acknowledged(agent: ClientConnection, seq: int) -> None:
 
 
 def test_code_is_given_to_nodes_under_its_digest_alone(tmp_path: Path) -> None:
-    archive = tmp_path / f"{'5f' * 32}.tar"
+    archive = tmp_path / "code" / f"{'5f' * 32}.tar"
+    archive.parent.mkdir()
     archive.write_bytes(b"code" * 100_000)
     (tmp_path / f"{'aa' * 32}.tar").write_bytes(b"another run's")
 
@@ -193,13 +194,16 @@ def test_code_is_given_to_nodes_under_its_digest_alone(tmp_path: Path) -> None:
             assert (answer.status_code, answer.content) == (200, archive.read_bytes())
             assert (await nobody.get(path)).status_code == 401
             assert (await operator.get(path)).status_code == 401
-            for other in (f"/v1/code/{'aa' * 32}", f"/v1/code/../{archive.name}", "/v1/code/", "/v1/code"):
+            for other in (f"/v1/code/{'aa' * 32}", f"/v1/code/{archive.name}", "/v1/code/x"):
+                assert (await node.get(other)).status_code == 410
+                assert (await operator.get(other)).status_code == 401
+            for other in (f"/v1/code/../{archive.name}", "/v1/code"):
                 assert (await node.get(other)).status_code == 401
                 assert (await operator.get(other)).status_code == 404
             archive.unlink()
             assert (await node.get(path)).status_code == 410
 
-    play(tmp_path, scene, code=archive)
+    play(tmp_path, scene, code=archive.parent)
 
 
 WRONG_TOKENS = [None, "mistaken", TOKEN[:-1], TOKEN + "x", "ünknown"]

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
-from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, after, ask, controller_gone, finished, refuse_finished
+from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, UPDATE, after, ask, controller_gone, finished, refuse_finished
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
+    AttemptStarted,
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
@@ -38,6 +39,9 @@ from holdfast.events import (
     RunFinished,
     SplitRequested,
     StepCommitted,
+    UpdateEnded,
+    UpdateOutcome,
+    UpdateRequested,
 )
 from holdfast.events.log import EventReader, line_of, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES, resolve
@@ -256,6 +260,90 @@ def split(run: RunFolder, *, within_s: float) -> StepCommitted:
         if isinstance(event, StepCommitted) and lasting(event.metrics):
             return event
     raise AssertionError("it is waited for until it is there or will not be")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updated:
+    """What came of an update that was asked for."""
+
+    digest: str
+    former: str
+    """Both are empty where code lies in place."""
+    step: StepCommitted | None = None
+    """The first with the new code, where that was waited for."""
+
+
+def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 0.0, within_s: float) -> Updated:
+    """Have a run's ranks go on with other code, from the step they are at; by itself what lies there now.
+
+    With `after_s` they are stopped for it so many seconds later, unless they restart before; with None only then. At 0
+    it returns with the first step of the new code. Raises HoldfastError where that does not come within `within_s`
+    seconds, and where the code cannot be shipped; then nothing was stopped.
+    """
+    refuse_finished(run)
+    request = _update_requested(run, code, after_s)
+    updated = Updated(digest=request.digest, former=request.former)
+    if after_s != 0.0:
+        ask(run, UPDATE.path, request)
+        return updated
+    attempts: set[tuple[int, int]] = set()
+    for _, event in after(run, request, UPDATE, within_s):
+        match event:
+            case AttemptStarted(code=request.digest):
+                attempts.add((event.replica, event.attempt))
+            case StepCommitted() if (event.replica, event.attempt) in attempts:
+                return replace(updated, step=event)
+            case UpdateEnded() if event.outcome is not UpdateOutcome.APPLIED:
+                raise _not_updated(run, event)
+            case _:
+                pass
+    raise AssertionError("it is waited for until it is there or will not be")
+
+
+def _update_requested(run: RunFolder, code: Path | None, after_s: float | None) -> UpdateRequested:
+    """What to ask for, with its archive in the run's folder."""
+    before, former = accepted(run), status(run).code
+    if before.code is None and code is not None:
+        raise failure(
+            "code-in-place",
+            f"the ranks of {run.run} run in place, and not from a copy of the code",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=before.base,
+            remedy="Change the files there and leave `--code` out; a profile with `code: shipped` ships copies.",
+        )
+    if before.code is None:
+        return UpdateRequested(at=time.time(), after_s=after_s)
+    shipped = _ship(before.job, Path(before.base) if code is None else code.absolute(), run.code)
+    if shipped.digest == former:
+        raise failure(
+            "code-unchanged",
+            f"{run.run} runs this very code already",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=str(code or before.base),
+            evidence=(f"sha256 {former}",),
+            remedy="Change it first, or name another folder with `--code`.",
+        )
+    return UpdateRequested(
+        at=time.time(),
+        digest=shipped.digest,
+        former=former,
+        bytes=shipped.bytes,
+        files=shipped.files,
+        cwd=shipped.cwd,
+        after_s=after_s,
+    )
+
+
+def _not_updated(run: RunFolder, ended: UpdateEnded) -> HoldfastError:
+    found = ended.finding
+    return failure(
+        "update-failed",
+        f"the update of {run.run} was {ended.outcome}{f': {found.what}' if found else ''}",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=run.run,
+        evidence=found.evidence if found else (),
+        remedy=f"The run goes on with the code it had. {found.remedy if found else ''}",
+    )
 
 
 def drill(

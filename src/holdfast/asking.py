@@ -144,6 +144,8 @@ class Wanted:
     """What ranks and agents find that mean: it will not come."""
     so_far: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
     """What there is already."""
+    outlives_restarts: bool = False
+    """Whether a restart does not keep it from coming."""
 
 
 def _newest(known: RunStatus) -> tuple[str, ...]:
@@ -172,6 +174,15 @@ SPLIT = Wanted(
 )
 
 
+UPDATE = Wanted(
+    path="update",
+    what="no step is done with the new code",
+    code="update-not-seen",
+    hopeless={"update-under-way": ExitCode.UNAVAILABLE},
+    outlives_restarts=True,
+)
+
+
 def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> Iterator[tuple[RunStatus, AnyEvent]]:
     """Ask a run for something, and follow what happens from the request on, until it will not come."""
     deadline = time.monotonic() + within_s
@@ -189,7 +200,7 @@ def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> 
             remedy=remedy or "Try again once `holdfast status` shows that it is running.",
         )
 
-    if known.phase is not Phase.RUNNING:
+    if known.phase is not Phase.RUNNING and not wanted.outlives_restarts:
         refused(f"{run.run} is {known.phase}", known.waiting_for)
     ask(run, wanted.path, request)
     asked = False
@@ -205,7 +216,7 @@ def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> 
                         exit_code=wanted.hopeless[finding.code],
                         remedy=finding.remedy,
                     )
-                case RecoveryDecided(finding=finding) if asked:
+                case RecoveryDecided(finding=finding) if asked and not wanted.outlives_restarts:
                     refused(f"{run.run} restarts: {finding.what}", *finding.evidence)
                 case RunFinished() if asked:
                     what = f"{run.run} ended, and {wanted.what}"

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -34,6 +35,7 @@ from holdfast.events import (
     DrillRequested,
     OperatorEvent,
     SplitRequested,
+    UpdateRequested,
 )
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import UNTIL
@@ -48,6 +50,7 @@ from holdfast.guard.door import AgentsWebSocket, Arrival, Server
 from holdfast.guard.keys import Holder, Keys, Newcomer, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
 from holdfast.job.silence import Silence
+from holdfast.launch.code.archive import archive_path
 
 log = logging.getLogger("holdfast.controller")
 
@@ -98,6 +101,9 @@ class _TooLarge(Exception):
 _enrolment = msgspec.json.Decoder(dict[str, str])
 _AGENT_PATH = "/v1/agent"
 _ENROL_PATH = "/v1/enrol"
+_CODE_PATH = "/v1/code/"
+_HOLDERS: dict[str, type[Holder]] = {_AGENT_PATH: NodeAgent, _ENROL_PATH: Newcomer}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Port:
@@ -116,18 +122,17 @@ class Port:
         self._keys = keys
         self._limits = limits
         self._buckets: dict[NodeAgent, Bucket] = {}
-        code_path = f"/v1/code/{code.stem}" if code else ""
-        self._holders = {_AGENT_PATH: NodeAgent, code_path: NodeAgent, _ENROL_PATH: Newcomer}
-        """Whose token each path takes; everything else takes the operator's."""
+        self._code = code
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(_AGENT_PATH, self._agent),
-                *([Route(code_path, self._serving(code))] if code else []),
+                Route(_CODE_PATH + "{digest}", self._serve_code),
                 Route(_ENROL_PATH, self._enrol, methods=["POST"]),
                 Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
                 Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
                 Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
                 Route("/v1/split", self._taking(SplitRequested), methods=["POST"]),
+                Route("/v1/update", self._taking(UpdateRequested), methods=["POST"]),
             ]
         )
 
@@ -137,7 +142,7 @@ class Port:
         holder = self._holder(connection)
         # Not `connection.url`: the sender's Host header is a part of that.
         path: str = scope["path"]
-        if isinstance(holder, self._holders.get(path, Operator)):
+        if isinstance(holder, _taken_by(path)):
             scope["holder"] = holder
             await self._routes(scope, receive, send)
             return
@@ -249,17 +254,20 @@ class Port:
             await asyncio.sleep(wait_s)
         return text
 
-    def _serving(self, archive: Path) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that gives out the run's code."""
+    async def _serve_code(self, request: Request) -> Response:
+        """Give out code of this run: that of its start, or of an update."""
+        digest: str = request.path_params["digest"]
+        archive = archive_path(self._code, digest) if self._code and _DIGEST.fullmatch(digest) else None
+        if archive is None or not archive.is_file():
+            return JSONResponse({"error": "there is no such archive"}, status_code=410)
+        arrival: Arrival = request.state.arrival
+        arrival.settle(self._limits.download_s)
+        return FileResponse(archive, media_type="application/x-tar")
 
-        async def endpoint(request: Request) -> Response:
-            if not archive.is_file():
-                return JSONResponse({"error": "the archive is gone"}, status_code=410)
-            arrival: Arrival = request.state.arrival
-            arrival.settle(self._limits.download_s)
-            return FileResponse(archive, media_type="application/x-tar")
 
-        return endpoint
+def _taken_by(path: str) -> type[Holder]:
+    """Whose token a path takes: the operator's, unless it is for others."""
+    return NodeAgent if path.startswith(_CODE_PATH) else _HOLDERS.get(path, Operator)
 
 
 def _until(request: Request) -> float:

@@ -48,7 +48,6 @@ from holdfast.job.backend import Backend
 from holdfast.job.profile import KUBERNETES
 from holdfast.job.silence import Silence
 from holdfast.job.spec import Job
-from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, Share, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
@@ -91,7 +90,7 @@ def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
     code = accepted.code
     if code is None:
         return ()
-    return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files),)
+    return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files, cwd=code.cwd),)
 
 
 def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
@@ -191,7 +190,9 @@ async def serve(
             lighthouse=quorum.url if quorum else "",
         )
 
-        plan = Plan.of(accepted, folder, attempt, private["secrets"])
+        first = start.code is None or (accepted.code is not None and accepted.code.digest == start.code.digest)
+        running = accepted if first else accepted.model_copy(update={"code": start.code})
+        plan = Plan.of(running, folder, attempt, private["secrets"])
 
         def of_node(node: int) -> StartRanks:
             env, ranks = launches(plan, node, share[node])
@@ -202,7 +203,7 @@ async def serve(
                 env=env,
                 progress_s=progress_interval_s(accepted.job.nodes.max),
                 step_deadline_s=accepted.job.recovery.step_deadline_s,
-                code=accepted.code.digest if accepted.code else "",
+                code=running.code.digest if running.code else "",
                 log_max_bytes=accepted.job.logs.max_bytes,
             )
 
@@ -223,8 +224,7 @@ async def serve(
     )
     controller.feed(*news)
     controller.tell(*_port_taken(folder))
-    archive = archive_path(folder.code, accepted.code.digest) if accepted.code else None
-    port = Port(controller, keys, archive, generation=backend.generation)
+    port = Port(controller, keys, folder.code, generation=backend.generation)
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
     server = listening(port, nodes=accepted.job.nodes.max, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))

@@ -20,6 +20,7 @@ from tests.conftest import SmallDisk, fill
 
 from holdfast.agent import team as team_module
 from holdfast.agent import vigil
+from holdfast.agent.handed import Handed
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import Stacks
@@ -113,6 +114,7 @@ class Bench:
             code=self.code,
             retention=Retention(lambda finding: None),
             warmth=Warmth(self.folder, self.found, lambda replica, ranks: None),
+            handed=Handed(),
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,

@@ -15,12 +15,14 @@ import secrets
 import signal
 import socket
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.agent.code import CodeFolder
 from holdfast.agent.drills import Drills, Reach
+from holdfast.agent.handed import Handed
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
 from holdfast.agent.pressure import watch as watch_memory
@@ -28,23 +30,35 @@ from holdfast.agent.retention import Retention
 from holdfast.agent.team import Team
 from holdfast.agent.warmth import Warmth
 from holdfast.clock import LOOK_S, Clock, clock_jumped
-from holdfast.events import AgentEvent, AgentJoined, FindingRaised, NodeLeaving, RanksStopped, RanksWarmed, rank
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    AgentEvent,
+    AgentJoined,
+    CodeFetched,
+    FindingRaised,
+    NodeLeaving,
+    RanksStopped,
+    RanksWarmed,
+    rank,
+)
 from holdfast.events.orders import (
     PROTOCOL,
     AnyOrder,
     AskCheckpoint,
     AskSplit,
     Break,
+    FetchCode,
     Leave,
     Look,
     Progress,
+    Release,
     ReplicaBack,
     ReplicaLost,
     StartRanks,
     StopRanks,
     WindDown,
 )
-from holdfast.events.rank import CheckpointNow, SplitNow, StopNow
+from holdfast.events.rank import CheckpointNow, HandOver, SplitNow, StopNow
 from holdfast.findings import Finding
 from holdfast.folder import LEFT_NAME
 from holdfast.host.processes import adopt_orphans, descendants, send
@@ -101,10 +115,13 @@ class Agent:
         self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca)
         self._retention = Retention(self._found)
         self._warmth = Warmth(settings.folder, self._found, self._warmed)
+        self._handed = Handed()
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
         self._starts: dict[int, asyncio.Task[None]] = {}
+        self._fetches: set[asyncio.Task[Path]] = set()
+        """Of code for a later start."""
         self._quiet = asyncio.Event()
         self._farewell: asyncio.Task[None] | None = None
         """What is done before leaving; from then on nothing is started."""
@@ -235,7 +252,11 @@ class Agent:
                     team.ask_sessions(SplitNow(), "says where its time goes")
             case WindDown():
                 for team in self._teams.values():
-                    team.ask(StopNow(reason=order.reason))
+                    team.ask(HandOver() if order.hand_over else StopNow(reason=order.reason))
+            case FetchCode():
+                self._fetch(order.digest)
+            case Release():
+                self._handed.release(order.replica)
             case Look():
                 team = self._teams.get(order.replica)
                 if team is not None and team.attempt == order.attempt:
@@ -254,6 +275,22 @@ class Agent:
             if team.replica != order.replica:
                 team.ask(kind(replica=order.replica, attempt=order.attempt))
 
+    def _fetch(self, digest: str) -> None:
+        """Have code before anybody runs it, beside the ranks at work."""
+        fetch = asyncio.ensure_future(self._code.get(digest))
+        self._fetches.add(fetch)
+        fetch.add_done_callback(partial(self._fetched, digest))
+
+    def _fetched(self, digest: str, fetch: asyncio.Task[Path]) -> None:
+        self._fetches.discard(fetch)
+        if fetch.cancelled():
+            return
+        error = fetch.exception()
+        if error is not None and not isinstance(error, HoldfastError):
+            raise error
+        finding = error.findings[0] if error is not None else None
+        self._link.say(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, problem=finding))
+
     def _start(self, order: StartRanks) -> None:
         if order.attempt <= self._attempts.get(order.replica, -1) or self._farewell is not None:
             return
@@ -269,6 +306,7 @@ class Agent:
             code=self._code.get,
             retention=self._retention,
             warmth=self._warmth,
+            handed=self._handed,
             say=self._say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.channel import RankChannel
+from holdfast.agent.handed import Handed
 from holdfast.agent.held import Wanted
 from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.march import March
@@ -76,6 +77,7 @@ class Team:
         code: Callable[[str], Coroutine[None, None, Path]],
         retention: Retention,
         warmth: Warmth,
+        handed: Handed,
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -91,6 +93,7 @@ class Team:
         self._fetch: asyncio.Task[Path] | None = None
         self._retention = retention
         self._warmth = warmth
+        self._handed = handed
         self._warming: asyncio.TimerHandle | None = None
         self._programs: dict[Slot, Wanted] = {}
         self._say = say
@@ -131,7 +134,8 @@ class Team:
             for process in self.processes:
                 process.give_up(problem, self._ended)
             return
-        self._programs = {(self.replica, slot): process.wanted(code) for slot, process in enumerate(self.processes)}
+        slots = {(self.replica, number): process for number, process in enumerate(self.processes)}
+        self._programs = {slot: process.wanted(code, self._handed.path(slot)) for slot, process in slots.items()}
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
             await process.start(self._ended, wanted, self._fork(process, slot))
             if self._order.log_max_bytes is not None:

@@ -29,6 +29,7 @@ from holdfast.cli import (
     run,
     schema,
     status,
+    update,
     validate,
     version,
 )
@@ -45,6 +46,7 @@ VERBS = {
         events.events,
         attach.attach,
         checkpoint.checkpoint,
+        update.update,
         cancel.cancel,
     ),
     "Break it on purpose": (drill.drill,),

@@ -14,6 +14,7 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
+    CodeFetched,
     CodeShipped,
     ControllerStarted,
     DeadlinePassed,
@@ -40,6 +41,8 @@ from holdfast.events import (
     SplitRequested,
     StepCommitted,
     StopDecided,
+    UpdateEnded,
+    UpdateRequested,
     WorldChanged,
 )
 from holdfast.measure.words import SPLIT, UTILISATION, figure, told
@@ -117,6 +120,7 @@ _QUIET = (
     ControllerStarted,
     RanksStarted,
     RanksWarmed,
+    CodeFetched,
     RanksStopped,
     NodesStarted,
     NodesStopped,
@@ -148,7 +152,8 @@ def _controller_started(event: ControllerStarted) -> str:
 def _attempt_started(event: AttemptStarted) -> str:
     ranks = count(event.world_size, "rank")
     where = f"{event.master_addr}:{event.master_port}"
-    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start, meeting at {where}"
+    code = f", with code {short(event.code)}" if event.code else ""
+    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start, meeting at {where}{code}"
 
 
 def _step_committed(event: StepCommitted) -> str:
@@ -294,6 +299,23 @@ def _split_requested(event: SplitRequested) -> str:
     return "it was asked where a step's time goes"
 
 
+def _update_requested(event: UpdateRequested) -> str:
+    what = f": {short(event.former)} -> {short(event.digest)}" if event.digest else " to what lies in place now"
+    when = {0.0: "at once", None: "at the next restart"}.get(event.after_s)
+    return f"an update was asked for{what}, {when or f'at the next restart or in {duration(event.after_s or 0.0)}'}"
+
+
+def _code_fetched(event: CodeFetched) -> str:
+    problem = f" cannot have code {short(event.digest)}: {event.problem.what}" if event.problem else ""
+    return f"node{event.node}{problem or f' has code {short(event.digest)}, for a later start'}"
+
+
+def _update_ended(event: UpdateEnded) -> str:
+    because = f": {event.finding.what}" if event.finding else ""
+    which = f"{short(event.former)} -> {short(event.digest)}" if event.digest else "of what lies in place"
+    return f"the update {which} was {event.outcome} after step {event.step}{because}"
+
+
 def _of(replica: int) -> str:
     return f" of replica {replica}" if replica else ""
 
@@ -332,4 +354,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     DrillRequested: _drill_requested,
     CheckpointRequested: _checkpoint_requested,
     SplitRequested: _split_requested,
+    UpdateRequested: _update_requested,
+    CodeFetched: _code_fetched,
+    UpdateEnded: _update_ended,
 }

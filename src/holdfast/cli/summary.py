@@ -27,6 +27,6 @@ def print_summary(run: RunFolder, output: Output, *, advice: bool = True) -> Non
     text = Text(tell(summary))
     headline = text.plain.partition("\n")[0]
     text.stylize(_STYLES.get(summary.outcome, "bold") if summary.outcome else "bold", 0, len(headline))
-    for heading in ("where the time went", "what failed", "how many took part", "code", "logs"):
+    for heading in ("where the time went", "what failed", "how many took part", "which code ran", "code", "logs"):
         text.highlight_regex(rf"(?m)^{heading}", "bold")
     show(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.events import AnyEvent, DrillRequested
+from holdfast.job.accepted import Shipped
 from holdfast.job.backend import NodePlace
 
 
@@ -51,6 +52,23 @@ class Start:
     nodes: tuple[int, ...]
     master_addr: str
     master_port: int
+    code: Shipped | None = None
+    """What they run; none where it lies in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Have these nodes fetch code before ranks are started with it."""
+
+    nodes: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Have these nodes give back the memory in which ranks left their state."""
+
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +87,8 @@ class WindDown:
 
     nodes: tuple[int, ...]
     reason: str
+    hand_over: bool = False
+    """To leave their state in memory instead of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +155,8 @@ Command = (
     | Cordon
     | Uncordon
     | Start
+    | Fetch
+    | Release
     | Stop
     | WindDown
     | Look

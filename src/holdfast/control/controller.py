@@ -27,10 +27,12 @@ from holdfast.control.commands import (
     Checkpoint,
     Command,
     Cordon,
+    Fetch,
     Finish,
     Inject,
     Look,
     Record,
+    Release,
     ReplaceNode,
     Split,
     Start,
@@ -75,6 +77,7 @@ from holdfast.events.orders import (
     AskCheckpoint,
     AskSplit,
     Break,
+    FetchCode,
     Leave,
     Order,
     Progress,
@@ -498,8 +501,12 @@ class Controller:
             case Stop():
                 order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
                 self._order(command.nodes, lambda _: order)
-            case WindDown(nodes=nodes, reason=reason):
-                self._order(nodes, lambda _: orders.WindDown(reason=reason))
+            case WindDown(nodes=nodes, reason=reason, hand_over=hand_over):
+                self._order(nodes, lambda _: orders.WindDown(reason=reason, hand_over=hand_over))
+            case Fetch(nodes=nodes, digest=digest):
+                self._order(nodes, lambda _: FetchCode(digest=digest))
+            case Release(nodes=nodes):
+                self._order(nodes, lambda node: orders.Release(replica=self._state.nodes[node].replica))
             case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
                 self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt, everyone=everyone))
             case TellLost(replica=replica, attempt=attempt, nodes=nodes):

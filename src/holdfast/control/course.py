@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control import world
+from holdfast.control import versions, world
 from holdfast.control.blame import first_failure, gave_up
 from holdfast.control.commands import Commands, Finish, Look, Record, Start, Stop, TellBack, TellLost
 from holdfast.control.drills import pending
@@ -21,11 +21,12 @@ from holdfast.control.policy import (
     judge,
     left,
     replicas_told,
+    taken_back,
 )
 from holdfast.control.slots import asked_again, emptied, expect
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
-from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided
+from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided, UpdateOutcome
 from holdfast.job.spec import Job
 
 
@@ -129,13 +130,16 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
         return _done(job, state, at)
     if _leaves_as_planned(replica, at):
-        state = state.with_replica(replace(_cleared(replica), growths=(*replica.growths, at)))
+        growths = replica.growths if replica.hands_over else (*replica.growths, at)
+        state = state.with_replica(replace(_cleared(replica), growths=growths))
         return proceed(job, state, replica.replica, at)
     failure = first_failure(replica, at)
     if state.trained:
         record = _record(replica, left(failure), failure, at)
         state, commands = _done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
         return state, (record, *commands)
+    if versions.is_to_blame(state, replica, failure):
+        return _roll_back(job, state, replica, failure, at)
     verdict = judge(failure, replica.failures, job.recovery)
     record = _record(replica, verdict, failure, at)
     state = state.with_replica(replace(_cleared(replica), failures=(*replica.failures, failure)))
@@ -147,6 +151,21 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         state, commands = proceed(job, state, replica.replica, at)
         commands = (*asked, *commands)
     return state, (record, *commands)
+
+
+def _roll_back(job: Job, state: State, replica: ReplicaState, failure: Failure, at: float) -> Transition:
+    """Code on trial has failed: every replica that runs it starts again with the former, and nobody is blamed else."""
+    verdict = taken_back(failure)
+    others = [other for other in state.at_work if other.trial is not None and other is not replica]
+    state, ended = versions.ended(state, UpdateOutcome.ROLLED_BACK, at, verdict.finding)
+    state = state.with_replica(_cleared(state.replicas[replica.replica]))
+    commands: Commands = (_record(replica, verdict, failure, at), Record(event=ended))
+    for other in others:
+        state = state.with_replica(replace(state.replicas[other.replica], winding_down=True, hands_over=True))
+        state, more = halt(job, state, other.replica, at)
+        commands = (*commands, *more)
+    state, more = proceed(job, state, replica.replica, at)
+    return state, (*commands, *more)
 
 
 def _tried_otherwise(job: Job, state: State, failure: Failure, verdict: Verdict, at: float) -> Transition:
@@ -163,8 +182,8 @@ def _tried_otherwise(job: Job, state: State, failure: Failure, verdict: Verdict,
 
 def _cleared(replica: ReplicaState) -> ReplicaState:
     """A replica whose attempt is over, and which is to start again."""
-    gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False, stepped=False)
-    return replace(gathering, well=0, exits=(), heard=0, hangs=(), losses=())
+    gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False, hands_over=False)
+    return replace(gathering, stepped=False, well=0, exits=(), heard=0, hangs=(), losses=())
 
 
 def _all_well(job: Job, replica: ReplicaState) -> bool:
@@ -177,7 +196,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
     head, members = nodes[0], tuple(node.node for node in nodes)
     changed = world.change(job, state, replica, members, at)
     replica = replace(
-        replica,
+        versions.with_code(state, replica, nodes),
         members=members,
         phase=ReplicaPhase.RUNNING,
         attempt=replica.attempt + 1,
@@ -197,6 +216,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         master_addr=head.address,
         master_port=head.port,
         nodes=members,
+        code=replica.code.digest if replica.code else "",
     )
     before, state = state, state.with_replica(replica)
     back = TellBack(replica=replica.replica, attempt=replica.attempt, nodes=_others(state, replica.replica))
@@ -258,6 +278,7 @@ def start(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> Start:
         nodes=tuple(node.node for node in nodes),
         master_addr=replica.master_addr,
         master_port=replica.master_port,
+        code=replica.code,
     )
 
 

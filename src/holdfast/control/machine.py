@@ -2,8 +2,8 @@
 
 The log holds the events this machine was fed, so folding the log through it gives back the state; commands are then
 dropped, except those that `ControllerStarted` and `AgentJoined` ask for again. Clock, randomness and processes come in
-as events. The rows are in nodes.py, ranks.py, hangs.py, growth.py, drills.py and requests.py, and what follows from
-them in course.py. Policy (policy.py) says what a failure deserves; blame (blame.py) says which failure came first.
+as events. The rows are in nodes.py, ranks.py, hangs.py, growth.py, drills.py, updates.py and requests.py, and what
+follows from them in course.py. Policy (policy.py) says what a failure deserves; blame (blame.py) which one came first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from holdfast.control import course, drills, growth, hangs, nodes, ranks, requests
+from holdfast.control import course, drills, growth, hangs, nodes, ranks, requests, updates
 from holdfast.control.state import Deadline, NodeState, ReplicaState, State, Transition
 from holdfast.events import (
     AgentJoined,
@@ -21,6 +21,8 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
+    CodeFetched,
+    CodeShipped,
     ControllerStarted,
     DeadlinePassed,
     DrillDone,
@@ -40,7 +42,9 @@ from holdfast.events import (
     RunFinished,
     SplitRequested,
     StepCommitted,
+    UpdateRequested,
 )
+from holdfast.job.accepted import Shipped
 from holdfast.job.spec import Job
 
 
@@ -95,6 +99,11 @@ def _deadline_passed(job: Job, state: State, event: DeadlinePassed) -> Transitio
     return _DEADLINES[kind](job, state.with_deadline(event.deadline, None), index, event.at)
 
 
+def _shipped(job: Job, state: State, event: CodeShipped) -> Transition:
+    code = Shipped(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
+    return replace(state, code=code), ()
+
+
 def _finished(job: Job, state: State, event: RunFinished) -> Transition:
     return replace(state, finished=True, deadlines={}), ()
 
@@ -120,6 +129,9 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     DrillDone: drills.done,
     CheckpointRequested: requests.checkpoint,
     SplitRequested: requests.split,
+    UpdateRequested: updates.requested,
+    CodeFetched: updates.fetched,
+    CodeShipped: _shipped,
     DeadlinePassed: _deadline_passed,
     RunFinished: _finished,
 }
@@ -133,4 +145,5 @@ _DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
     Deadline.BACK_OFF: course.proceed,
     Deadline.GROW: growth.consider,
     Deadline.LEAVE: growth.not_left,
+    Deadline.UPDATE: updates.is_due,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control import drills, growth, world
+from holdfast.control import drills, growth, updates, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes, TellLost
 from holdfast.control.course import halt, look, proceed, start, stop, stop_busy
 from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
@@ -117,14 +117,16 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
         case ReplicaPhase.STOPPING | ReplicaPhase.GATHERING | ReplicaPhase.DONE if node.busy:
             commands = (*commands, stop(replica, (node,), state.ending.grace_s if state.ending else 0.0))
         case ReplicaPhase.RUNNING if replica.winding_down and node.busy:
-            commands = (*commands, growth.wind_down((node.node,)))
+            asked = updates.hand_over if replica.hands_over else growth.wind_down
+            commands = (*commands, asked((node.node,)))
         case _:
             pass
     if replica.at_work:
         commands = (*commands, *_missed(state, node))
+    state, fetching = updates.joined(state, node)
     state, more = proceed(job, state, node.replica, event.at)
     state, grown = growth.consider(job, state, node.replica, event.at)
-    return state, (*commands, *more, *grown)
+    return state, (*commands, *fetching, *more, *grown)
 
 
 def _missed(state: State, node: NodeState) -> Commands:

@@ -123,6 +123,7 @@ class Action(StrEnum):
     RESTART = "restart in place"
     REPLACE_NODE = "replace the node and restart"
     STOP = "stop"
+    TAKE_BACK = "go back to the code before the update"
     LEAVE = "leave it: another replica has finished"
 
 
@@ -142,6 +143,12 @@ class Verdict:
 def left(failure: Failure) -> Verdict:
     """A failure that matters no more, because another replica has come to the end of the training."""
     return Verdict(action=Action.LEAVE, finding=_finding(failure, "", "Nothing: another replica has finished."))
+
+
+def taken_back(failure: Failure) -> Verdict:
+    """A failure of code that was on trial, whose former code goes on."""
+    told = "Mend the code and update again: the former goes on from what was handed over, or a newer checkpoint."
+    return Verdict(action=Action.TAKE_BACK, finding=_finding(failure, "soon after it got other code", told))
 
 
 def replicas_told(at_work: int, replicas: int, least: int) -> Finding:

@@ -14,6 +14,7 @@ from holdfast.control.growth import hurry
 from holdfast.control.hangs import goes_on
 from holdfast.control.nodes import fail
 from holdfast.control.state import Pace, ReplicaPhase, ReplicaState, State, Transition
+from holdfast.control.updates import settle
 from holdfast.events import (
     NodesStopped,
     RankExit,
@@ -119,7 +120,8 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
         state = goes_on(state, event)
     if drills := due(job, state, event.step):
         state = replace(state, drills=tuple(drill for drill in state.drills if drill not in drills))
-    return state, tuple(Inject(drill=drill, node=None) for drill in drills)
+    state, settled = settle(state, event.at)
+    return state, (*settled, *(Inject(drill=drill, node=None) for drill in drills))
 
 
 def _paced(pace: Pace, event: StepCommitted) -> Pace:

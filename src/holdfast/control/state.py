@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.control.commands import Commands
 from holdfast.control.policy import Failure
 from holdfast.events import DrillRequested, Outcome, RankExited, RankHung
+from holdfast.job.accepted import Shipped
 from holdfast.job.backend import NodePlace
 
 
@@ -32,6 +33,8 @@ class Deadline(StrEnum):
     """A replica that could have more nodes is to take them in."""
     LEAVE = "leave"
     """A replica that is winding down is to have left."""
+    UPDATE = "update"
+    """Ranks are to be stopped for an update, unless they restart before."""
 
     def of(self, index: int) -> str:
         """The key of this deadline of a node or replica."""
@@ -132,6 +135,22 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Update:
+    """Other code that ranks are to run; over when it has made some steps, or is taken back."""
+
+    code: Shipped | None
+    """None where it lies in place."""
+    due: float | None
+    """Unix seconds at which ranks are stopped for it; none waits for a restart."""
+    had_by: int = 0
+    """Nodes that have the code, a bit each."""
+
+    def is_had_by(self, nodes: Iterable[int]) -> bool:
+        """Whether all of these nodes have its code."""
+        return self.code is None or all(self.had_by >> node & 1 for node in nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicaState:
     """One failure domain: the ranks that must restart together."""
 
@@ -153,6 +172,12 @@ class ReplicaState:
     pace: Pace = Pace()
     winding_down: bool = False
     """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
+    hands_over: bool = False
+    """Whether they leave their state in memory instead, for the same ranks with other code."""
+    code: Shipped | None = None
+    """What the attempt in hand runs; none where code lies in place."""
+    trial: int | None = None
+    """The step after which it runs code of an update that is on trial."""
     growths: tuple[float, ...] = ()
     """Unix seconds at which it stopped for that, oldest first."""
     well: int = 0
@@ -196,6 +221,9 @@ class State:
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
     drills: tuple[DrillRequested, ...] = ()
     """Drills that wait: the controller's own for a step, others for an agent's word that they were done."""
+    code: Shipped | None = None
+    """What ranks run, but for an update; none where it lies in place."""
+    update: Update | None = None
     cordoned: tuple[NodePlace, ...] = ()
     """Places whose machine is out of use, by a drill."""
     ending: Ending | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from holdfast.events.agent import (
     AgentJoined,
     CheckpointCommitted,
+    CodeFetched,
     DrillDone,
     NodeLeaving,
     RankExit,
@@ -27,6 +28,7 @@ from holdfast.events.operator import (
     DrillRequested,
     DrillTarget,
     SplitRequested,
+    UpdateRequested,
 )
 from holdfast.events.run import (
     FORMAT,
@@ -47,6 +49,8 @@ from holdfast.events.run import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    UpdateEnded,
+    UpdateOutcome,
     WorldChanged,
 )
 
@@ -54,6 +58,7 @@ AgentEvent = (
     AgentJoined
     | RanksStarted
     | RanksWarmed
+    | CodeFetched
     | RankExited
     | RanksStopped
     | RankHung
@@ -62,7 +67,7 @@ AgentEvent = (
     | DrillDone
     | FindingRaised
 )
-OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested | SplitRequested
+OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested | SplitRequested | UpdateRequested
 RunEvent = (
     RunCreated
     | CodeShipped
@@ -70,6 +75,7 @@ RunEvent = (
     | AttemptStarted
     | StepCommitted
     | RecoveryDecided
+    | UpdateEnded
     | NodeRequested
     | StopDecided
     | RunFinished
@@ -85,10 +91,11 @@ AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
 
 __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
-    "CheckpointCommitted", "CheckpointRequested", "CodeShipped", "ControllerStarted", "CrowdEvent", "DeadlinePassed",
-    "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised", "NodeGone",
-    "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped", "OperatorEvent",
-    "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung", "RanksStarted",
-    "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans",
-    "SplitRequested", "StepCommitted", "StopDecided", "WorldChanged", "numbers", "spans",
+    "CheckpointCommitted", "CheckpointRequested", "CodeFetched", "CodeShipped", "ControllerStarted", "CrowdEvent",
+    "DeadlinePassed", "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised",
+    "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped",
+    "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung",
+    "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans",
+    "SplitRequested", "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged",
+    "numbers", "spans",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.clock import Anchor
 from holdfast.events.base import Event
+from holdfast.findings import Finding
 
 
 class RankExit(StrEnum):
@@ -67,6 +68,14 @@ class RanksStarted(Event, frozen=True, kw_only=True):
     replica: int
     attempt: int
     ranks: tuple[RankState, ...]
+
+
+class CodeFetched(Event, frozen=True, kw_only=True):
+    """A node has the code that an update is to start, before anybody runs it; or cannot have it."""
+
+    node: int
+    digest: str
+    problem: Finding | None = None
 
 
 class RanksWarmed(Event, frozen=True, kw_only=True):

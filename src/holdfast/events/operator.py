@@ -76,3 +76,19 @@ class CheckpointRequested(Request, frozen=True, kw_only=True):
 
 class SplitRequested(Request, frozen=True, kw_only=True):
     """Somebody asked every rank where the time of its next steps goes."""
+
+
+class UpdateRequested(Request, frozen=True, kw_only=True):
+    """Somebody asked for the ranks to go on with other code, from the state they have.
+
+    `digest` is that of its archive and `former` that of what runs; both are empty where code lies in place.
+    """
+
+    digest: str = ""
+    former: str = ""
+    bytes: int = 0
+    files: int = 0
+    cwd: str = "."
+    """Where ranks run, relative to the folder it is unpacked in."""
+    after_s: float | None = 0.0
+    """Ranks are stopped for it so long after, unless they restart before that; none means that they are not."""

@@ -109,6 +109,20 @@ class WindDown(Order, frozen=True, kw_only=True, tag="wind-down"):
     """Ask every rank to checkpoint at its next step, then to leave."""
 
     reason: str = ""
+    hand_over: bool = False
+    """Leave the state in the node's memory instead of a checkpoint."""
+
+
+class FetchCode(Order, frozen=True, kw_only=True, tag="fetch-code"):
+    """Have this code before ranks are started with it; it is said when it is there."""
+
+    digest: str
+
+
+class Release(Order, frozen=True, kw_only=True, tag="release"):
+    """Give back the memory in which a replica's ranks left their state."""
+
+    replica: int
 
 
 class Look(Order, frozen=True, kw_only=True, tag="look"):
@@ -151,6 +165,8 @@ AnyOrder = (
     | AskCheckpoint
     | AskSplit
     | WindDown
+    | FetchCode
+    | Release
     | Look
     | ReplicaLost
     | ReplicaBack

@@ -94,6 +94,10 @@ class StopNow(RankRequest, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
+class HandOver(RankRequest, frozen=True, kw_only=True, tag="hand-over"):
+    """At the end of the step in hand leave the state to the process that takes this one's place, then leave."""
+
+
 class ReplicaLost(RankRequest, frozen=True, kw_only=True, tag="replica-lost"):
     """Another replica's attempt is over: whoever waits for its ranks waits in vain."""
 
@@ -109,7 +113,7 @@ class ReplicaBack(RankRequest, frozen=True, kw_only=True, tag="replica-back"):
 
 
 RankToAgent = Hello | Step | Turned | Checkpointed | Found
-AgentToRank = CheckpointNow | SplitNow | StopNow | ReplicaLost | ReplicaBack
+AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack
 
 encode = msgspec.json.Encoder().encode
 from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)

@@ -37,6 +37,8 @@ class CodeShipped(Event, frozen=True, kw_only=True):
     digest: str
     bytes: int
     files: int
+    cwd: str = "."
+    """Where ranks run, relative to the folder it is unpacked in."""
 
 
 class ControllerStarted(Event, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class AttemptStarted(Event, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     nodes: tuple[int, ...] = ()
+    code: str = ""
+    """Digest of the code that its ranks run; empty where that lies in place."""
 
 
 class Effect(StrEnum):
@@ -136,6 +140,27 @@ class RecoveryDecided(Event, frozen=True, kw_only=True):
     """The rank that failed first, when one did."""
     log_rank: int | None = None
     """The rank in whose file its output is, where that is another's: its launcher's first."""
+
+
+class UpdateOutcome(StrEnum):
+    """What became of an update."""
+
+    APPLIED = "applied"
+    """Its code has made steps enough, and there is no way back to the former."""
+    ROLLED_BACK = "rolled back"
+    """Its code failed soon, and the former runs again."""
+    GIVEN_UP = "given up"
+    """It was never started."""
+
+
+class UpdateEnded(Event, frozen=True, kw_only=True):
+    """An update is over; `step` is the last that was committed, `finding` what stood in its way."""
+
+    digest: str
+    former: str
+    outcome: UpdateOutcome
+    step: int
+    finding: Finding | None = None
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):

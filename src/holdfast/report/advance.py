@@ -209,7 +209,8 @@ def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
 def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
     before = _replica(status, event.replica)
     after = replace(before, attempt=event.attempt, world_size=event.world_size, ranks=Ranks(), metrics={}, window=())
-    return _with_replica(replace(status, restarts=status.restarts + (event.attempt > 0)), after)
+    code = event.code or status.code
+    return _with_replica(replace(status, code=code, restarts=status.restarts + (event.attempt > 0)), after)
 
 
 def _world_changed(status: RunStatus, event: WorldChanged) -> RunStatus:

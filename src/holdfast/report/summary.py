@@ -19,6 +19,7 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
     StopDecided,
+    UpdateEnded,
     WorldChanged,
 )
 from holdfast.findings import Finding, Severity
@@ -61,6 +62,14 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Version:
+    """Code, and the step from which on it ran."""
+
+    digest: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """How a run went."""
 
@@ -85,7 +94,11 @@ class Summary:
     damaged_lines: int = 0
     """Lines of the log that are not what was written; what stood in them is missing here."""
     code: str = ""
-    """Digest of the code that was shipped; empty where ranks ran in the working directory."""
+    """Digest of the code that ran last; empty where ranks ran in the working directory."""
+    versions: tuple[Version, ...] = ()
+    """The code of each step, oldest first."""
+    updates: tuple[UpdateEnded, ...] = ()
+    """What became of those that were asked for."""
 
 
 def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, damaged_lines: int = 0) -> Summary:
@@ -97,6 +110,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     ledger = Ledger()
     recoveries: list[Recovery] = []
     worlds: list[WorldChanged] = []
+    versions: list[Version] = []
+    updates: list[UpdateEnded] = []
     steps: dict[int, int] = {}
     metrics: Mapping[str, float] = {}
     restarts = 0
@@ -116,6 +131,9 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 noticed.setdefault((finding.code, finding.where), finding)
             case AttemptStarted():
                 restarts += event.attempt > 0
+                code = event.code or code
+            case UpdateEnded():
+                updates.append(event)
             case RecoveryDecided():
                 recoveries.append(_recovery(event, created, steps.get(event.replica)))
             case WorldChanged():
@@ -124,6 +142,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 worlds = [_seen(world, event) for world in worlds]
                 recoveries = [_resumed(recovery, event) for recovery in recoveries]
                 steps[event.replica] = event.step
+                if code and (not versions or versions[-1].digest != code):
+                    versions.append(Version(digest=code, step=event.first))
                 metrics = lasting(metrics) | event.metrics
             case _:
                 pass
@@ -144,6 +164,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
         metrics=metrics,
         damaged_lines=damaged_lines,
         code=code,
+        versions=tuple(versions),
+        updates=tuple(updates),
     )
 
 
@@ -181,6 +203,7 @@ def tell(summary: Summary) -> str:
         *_failures(summary),
         *_noticed(summary),
         *_worlds(summary),
+        *_versions(summary),
         _places(summary),
     ]
     if summary.damaged_lines:
@@ -243,6 +266,13 @@ def _failures(summary: Summary) -> list[str]:
 def _worlds(summary: Summary) -> list[str]:
     lines = [f"  attempt {world.attempt}  {in_words(world)}" for world in summary.worlds]
     return ["\n".join(["how many took part", *lines])] if lines else []
+
+
+def _versions(summary: Summary) -> list[str]:
+    """One block with what code ran from which step on, where that changed."""
+    lines = [f"  from step {version.step}  {short(version.digest)}" for version in summary.versions]
+    told = [f"  after step {event.step} an update was {event.outcome}" for event in summary.updates]
+    return ["\n".join(["which code ran", *lines, *told])] if told or len(lines) > 1 else []
 
 
 def _noticed(summary: Summary) -> list[str]:

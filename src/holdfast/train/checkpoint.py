@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.train import seal, tensors
+from holdfast.train import handover, seal, tensors
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Written, failed, unreachable
+from holdfast.train.handover import MEMORY, Handed, Unfit, judged, not_handed_over
 from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
 from holdfast.train.staging import Staging
-from holdfast.train.tenure import error_of
+from holdfast.train.tenure import Writer, error_of
 from holdfast.train.training import Training
 
 
@@ -65,8 +66,19 @@ class Checkpoints:
     At most one save is under way: `finish` comes before the next `begin`.
     """
 
-    def __init__(self, depot: Depot, *, training: Training, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        depot: Depot,
+        *,
+        training: Training,
+        ranks: Ranks,
+        memory: Path | None = None,
+        writer: Writer | None = None,
+    ) -> None:
+        """`memory` is where this rank's state is handed over to the process that takes its place."""
         self._depot = depot
+        self._memory = memory
+        self._writer = writer or Writer()
         self._training = training
         self._program = Program(training)
         self._ranks = ranks
@@ -91,14 +103,7 @@ class Checkpoints:
 
     def begin(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
         """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
-        sealed = Seal(
-            step=step,
-            world_size=self._ranks.world_size,
-            samples=samples,
-            node_s=node_s,
-            configured=self._program.configured,
-            files={},
-        )
+        sealed = self._unsealed(step, samples, node_s)
         self._prepared = True
         began, own = time.monotonic(), self._training.own()
         try:
@@ -129,10 +134,41 @@ class Checkpoints:
             raise error_of(saved.problem)
         return saved.path
 
+    def hand_over(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
+        """Leave the state, as it is, for the processes that take these ranks' places; returns why it is not there."""
+        sealed = self._unsealed(step, samples, node_s)
+        return self._ranks.any_of(self._handed_over(sealed))
+
+    def _handed_over(self, sealed: Seal) -> Finding | None:
+        if self._memory is None:
+            return not_handed_over(self._ranks.rank, "it was told of no memory to leave its state in")
+        try:
+            tensors, own = self._training.tensors(), self._training.own()
+            handover.write(self._memory, self._writer, self._ranks.rank, sealed, tensors, own)
+        except (OSError, RuntimeError) as error:
+            return not_handed_over(self._ranks.rank, f"{type(error).__name__}: {error}")
+        return None
+
+    def _unsealed(self, step: int, samples: int | None, node_s: float) -> Seal:
+        return Seal(
+            step=step,
+            world_size=self._ranks.world_size,
+            samples=samples,
+            node_s=node_s,
+            configured=self._program.configured,
+            files={},
+        )
+
     def restore(self) -> Restored:
-        """Load the newest complete checkpoint that is what its seal says; those that are not are set aside."""
-        noticed: list[Finding] = []
-        for copy in self._depot.take_over():
+        """Go on from what was handed over, or load the newest complete checkpoint where that is newer.
+
+        Checkpoints that are not what their seal says are set aside.
+        """
+        copies = self._depot.take_over()
+        handed, noticed = self._handed()
+        if handed is not None and all(copy.step <= handed.seal.step for copy in copies):
+            return self._take(handed, noticed)
+        for copy in copies:
             sealed = copy.sealed()
             loaded = sealed if isinstance(sealed, str) else self._load(copy, sealed)
             if isinstance(sealed, Seal) and not isinstance(loaded, str):
@@ -155,6 +191,33 @@ class Checkpoints:
             )
         return Restored(0, noticed)
 
+    def _handed(self) -> tuple[Handed | None, list[Finding]]:
+        """What was handed over, where that is whole and the same on all ranks; and what is to be said of it."""
+        if self._memory is None:
+            return None, []
+        handed = Handed.find(self._memory, rank=self._ranks.rank)
+        damage = handed.damage() if handed is not None else None
+        parts = self._ranks.to_first((handed.standing, handed.bytes, damage) if handed is not None else None)
+        finding, good = self._ranks.from_first(judged(parts))
+        return handed if good else None, [finding] if finding else []
+
+    def _take(self, handed: Handed, noticed: list[Finding]) -> Restored:
+        """Go on from memory: the same as from a checkpoint."""
+        sealed, state = handed.seal, self._training.tensors()
+        if (why := self._program.ask_for(state, sealed.configured)) is not None:
+            raise optimizer_changed(sealed.step, MEMORY, why)
+        try:
+            handed.fill(state)
+        except Unfit as error:
+            what = f"what was handed over after step {sealed.step}"
+            raise _does_not_fit(what, MEMORY, f"rank {self._ranks.rank}: {error}") from error
+        if (why := self._program.moved(state)) is not None:
+            raise optimizer_changed(sealed.step, MEMORY, why)
+        if changed := self._program.take(state, handed.own(), sealed.configured):
+            noticed.append(hyperparameters_changed(sealed.step, MEMORY, changed))
+        self._depot.resumed(sealed.step)
+        return Restored(sealed.step, noticed, sealed.samples, sealed.node_s, MEMORY)
+
     def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:
         """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
         if sealed.format > seal.FORMAT:
@@ -174,14 +237,8 @@ class Checkpoints:
         try:
             damage = tensors.read(state, copy, sealed.files, self._ranks, also=own)
         except CheckpointException as error:
-            raise failure(
-                "checkpoint-does-not-fit",
-                f"the checkpoint of step {sealed.step} cannot be loaded into this model and optimiser",
-                exit_code=ExitCode.IMPOSSIBLE,
-                where=copy.where,
-                evidence=tuple(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()),
-                remedy="train the model it was saved from, or set `checkpoint.path` in the job to another folder",
-            ) from error
+            causes = (f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
+            raise _does_not_fit(f"the checkpoint of step {sealed.step}", copy.where, *causes) from error
         except tensors.Lost as error:
             raise unreachable(self._depot.where, str(error)) from error
         if damage is not None:
@@ -223,6 +280,17 @@ class Checkpoints:
 
 def _own_file(rank: int) -> str:
     return f"host-{rank:05d}.pt"
+
+
+def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:
+    return failure(
+        "checkpoint-does-not-fit",
+        f"{what} cannot be loaded into this model and optimiser",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=where,
+        evidence=causes,
+        remedy="train the model it was saved from, or set `checkpoint.path` in the job to another folder",
+    )
 
 
 def _changed(partial: Path, rank: int) -> Finding:

@@ -28,6 +28,8 @@ class Environment:
     """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
     rank_socket: Path | None = None
     """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
+    handover: Path | None = None
+    """`HOLDFAST_HANDOVER`: memory of the node, as a file, that outlives this process; none means nobody holds it."""
     checkpoint_path: Path | str | None = None
     """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
     checkpoint_local: Path | None = None
@@ -105,6 +107,7 @@ class Environment:
             batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
             learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
+            handover=_path(variables, "HOLDFAST_HANDOVER"),
             checkpoint_path=_place(variables),
             checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),

@@ -25,6 +25,7 @@ from holdfast.events.rank import (
     Checkpointed,
     CheckpointNow,
     Doing,
+    HandOver,
     Hello,
     ReplicaBack,
     ReplicaLost,
@@ -70,6 +71,8 @@ class Liaison:
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
+        self.hands_over = False
+        """Whether whoever asks for wishes can leave the state to the next processes; a stop serves where it cannot."""
         self._asked = NOTHING
         self._lost: set[int] = set()
         self._doing = Doing.STEPS
@@ -118,10 +121,11 @@ class Liaison:
         agreed = self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
         if not agreed:
             return agreed
-        if agreed & (Wish.STOP | Wish.CHECKPOINT):
+        if agreed & (Wish.STOP | Wish.HAND_OVER | Wish.CHECKPOINT):
             self.turn(Doing.ASIDE)
-        if Wish.STOP in agreed:
-            return Wish.STOP
+        for last in (Wish.STOP, Wish.HAND_OVER):
+            if last in agreed:
+                return last
         if Wish.SPLIT in agreed:
             self._profiler.begin()
         return agreed & Wish.CHECKPOINT
@@ -217,6 +221,8 @@ class Liaison:
                     self._asked |= Wish.SPLIT
                 case StopNow():
                     self._asked |= Wish.STOP
+                case HandOver():
+                    self._asked |= Wish.HAND_OVER if self.hands_over else Wish.STOP
                 case ReplicaLost():
                     self._lost.add(request.replica)
                 case ReplicaBack():

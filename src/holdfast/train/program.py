@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -72,7 +72,9 @@ class Program:
                 )
         return None
 
-    def take(self, state: dict[str, Any], own: Path, was: Configured | None, *, random: bool = True) -> list[Change]:
+    def take(
+        self, state: dict[str, Any], own: Path | BinaryIO, was: Configured | None, *, random: bool = True
+    ) -> list[Change]:
         """Go on from what was read, with what the program says; returns what that changes.
 
         With the random numbers of `own`, or with those there are.

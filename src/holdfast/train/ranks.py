@@ -40,6 +40,8 @@ class Wish(IntFlag):
     CHECKPOINT = 2
     STOP = 4
     """Checkpoint, then leave."""
+    HAND_OVER = 8
+    """Leave the state to the processes that take these ranks' places, then leave."""
 
 
 NOTHING = Wish.NOTHING
@@ -125,6 +127,10 @@ class Ranks:
         return self.from_first(next((each for each in self.to_first(value) if each is not None), None))
 
 
+_LAST = Wish.STOP | Wish.HAND_OVER
+"""After these nobody is left to agree."""
+
+
 class Agreement:
     """Turns the wishes of single ranks into one action that all ranks take after the same step.
 
@@ -158,7 +164,7 @@ class Agreement:
         agreed = scheduled | self._settled()
         self._held &= ~agreed
         self._pass -= 1
-        if self._pass <= 0 and Wish.STOP not in agreed:
+        if self._pass <= 0 and not agreed & _LAST:
             self._propose(max(1, min(MOST_STEPS, int(AGREE_S / max(step_s, 1e-6)))))
         return agreed
 

@@ -100,7 +100,10 @@ class Session:
         self._checkpoints: Checkpoints | None = None
         if told.checkpoint_path is not None:
             depot = _depot(told, told.checkpoint_path, ranks)
-            self._checkpoints = Checkpoints(depot, training=training, ranks=ranks)
+            self._checkpoints = Checkpoints(
+                depot, training=training, ranks=ranks, memory=told.handover, writer=told.writer
+            )
+            self._liaison.hands_over = True
         self._replicas: Replicas = Alone(model)
         if told.replica_count > 1:
             self._replicas = Several(told, training, self._liaison, resume=self._resume)
@@ -205,6 +208,8 @@ class Session:
             self._liaison.waited(self._checkpoints.take_waited_s())
         self._liaison.report(self.step, total=self._total, metrics=given)
         action = self._liaison.wish(self.step, total=self._total)
+        if action is Wish.HAND_OVER and self._checkpoints is not None:
+            action = self._hand_over(self._checkpoints)
         if self._checkpoints is not None:
             began = time.monotonic()
             with waiting_for_checkpoint():
@@ -215,6 +220,15 @@ class Session:
             self._liaison.end()
         elif action is Wish.STOP:
             self._liaison.leave(self.step)
+
+    def _hand_over(self, checkpoints: Checkpoints) -> Wish:
+        """Leave the state to the processes that take these ranks' places, and leave; or return what else serves."""
+        self._tell(checkpoints.finish(), must=False)
+        problem = checkpoints.hand_over(self.step, self._samples, node_s=self._liaison.node_s)
+        if problem is None:
+            self._liaison.leave(self.step)
+        self._liaison.found(problem)
+        return Wish.STOP
 
     def _save(self, checkpoints: Checkpoints, action: Wish) -> None:
         """Tell of the save under way once it has ended, and begin the next when it is due.

@@ -21,12 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from holdfast.train.profiler import waiting_for_checkpoint
+from holdfast.train.trees import is_plain, local, tensors
 
 COPIERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that copy on the host: one does 7 GB/s here, two do 12."""
 ALIGN_BYTES = 64
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, DTensor)
-"""Tensors whose bytes are all there is of them; those of other kinds are copied as their makers do it."""
 
 
 class _Copy(NamedTuple):
@@ -59,7 +58,7 @@ class Staging:
 
     def begin(self, tree: dict[str, Any]) -> dict[str, Any]:
         """A tree of the same shape whose tensors are on the host; complete once `settle` has returned."""
-        sources = [_local(tensor) for tensor in _tensors(tree)]
+        sources = [local(tensor) for tensor in tensors(tree)]
         with self._making_room:
             self._make_room(sources)
         copies = [_Copy(*pair, pair[0]._version) for pair in zip(sources, self._staged, strict=True)]
@@ -74,7 +73,7 @@ class Staging:
     def prepare(self, tree: dict[str, Any]) -> None:
         """Have the buffer before the first save: the kernel takes seconds to hand out some GiB."""
         with self._making_room:
-            self._make_room([_local(tensor) for tensor in _tensors(tree)])
+            self._make_room([local(tensor) for tensor in tensors(tree)])
 
     def settle(self) -> bool:
         """Wait for the copies; False where what they were made of was changed meanwhile, by another than the optimiser.
@@ -125,7 +124,7 @@ class Staging:
         """Where the tensors lie that only the optimiser's step changes: its parameters and its state."""
         parameters = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
         state = [value for values in self._optimizer.state.values() for value in values.values()]
-        return {_local(each).data_ptr() for each in (*parameters, *state) if isinstance(each, torch.Tensor)}
+        return {local(each).data_ptr() for each in (*parameters, *state) if isinstance(each, torch.Tensor)}
 
     def _make_room(self, sources: Sequence[torch.Tensor]) -> None:
         """Have the buffer, where what is to be saved is not laid out as it was the last time."""
@@ -167,25 +166,8 @@ def _within(room: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:
     return flat.view(like.dtype).view(like.shape)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without a gradient."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _tensors(tree: object) -> Iterator[torch.Tensor]:
-    if isinstance(tree, dict):
-        tree = cast("dict[object, object]", tree)
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in cast("Sequence[object]", tree):
-            yield from _tensors(value)
-    elif isinstance(tree, PLAIN) and type(tree) in PLAIN:
-        yield tree
-
-
 def _mirrored(tree: object, staged: Iterator[torch.Tensor]) -> object:
-    """The tree with staged tensors in place of its own, in the order of `_tensors`, and copies of all else."""
+    """The tree with staged tensors in place of its own, in the order of `tensors`, and copies of all else."""
     if isinstance(tree, dict):
         tree = cast("dict[object, object]", tree)
         return {key: _mirrored(value, staged) for key, value in tree.items()}
@@ -194,6 +176,6 @@ def _mirrored(tree: object, staged: Iterator[torch.Tensor]) -> object:
         return type(values)(_mirrored(value, staged) for value in values)  # pyright: ignore[reportCallIssue]
     if type(tree) is DTensor:
         return DTensor(next(staged), tree._spec, requires_grad=False)
-    if type(tree) in PLAIN:
+    if is_plain(tree):
         return next(staged)
     return tree.detach().to("cpu", copy=True) if isinstance(tree, torch.Tensor) else copy.deepcopy(tree)

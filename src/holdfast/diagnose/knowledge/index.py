@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from holdfast.diagnose.knowledge import classes, cluster, cuda, describing, nccl, running, signals, together, xid
+from holdfast.diagnose.knowledge import (
+    classes,
+    cluster,
+    cuda,
+    describing,
+    nccl,
+    running,
+    signals,
+    together,
+    updating,
+    xid,
+)
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
@@ -48,6 +59,7 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _own(describing.ROWS),
     "Findings of a cluster": _own(cluster.ROWS),
     "Findings of a run": _own(running.ROWS),
+    "Findings of an update": _own(updating.ROWS),
     "Classes of diagnosis": list(classes.rows()),
     "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],
     "Lines and ranks together": list(together.rows()),

@@ -1,0 +1,69 @@
+"""The verb `update`: have a run go on with other code, from the step it is at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import Output, console, say, say_json
+from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.errors import ExitCode, failure
+
+NOW, RESTART = "now", "restart"
+
+
+def update(
+    run: RunArgument = None,
+    code: Annotated[
+        Path | None, typer.Option("--code", metavar="DIR", help="Folder of the new code; the job's own if none.")
+    ] = None,
+    when: Annotated[
+        str,
+        typer.Option(
+            "--when", metavar="now|restart|SECONDS", help="At once, at the next restart, or then but so soon."
+        ),
+    ] = NOW,
+    within_s: Annotated[
+        float, typer.Option("--within", metavar="SECONDS", min=0.0, help="Longest to wait for the first step.")
+    ] = 600.0,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have a run go on with other code, from the step it is at.
+
+    Nodes stay, and what the ranks have goes from the old processes to the new ones through memory. Code that fails
+    within ten steps is taken back.
+    """
+    from holdfast import api
+    from holdfast.report.words import short
+
+    after_s = _after_s(when)
+    found = api.find_run(run)
+    if output is Output.TEXT and after_s == 0.0:
+        console(stderr=True).print(f"{found.run} is updated; its first step with the new code has {within_s:g} s")
+    updated = api.update(found, code=code, after_s=after_s, within_s=within_s)
+    if output is Output.JSON:
+        step = updated.step.step if updated.step else None
+        say_json({"run": found.run, "code": updated.digest, "former": updated.former, "step": step})
+        return
+    what = f"code {short(updated.digest)} in place of {short(updated.former)}" if updated.digest else "what lies there"
+    if updated.step is not None:
+        say(f"{found.run} goes on with {what}: step {updated.step.step} is done")
+    else:
+        late = "" if after_s is None else f", and in {after_s:g} s at the latest"
+        say(f"{found.run} goes on with {what} from its next restart on{late}")
+
+
+def _after_s(when: str) -> float | None:
+    """Read `--when`; none is for a restart alone."""
+    if when in (NOW, RESTART):
+        return 0.0 if when == NOW else None
+    try:
+        after_s = float(when)
+    except ValueError:
+        after_s = -1.0
+    if not 0 <= after_s < float("inf"):
+        what = f"`--when {when}` is no time for an update"
+        raise failure("bad-when", what, exit_code=ExitCode.USAGE, remedy="Write now, restart, or a number of seconds.")
+    return after_s

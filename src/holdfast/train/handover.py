@@ -1,0 +1,264 @@
+"""Owns the state of a rank on its way from one process to the next, in memory of their node that their agent holds.
+
+The process that leaves writes all that it has of the training as it lies, its own part of what is sharded; the process
+in its place, of the same rank among as many, copies it out and leaves it there. The head is written last and says what
+every piece sums up to, and a state is only gone on from when all ranks hold the same step of the same attempt: what was
+handed over by half is as if it were not there. Refuses to own when that is done (session.py), and who holds the memory
+and for how long (agent/handed.py).
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from holdfast.findings import Fault, Finding, Severity
+from holdfast.train import trees
+from holdfast.train.seal import Seal
+from holdfast.train.tenure import Writer
+from holdfast.train.trees import is_plain, local
+
+MAGIC = b"holdfst1"
+_HEAD = struct.Struct("<8sQQI")
+"""What it is, where its index begins, how long that is, and what it sums up to."""
+ALIGN_BYTES = 64
+MEMORY = "the nodes' memory"
+"""Where a state was, in words."""
+COPIERS = min(4, len(os.sched_getaffinity(0)))
+
+
+class Unfit(Exception):
+    """What was handed over is of another model or optimiser; the text says where they part."""
+
+
+class _Piece(NamedTuple):
+    """A tensor, where it lies."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    bytes: int
+    crc32: int
+
+
+class _Index(NamedTuple):
+    """All that was handed over but the tensors' bytes."""
+
+    writer: Writer
+    rank: int
+    seal: Seal
+    tree: Any
+    """The state, with pieces in place of tensors."""
+    own: bytes
+
+
+def write(memory: Path, writer: Writer, rank: int, seal: Seal, tensors: dict[str, Any], own: bytes) -> None:
+    """Hand over this rank's state. Raises OSError, or RuntimeError of a device's."""
+    sources = [local(tensor) for tensor in trees.tensors(tensors)]
+    starts = [_HEAD.size]
+    for source in sources:
+        starts.append(_aligned(starts[-1]) + source.nbytes)
+    with open(memory, "r+b", buffering=0) as file:
+        file.truncate(0)
+        _refuse_too_large(starts[-1])
+        file.truncate(_aligned(starts[-1]))
+        with mmap.mmap(file.fileno(), _aligned(starts[-1])) as room, ThreadPoolExecutor(COPIERS) as pool:
+            pieces = list(pool.map(_put, repeat(room), map(_aligned, starts), sources))
+        index = pickle.dumps(_Index(writer, rank, seal, _in_pieces(tensors, iter(pieces)), own))
+        begin = file.seek(0, os.SEEK_END)
+        file.write(index)
+        os.pwrite(file.fileno(), _HEAD.pack(MAGIC, begin, len(index), zlib.crc32(index)), 0)
+
+
+Part = tuple[tuple[Writer, int, int], int, str | None]
+"""What a rank says of what it has: its standing, its bytes, and its damage."""
+
+
+def judged(parts: Sequence[Part | None]) -> tuple[Finding | None, bool]:
+    """What is to be said of what all ranks have, by rank, and whether they can go on from it; on rank 0."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None, False
+    bad = [f"rank {rank} has none" for rank, part in enumerate(parts) if part is None]
+    bad += [f"rank {rank}: {part[2]}" for rank, part in enumerate(parts) if part is not None and part[2]]
+    if not bad and len({part[0] for part in found}) > 1:
+        bad = [f"rank {rank} has step {part[0][1]} of attempt {part[0][0].attempt}" for rank, part in enumerate(found)]
+    if not bad and found[0][0][2] != len(parts):
+        bad = [f"{found[0][0][2]} ranks handed it over, and these are {len(parts)}"]
+    if bad:
+        return _refused(bad), False
+    step, size = found[0][0][1], sum(part[1] for part in found)
+    return Finding(
+        code="state-handed-over",
+        severity=Severity.INFO,
+        what=f"the ranks go on after step {step} from {size:,} bytes that those before them left in {MEMORY}",
+        where=MEMORY,
+        remedy="Nothing: it was what it summed up to when it was written.",
+    ), True
+
+
+def _refused(evidence: Sequence[str]) -> Finding:
+    return Finding(
+        code="handover-refused",
+        severity=Severity.WARNING,
+        what="what ranks left in their nodes' memory is not whole, so the newest checkpoint is gone on from",
+        where=MEMORY,
+        evidence=tuple(evidence[:8]),
+        remedy="Nothing, if a node was lost meanwhile: what it had in memory went with it.",
+        fault=Fault.CLUSTER,
+    )
+
+
+def not_handed_over(rank: int, why: str) -> Finding:
+    """Why a rank could not leave its state in memory."""
+    return Finding(
+        code="state-not-handed-over",
+        severity=Severity.WARNING,
+        what="the state could not be left in the nodes' memory, so a checkpoint is taken",
+        where=f"rank {rank}",
+        evidence=(why,),
+        remedy="Nothing: the ranks go on from the checkpoint. A hand-over needs room for a rank's state on its node.",
+        fault=Fault.CLUSTER,
+    )
+
+
+class Handed:
+    """What was handed over to this rank, whole as far as its index, which says what the pieces sum up to."""
+
+    def __init__(self, memory: Path, index: _Index, size: int) -> None:
+        self._memory = memory
+        self._index = index
+        self.bytes = size
+        self.seal = index.seal
+        self.standing = (index.writer, index.seal.step, index.seal.world_size)
+        """Whose state it is, and of when: equal on all ranks that can go on from it together."""
+
+    @classmethod
+    def find(cls, memory: Path, *, rank: int) -> Handed | None:
+        """What lies there for this rank; None where there is nothing, or what was not finished."""
+        try:
+            with open(memory, "rb") as file:
+                magic, begin, length, crc32 = _HEAD.unpack(file.read(_HEAD.size))
+                file.seek(begin)
+                written = file.read(length)
+        except (OSError, struct.error):
+            return None
+        if magic != MAGIC or len(written) != length or zlib.crc32(written) != crc32:
+            return None
+        index: _Index = pickle.loads(written)
+        return cls(memory, index, begin + length) if index.rank == rank else None
+
+    def own(self) -> io.BytesIO:
+        """The rank's own part: random numbers, schedule, data, and what is the user's."""
+        return io.BytesIO(self._index.own)
+
+    def damage(self) -> str | None:
+        """How a piece differs from what was written."""
+        with open(self._memory, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as room:
+            pieces = list(_pieces(self._index.tree))
+            with ThreadPoolExecutor(COPIERS) as pool:
+                sums = list(
+                    pool.map(_sum, repeat(room), (each.start for each in pieces), (each.bytes for each in pieces))
+                )
+        for piece, found in zip(pieces, sums, strict=True):
+            if found != piece.crc32:
+                return f"{piece.bytes} bytes in memory have CRC-32 {found:08x} and not {piece.crc32:08x}"
+        return None
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Put what was handed over into a state of the same shape; raises Unfit."""
+        with open(self._memory, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as room:
+            whole = torch.frombuffer(room, dtype=torch.uint8)
+            _fill(state, self._index.tree, whole, "")
+            del whole  # it keeps the mapping open
+
+
+def _refuse_too_large(size: int) -> None:
+    """Memory that is not there is not asked for: the kernel would end a process, and say nothing before."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:") and int(line.split()[1]) * 1024 < size:
+            raise OSError(f"{size} bytes of memory are not there")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _put(room: mmap.mmap, start: int, source: torch.Tensor) -> _Piece:
+    shape, dtype, size = tuple(source.shape), source.dtype, source.nbytes
+    if size:
+        into = torch.frombuffer(room, dtype=torch.uint8, count=size, offset=start)
+        with torch.no_grad():
+            into.view(dtype).view(shape).copy_(source)
+        del into
+    return _Piece(shape, dtype, start, size, _sum(room, start, size))
+
+
+def _sum(room: mmap.mmap, start: int, size: int) -> int:
+    with memoryview(room) as view, view[start : start + size] as part:
+        return zlib.crc32(part)
+
+
+def _in_pieces(tree: object, pieces: Iterator[_Piece]) -> object:
+    """The tree with pieces in place of its tensors, in the order of `trees.tensors`."""
+    if isinstance(tree, dict):
+        return {key: _in_pieces(value, pieces) for key, value in cast("dict[object, object]", tree).items()}
+    if isinstance(tree, list | tuple):
+        return [_in_pieces(value, pieces) for value in cast("Sequence[object]", tree)]
+    return next(pieces) if is_plain(tree) else tree
+
+
+def _pieces(tree: object) -> Iterator[_Piece]:
+    if isinstance(tree, _Piece):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in cast("dict[object, object]", tree).values():
+            yield from _pieces(value)
+    elif isinstance(tree, list):
+        for value in cast("list[object]", tree):
+            yield from _pieces(value)
+
+
+def _fill(own: Any, handed: Any, whole: torch.Tensor, where: str) -> Any:
+    """What a place in the state is to hold: its own tensor with what was handed over in it, or what was there."""
+    if isinstance(own, dict) and isinstance(handed, dict):
+        mine, theirs = cast("dict[Any, Any]", own), cast("dict[Any, Any]", handed)
+        for key in mine:
+            if key not in theirs:
+                raise Unfit(f"{where}{key} was not handed over")
+            mine[key] = _fill(mine[key], theirs[key], whole, f"{where}{key}.")
+        return mine
+    if isinstance(own, list) and isinstance(handed, list):
+        mine, theirs = cast("list[Any]", own), cast("list[Any]", handed)
+        if len(mine) != len(theirs):
+            raise Unfit(f"{where[:-1]} has {len(mine)} parts, and had {len(theirs)}")
+        mine[:] = [_fill(*pair, whole, f"{where}{at}.") for at, pair in enumerate(zip(mine, theirs, strict=True))]
+        return mine
+    if not isinstance(handed, _Piece):
+        return handed
+    source = _taken(whole, handed)
+    if not isinstance(own, torch.Tensor):
+        return source.clone()
+    into = local(own)
+    if tuple(into.shape) != handed.shape:
+        raise Unfit(f"{where[:-1]} is of shape {tuple(into.shape)}, and was of {handed.shape}")
+    with torch.no_grad():
+        into.copy_(source)
+    return own
+
+
+def _taken(whole: torch.Tensor, piece: _Piece) -> torch.Tensor:
+    if not piece.bytes:
+        return torch.empty(piece.shape, dtype=piece.dtype)
+    return whole[piece.start : piece.start + piece.bytes].view(piece.dtype).view(piece.shape)

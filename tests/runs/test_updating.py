@@ -1,0 +1,93 @@
+"""Ranks go on with other code from the step they are at, to the bit; code that fails soon is taken back."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.runs.conftest import Runs, Watched
+
+from holdfast import api
+from holdfast.events import FindingRaised, Outcome, StepCommitted, UpdateEnded, UpdateOutcome
+
+pytestmark = pytest.mark.slow
+
+UPDATABLE = Path(__file__).parents[1] / "programs" / "updatable.py"
+WITHIN_S = 200.0
+
+
+class Step(NamedTuple):
+    """What a rank wrote of a step."""
+
+    step: int
+    loss: str
+    word: str
+    attempt: int
+
+
+class Project:
+    """A folder with updatable.py, from which runs on two nodes are started."""
+
+    def __init__(self, runs: Runs, folder: Path) -> None:
+        self._runs = runs
+        self.folder = folder / "project"
+        profiles = self.folder / ".holdfast" / "profiles"
+        profiles.mkdir(parents=True)
+        (profiles / "shipped.yaml").write_text("code: shipped\n")
+        self.program = self.folder / "program.py"
+        shutil.copy(UPDATABLE, self.program)
+        runs.base = self.folder
+        self._out = folder / "out"
+
+    def run(self, steps: int, step_s: float = 0.05, *, profile: str = "local", name: str = "a") -> Watched:
+        (self._out / name).mkdir(parents=True)
+        command = (sys.executable, "program.py", str(self._out / name), str(steps), str(step_s))
+        return self._runs.start(*command, profile=profile, overrides=("checkpoint.every_steps=100000",))
+
+    def change(self, what: str = 'WORD = "first"', to: str = 'WORD = "second"') -> None:
+        text = self.program.read_text()
+        assert what in text
+        self.program.write_text(text.replace(what, to))
+
+    def steps(self, rank: int, name: str = "a") -> list[Step]:
+        lines = (line.split() for line in (self._out / name / f"rank-{rank}").read_text().splitlines())
+        return [Step(int(step), loss, word, int(attempt)) for step, loss, word, attempt in lines]
+
+
+@pytest.fixture
+def project(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return Project(runs, tmp_path)
+
+
+def findings(watched: Watched) -> list[str]:
+    return [event.finding.code for event in watched.all(FindingRaised)]
+
+
+def cut(watched: Watched) -> None:
+    """End a run of which enough was seen."""
+    api.cancel(watched.folder, force=True)
+    watched.end()
+
+
+@pytest.mark.parametrize("profile", ["local", "shipped"])
+def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(project: Project, profile: str) -> None:
+    watched = project.run(100_000, profile=profile)
+    watched.until(StepCommitted, lambda event: event.step >= 5)
+    project.change()
+    updated = api.update(watched.folder, within_s=WITHIN_S)
+    ended = watched.until(UpdateEnded)
+    cut(watched)
+    assert (ended.outcome, ended.digest) == (UpdateOutcome.APPLIED, updated.digest)
+    assert "state-handed-over" in findings(watched)
+    assert updated.step is not None
+    steps = min(len(project.steps(rank)) for rank in (0, 1))
+    assert project.run(steps, 0.0, name="plain").end().outcome is Outcome.SUCCEEDED
+    for rank in (0, 1):
+        mine = project.steps(rank)[:steps]
+        assert [step.loss for step in mine] == [step.loss for step in project.steps(rank, "plain")]
+        changed = next(step for step in mine if step.word == "second")
+        assert (changed.step, changed.attempt) == (updated.step.first, 1)
