@@ -2,6 +2,7 @@
 
 `sharded.py FOLDER SAVING LOADING ...`: each a way and a number of ranks, such as fsdp:4. What is saved and what is
 loaded are put together whole, in FOLDER/N-saved.pt and FOLDER/N-loaded.pt for the Nth pair.
+One that is `-` is left out.
 """
 
 from __future__ import annotations
@@ -84,4 +85,5 @@ def ranks_of(folder: Path, number: int, verb: str, ways: str) -> None:
 if __name__ == "__main__":
     for number, ways in enumerate(zip(sys.argv[2::2], sys.argv[3::2], strict=True)):
         for verb, way in zip(("saved", "loaded"), ways, strict=True):
-            ranks_of(Path(sys.argv[1]), number, verb, way)
+            if way != "-":
+                ranks_of(Path(sys.argv[1]), number, verb, way)

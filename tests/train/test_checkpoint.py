@@ -17,7 +17,7 @@ from holdfast.train.checkpoint import Checkpoints
 from holdfast.train.depot import Shared
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
-from holdfast.train.tenure import Writer
+from holdfast.train.tenure import Tenure, Writer
 from holdfast.train.training import Training
 
 ALONE = Writer()
@@ -150,7 +150,9 @@ def test_partial_checkpoint_is_cleared_and_the_one_before_loaded(trained):
 def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
     loop = training()
     for step in (5, 9, 12, 100):
-        checkpoints(tmp_path, loop, keep=2).save(step)
+        saving = checkpoints(tmp_path, loop, keep=2)
+        saving.save(step)
+        saving.close()
     assert complete(tmp_path) == ["step-00000012", "step-00000100"]
     assert list((tmp_path / "writing-0-0").iterdir()) == []
 
@@ -161,7 +163,25 @@ def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
     kept = Checkpoints(depot, training=loop, ranks=Ranks())
     for step in (5, 10, 15, 20, 25, 28):
         kept.save(step)
+    kept.close()
     assert complete(tmp_path) == ["step-00000010", "step-00000020", "step-00000028"]
+
+
+def test_save_is_over_before_older_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go_on, drop = threading.Event(), Tenure.drop
+
+    def drop_late(tenure: Tenure, final: Path) -> None:
+        assert go_on.wait(60)
+        drop(tenure, final)
+
+    monkeypatch.setattr(Tenure, "drop", drop_late)
+    saving = checkpoints(tmp_path, training(), keep=1)
+    saving.save(1)
+    saving.save(2)
+    assert complete(tmp_path) == ["step-00000001", "step-00000002"]
+    go_on.set()
+    saving.close()
+    assert complete(tmp_path) == ["step-00000002"]
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: (folder / "seal.json").unlink()])
@@ -188,6 +208,24 @@ def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_wait
         again = training(64)
         assert checkpoints(tmp_path, again).restore().step == step
         assert same(weights(again), saved)
+
+
+def test_buffers_that_the_next_forward_pass_changes_are_saved_as_they_were(tmp_path: Path):
+    def normed() -> Training:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        return Training(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+
+    loop, again = normed(), normed()
+    loop.model(torch.randn(8, 4)).sum().backward()
+    loop.optimizer.step()
+    was = [buffer.clone() for buffer in loop.model.buffers()]
+    saving = checkpoints(tmp_path, loop)
+    saving.begin(1)
+    loop.model(torch.randn(8, 4))
+    assert saving.finish().problem is None
+    assert not same(was, [*loop.model.buffers()])
+    assert checkpoints(tmp_path, again).restore().step == 1
+    assert same(was, [*again.model.buffers()])
 
 
 def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later_one(

@@ -25,11 +25,17 @@ def flat(tree: object) -> list[object]:
     return [leaf for each in tree for leaf in flat(each)] if isinstance(tree, list | tuple) else [tree]
 
 
-@pytest.mark.slow
-def test_model_and_optimiser_are_the_same_to_the_bit_however_they_are_shared_out(tmp_path: Path):
-    command = [sys.executable, str(PROGRAM), str(tmp_path), *(way for pair in PAIRS for way in pair)]
+def run(folder: Path, *ways: str) -> str:
+    """Returns what the ranks said."""
+    command = [sys.executable, str(PROGRAM), str(folder), *ways]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_model_and_optimiser_are_the_same_to_the_bit_however_they_are_shared_out(tmp_path: Path):
+    run(tmp_path, *(way for pair in PAIRS for way in pair))
     for number, (saving, loading) in enumerate(PAIRS):
         saved, loaded = (torch.load(tmp_path / f"{number}-{verb}.pt") for verb in ("saved", "loaded"))
         assert (saved[0], loaded[0]) == (0, 2)
@@ -38,3 +44,16 @@ def test_model_and_optimiser_are_the_same_to_the_bit_however_they_are_shared_out
         assert len(tensors) > 20, saving
         assert all(torch.equal(*pair) for pair in tensors), (saving, loading)
         assert (tmp_path / str(number) / "step-00000003").is_dir()
+
+
+@pytest.mark.slow
+def test_checkpoint_that_lacks_one_ranks_shard_is_set_aside_by_all_and_named(tmp_path: Path):
+    run(tmp_path, "fsdp:2", "-")
+    newest = tmp_path / "0" / "step-00000002"
+    (newest / "__1_0.distcp").unlink()
+    said = run(tmp_path, "-", "fsdp:2")
+    assert torch.load(tmp_path / "0-loaded.pt")[0] == 1
+    assert "checkpoint-damaged" in said
+    assert "__1_0.distcp" in said
+    assert newest.with_name("step-00000002.damaged").is_dir()
+    assert (newest / "__1_0.distcp").exists()  # taken again

@@ -178,6 +178,7 @@ def test_save_waits_for_no_store_and_what_was_passed_over_is_brought_at_the_end(
     for step in (1, 2, 3, 4):
         train(loop)
         saving.save(step)
+    saving._tidying.result(60)
     assert in_store(url) == []
     assert on_node(tmp_path / "node") == ["step-00000001", "step-00000004"]
     go_on.set()
@@ -288,6 +289,19 @@ def test_store_of_an_unknown_kind_is_named():
     with pytest.raises(HoldfastError) as refused:
         Store("nosuch://bucket/run", Writer())
     assert refused.value.findings[0].code == "checkpoint-store-unknown"
+
+
+@pytest.mark.parametrize("kind", ["file://{}/deep/store", "dir://deep/store::file://{}", "memory://{}/store"])
+def test_stores_of_other_kinds_are_written_kept_small_and_loaded(tmp_path: Path, kind: str):
+    url = kind.format(tmp_path)
+    loop = saved(tiers(tmp_path / "node0", url, keep=2), 1, 2, 3)
+    assert in_store(url) == ["step-00000003.0", "step-00000002.0"]
+    store = Store(url, Writer())
+    truncate(store, store._at("step-00000003.0", "__0_0.distcp"))
+    restored = checkpoints(tiers(tmp_path / "node1", url, attempt=1), training()).restore()
+    assert (restored.step, [finding.code for finding in restored.noticed]) == (2, ["checkpoint-damaged"])
+    saved(tiers(tmp_path / "node1", url, attempt=2), 4, loop=loop)
+    assert in_store(url) == ["step-00000004.2", "step-00000002.0"]
 
 
 def test_bucket_that_does_not_exist_is_named_and_not_made(s3: s3fs.S3FileSystem, tmp_path: Path):

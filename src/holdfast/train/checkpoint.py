@@ -10,7 +10,7 @@ commit one (tenure.py).
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +89,7 @@ class Checkpoints:
         """One; the process waits for it when it ends."""
         self._prepared = False
         self._saving: Future[Saved] | None = None
+        self._tidying: Future[None] | None = None
 
     def take_waited_s(self) -> float:
         """Seconds that the optimiser's steps have waited for copies since the last call."""
@@ -111,6 +112,7 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = failed(self._depot.partial(step), self._ranks.rank, error)
         self._saving = self._thread.submit(self._save, sealed, staged, own, began)
+        self._tidying = self._thread.submit(self._tidy, self._saving)
 
     def finished(self) -> Saved | None:
         """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
@@ -123,6 +125,8 @@ class Checkpoints:
 
     def close(self) -> Finding | None:
         """Wait for all that goes on behind the loop; returns why the newest checkpoint is not where it should be."""
+        if self._tidying is not None:
+            wait([self._tidying])
         return self._depot.close()
 
     def save(self, step: int, samples: int | None = None) -> str:
@@ -258,6 +262,11 @@ class Checkpoints:
             problem = failed(partial, self._ranks.rank, error)
         took_s = time.monotonic() - began
         return Saved(sealed.step, self._depot.name(sealed.step), took_s, problem, self._depot.noticed())
+
+    def _tidy(self, saved: Future[Saved]) -> None:
+        """Drop what is too old, once another is complete; only the next one to be written waits for that."""
+        if saved.result().problem is None:
+            self._depot.tidy()
 
     def _settled(self, staged: dict[str, Any] | Finding, partial: Path) -> Finding | None:
         if isinstance(staged, Finding):

@@ -79,6 +79,10 @@ class Depot(Protocol):
         """Make a checkpoint complete; `written` is this rank's part. Called by each rank's second thread."""
         ...
 
+    def tidy(self) -> None:
+        """Drop what is too old, after a commit; called by each rank's second thread."""
+        ...
+
     def noticed(self) -> Finding | None:
         """What went wrong behind the saves since the last call; the same on all ranks."""
         ...
@@ -123,10 +127,7 @@ class Shared:
         return aside.from_first(self._commit(sealed, parts) if parts else None)
 
     def _commit(self, sealed: Seal, parts: Iterable[Written]) -> Finding | None:
-        """In one rename, then drop what is too old; what was written of one that failed is removed.
-
-        On a full disk it would stand in the way of the next.
-        """
+        """In one rename; what was written of one that failed is removed: a full disk needs the room for the next."""
         partial = self.partial(sealed.step)
         whole = merged(sealed, parts)
         try:
@@ -134,13 +135,17 @@ class Shared:
                 seal.write(partial, whole)
                 self._tenure.commit(self.path(sealed.step))
                 seal.sync_folder(self.folder)
-                for step in self._retention.superfluous(steps_in(self.folder)):
-                    self._tenure.drop(self.path(step))
                 return None
         except (HoldfastError, OSError) as error:
             whole = error.findings[0] if isinstance(error, HoldfastError) else failed(partial, 0, error)
         shutil.rmtree(partial, ignore_errors=True)
         return whole
+
+    def tidy(self) -> None:
+        if self._ranks.rank == 0:
+            with suppress(OSError):  # it is tried again after the next
+                for step in self._retention.superfluous(steps_in(self.folder)):
+                    self._tenure.drop(self.path(step))
 
     def noticed(self) -> Finding | None:
         return None

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.train import lending, rng
 from holdfast.train.averaging import Averaging
 from holdfast.train.environment import Environment
@@ -106,6 +107,7 @@ class Several:
         self._peers = Peers(told, liaison.ranks, liaison, nccl=_nccl(training), give=self._give, take=self._take)
         self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
         self._held = _Held(training.optimizer, self._peers.agree, training.beside)
+        self._buffers = _Buffers(training.model)
         self._random = rng.capture()
         self._inner = liaison.ranks.world_size > 1
         """Whether DDP has something to exchange inside this replica."""
@@ -132,6 +134,7 @@ class Several:
             self._looked = True
             self._gather()
         self._random = rng.capture()
+        self._buffers.keep()
         self._held.begin()
         self._averaging.armed = True
         return self._standing
@@ -144,6 +147,7 @@ class Several:
         if (beside := self._held.end()) is None:
             return True
         self._training.take_beside(beside)
+        self._buffers.restore()
         rng.restore(self._random)
         return False
 
@@ -187,6 +191,8 @@ class _Held:
 
         @wraps(step)
         def held(_: Optimizer, *given: Any, **named: Any) -> object:
+            if any(each is not None for each in (*given, named.get("closure"))):
+                raise _closure(optimizer)
             self._decide()
             return step(*given, **named) if self._vain is None else None
 
@@ -207,6 +213,40 @@ class _Held:
         if self._in_hand:
             self._in_hand = False
             self._vain = None if self._agree() else self._keep()
+
+
+class _Buffers:
+    """What a forward pass changes of the model, such as BatchNorm's statistics, as it was before the step in hand.
+
+    All that checkpoints hold is copied: whether it was changed cannot be asked, since BatchNorm does not count it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        held = model.state_dict().keys()
+        paths = [name.rpartition(".") for name, _ in model.named_buffers() if name in held]
+        self._places = [(model.get_submodule(path), name) for path, _, name in paths]
+        self._kept: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        self._kept = [buffer.clone() for buffer in self._now()]
+
+    def restore(self) -> None:
+        for buffer, kept in zip(self._now(), self._kept, strict=True):
+            buffer.copy_(kept)
+
+    def _now(self) -> list[torch.Tensor]:
+        return [getattr(module, name).detach() for module, name in self._places]
+
+
+def _closure(optimizer: Optimizer) -> HoldfastError:
+    return failure(
+        "optimizer-closure",
+        "the optimiser's step was given a closure, which makes gradients after the replicas have agreed on the step",
+        exit_code=ExitCode.USAGE,
+        where=type(optimizer).__name__,
+        remedy="call backward() before, and step() with nothing; an optimiser that needs a closure, such as LBFGS, "
+        "trains without recovery.replicas",
+    )
 
 
 def _nccl(training: Training) -> bool:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec.core
 import msgspec
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 
 from holdfast.errors import ExitCode, failure
 from holdfast.train import seal
@@ -59,7 +59,10 @@ class Store:
                 evidence=(str(error),),
                 remedy="install the one that fsspec names (s3fs for s3://, gcsfs for gs://), or use a plain path",
             ) from None
-        self._fs, self._root = found
+        within, self._root = found
+        if isinstance(within, DirFileSystem):
+            self._root = f"{within.path}/{self._root}"
+        self._fs: Any = within.fs if isinstance(within, DirFileSystem) else within
 
     def folder(self, step: int) -> str:
         """The name of what this attempt brings of a step."""
@@ -71,8 +74,7 @@ class Store:
         if holder is not None and self._me.precedes(holder):
             raise superseded(self._me, holder, self._at(self._name()))
         self._fs.invalidate_cache()
-        self._make("")
-        self._fs.pipe_file(self._at(self._name()), msgspec.json.encode(self._me))
+        self._into("", lambda: self._fs.pipe_file(self._at(self._name()), msgspec.json.encode(self._me)))
         known = {path.split("/")[-2] for path in self._fs.glob(self._at("step-*", "seal.*"))}
         every = {path.rstrip("/").split("/")[-1] for path in self._fs.glob(self._at("step-*"))}
         for left in filter(_FOLDER.fullmatch, every - known):
@@ -94,9 +96,9 @@ class Store:
 
     def bring(self, step: int, files: Iterable[Path]) -> None:
         """Copy files of a complete checkpoint to the store."""
-        self._make(self.folder(step))
         for file in files:
-            self._fs.put_file(str(file), self._at(self.folder(step), file.name))
+            there = self._at(self.folder(step), file.name)
+            self._into(self.folder(step), lambda file=file, there=there: self._fs.put_file(str(file), there))
 
     def complete(self, sealed: Seal, retention: Retention) -> None:
         """Seal what all ranks have brought, and drop what is too old; raises HoldfastError where another is writer."""
@@ -130,10 +132,17 @@ class Store:
             self._fs.get_file(self._at(folder, name), str(fresh))
             fresh.rename(into / name)
 
-    def _make(self, folder: str) -> None:
-        """Objects need no folder, and asked for one some clients would make the bucket of a mistyped name."""
-        if isinstance(self._fs, LocalFileSystem):
+    def _into(self, folder: str, write: Callable[[], object]) -> None:
+        """Write into a folder, which is made where the store wants it to be there before."""
+        try:
+            write()
+        except FileNotFoundError:
+            # Objects need no folder, and asked for one some clients would make the bucket of a mistyped name.
+            bucket = self._root.partition("/")[0]
+            if bucket and not self._fs.exists(bucket):
+                raise
             self._fs.makedirs(self._at(folder), exist_ok=True)
+            write()
 
     def _holder(self) -> Holder | None:
         try:

@@ -104,8 +104,6 @@ class Tiers:
         if not aside.any_of(True if busy else None):
             self._noticed = self._came_to()
             self._bring(whole)
-        for step in KEPT.superfluous([step for step in steps_in(self._own) if step != self._brought]):
-            shutil.rmtree(self._folder(step), ignore_errors=True)
         return None
 
     def _commit(self, whole: Seal) -> Finding | None:
@@ -118,6 +116,10 @@ class Tiers:
         except OSError as error:
             return failed(partial, self._ranks.rank, error)
         return None
+
+    def tidy(self) -> None:
+        for step in KEPT.superfluous([step for step in steps_in(self._own) if step != self._brought]):
+            shutil.rmtree(self._folder(step), ignore_errors=True)
 
     def noticed(self) -> Finding | None:
         noticed, self._noticed = self._noticed, None

@@ -410,6 +410,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The optimiser as it was, or another checkpoint.path and the weights alone.",
     ),
     (
+        "optimizer-closure",
+        "An optimiser's step was given a closure, with recovery.replicas: it makes gradients that nobody agreed on.",
+        "The loop's call of optimizer.step.",
+        "backward() before, and step() with nothing; LBFGS and its like train without recovery.replicas.",
+    ),
+    (
         "process-group-missing",
         "A Session of several ranks was made before torch.distributed.init_process_group.",
         "The script's order.",
