@@ -150,6 +150,16 @@ def test_utf_16_is_read(tmp_path: Path) -> None:
     assert read(tmp_path)[0].decode().lstrip("\ufeff") == "one\ntwo\n"
 
 
+def test_place_of_a_log_says_rank_and_replica(tmp_path: Path) -> None:
+    for name in ("replica-1-attempt-0/rank-3.log", "attempt-0/rank-4.log"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x\n")
+    files = sorted(tmp_path.rglob("*.log"))
+    for pile in (Pile((tmp_path,)), Pile(tuple(files))):
+        sources = [block.source for block in pile.blocks()]
+        assert [(source.rank, source.replica) for source in sources] == [(4, None), (3, 1)]
+
+
 def test_standard_input_is_a_source() -> None:
     blocks = list(Pile((Path("-"),), stdin=io.BytesIO(b"a\nb")).blocks())
     assert [(block.source.name, block.data) for block in blocks] == [("-", b"a\n"), ("-", b"b")]

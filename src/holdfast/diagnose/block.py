@@ -19,6 +19,8 @@ class Source:
     """The node whose ranks wrote it, where the place it lies in says so."""
     rank: int | None = None
     """The rank that wrote it, where its name says so; None for a file in which ranks are interleaved."""
+    replica: int | None = None
+    """The replica whose rank that is, where the place it lies in says so; ranks are counted in each from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

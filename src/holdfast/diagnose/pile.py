@@ -43,6 +43,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\r\f\x1b"))
 _BOMS = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.= ]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE)
 _NODE = re.compile(r"(?:^|[-_./])(?P<node>(?:node|worker|host|pod|master|launcher)[-_]?\d+)", re.IGNORECASE)
+_REPLICA = re.compile(r"(?:^|[-_./])replica[-_.=]?(?P<replica>\d{1,7})(?!\d)", re.IGNORECASE)
 
 
 Reader: TypeAlias = "io.BufferedReader[Any]"
@@ -226,4 +227,10 @@ def _source(path: Path, root: Path) -> Source:
     """A file's source; what its path below the pile says of rank and node."""
     below = os.path.relpath(path, root) if root != path else path.name
     rank, node = _RANK.findall(below), _NODE.findall(below)
-    return Source(name=str(path), rank=int(rank[-1]) if rank else None, node=node[-1] if node else None)
+    replica = _REPLICA.findall(f"{path.parent.name}/{below}")
+    return Source(
+        name=str(path),
+        rank=int(rank[-1]) if rank else None,
+        node=node[-1] if node else None,
+        replica=int(replica[-1]) if replica else None,
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 import pytest
 from bench.nccllog import Job, Version
-from tests.diagnose.transport.piles import JOB, OLD, by_rank, edited, mixed, on_last_node, only
+from tests.diagnose.transport.piles import JOB, OLD, blocks, by_rank, edited, mixed, on_last_node, only
 
+from holdfast.diagnose.block import Block
 from holdfast.diagnose.transport import Transport, document, lines, read
 from holdfast.fabric.catalog import CATALOG
 
@@ -99,6 +101,30 @@ def test_communicators_are_called_by_who_is_in_them(version: str, split: bool) -
     names = [communicator.name for communicator in read(by_rank(job)).communicators]
     assert names[:3] == ["all 16 ranks", "ranks 0-7", "ranks 8-15"]
     assert sorted(names[3:]) == sorted(f"ranks {rank}, {rank + 8}" for rank in range(8))
+
+
+def test_communicators_are_called_by_replica_where_the_logs_place_says_which() -> None:
+    job = replace(JOB, nodes=4, replicas=2)
+    logs = (
+        replace(block, source=replace(block.source, name=f"{block.source.name}-{rank}", replica=rank // 8))
+        for rank in range(16)
+        for block in blocks("rank.log", b"".join(job.log(rank)))
+    )
+    names = [communicator.name for communicator in read(logs).communicators]
+    assert names[:3] == ["all 16 ranks", "replica 0", "replica 1"]
+    assert names[3:] == [f"across replicas 0-1, rank {rank}" for rank in range(8)]
+
+
+def test_replica_is_also_taken_from_what_a_log_says_of_its_environment() -> None:
+    def logs(replica: int) -> Iterator[Block]:
+        for rank in range(JOB.ranks):
+            log = b"".join(JOB.log(rank)).replace(b"worker-", b"w%d-" % replica)
+            said = b"HOLDFAST_REPLICA=%d\n" % replica + log.replace(b"commId 0x", b"commId 0x%d" % replica)
+            yield from blocks(f"{replica}-{rank}.log", said)
+
+    transport = read((*logs(0), *logs(1)))
+    assert [communicator.name for communicator in transport.communicators] == ["replica 0", "replica 1"]
+    assert {process.replica for process in transport.processes} == {0, 1}
 
 
 def test_sockets_of_communicators_across_replicas_alone_are_named() -> None:

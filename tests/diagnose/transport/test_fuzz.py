@@ -117,6 +117,21 @@ def test_more_processes_than_any_job_has_are_left_out_and_counted(monkeypatch: p
     sound(transport)
 
 
+def test_lines_of_rccl_are_whole() -> None:
+    said: list[str] = []
+    for rank, side in enumerate(("receive", "send")):
+        head, comm = f"g{rank}:12:40 [0] NCCL INFO", f"comm 0x95cdeb{rank}"
+        said += [
+            f"{head} {comm} rank {rank} nranks 2 cudaDev 0 busId c1000 used 67129296 bytes - Init COMPLETE",
+            f"{head} Channel 02/0 : 1[c1000] -> 0[c1000] [{side}] via NET/Socket/1 {comm} nRanks 02",
+            f"{head} Connected all rings {comm} nRanks 02 busId c1000",
+        ]
+    transport = read(of_lines(*said))
+    assert (transport.unread, transport.unplaced) == (0, 0)
+    assert {link.way.route for one in transport.communicators for link in one.links} == {"NET/Socket"}
+    sound(transport)
+
+
 def test_connection_as_long_as_a_novel_is_torn() -> None:
     transport = read(of_lines("n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0" + " " * 60_000))
     assert transport.unread == 1

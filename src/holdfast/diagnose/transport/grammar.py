@@ -27,8 +27,12 @@ THREAD = re.compile(
 VERSION_BEGINS = b"NCCL version "
 VERSION = re.compile(VERSION_BEGINS + rb"(\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.\d+)")
 
-# What may follow a whole message: colour codes, and the end of a JSON string that held the line.
-_END = rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
+# HOLDFAST_REPLICA=1, as `env` or a job's script writes it
+REPLICA_BEGINS = b"HOLDFAST_REPLICA="
+REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
+
+# What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, colour codes, the end of a JSON string.
+_END = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
 
 
 @cache
@@ -67,7 +71,7 @@ _RING = re.compile(rb"[\s\d]*\Z")
 # comm 0x557fe785f7a0 rank 36 nranks 64 cudaDev 4 nvmlDev 4 busId 9b000 commId 0x5ae77eb5ea4ec1ee - Init COMPLETE
 INIT = re.compile(
     rb"(?:\[Rank \d+\] )?(?:nccl\w{1,40} )?comm (\S{1,32}) rank (\d{1,7}) nranks (\d{1,7}) cudaDev (\d{1,5})"
-    rb"(?: nvmlDev (\d{1,5}))? busId ([0-9a-fA-F]{1,16})((?: \w{1,16} \S{1,32})*) ?- Init (START|COMPLETE)"
+    rb"(?: nvmlDev (\d{1,5}))? busId ([0-9a-fA-F]{1,16})((?: \w{1,16} \S{1,32})*)(?: bytes)? ?- Init (START|COMPLETE)"
 )
 # … parent 0x5581 splitCount 1 color 0 key 3- Init START
 EXTRA = re.compile(rb"(parent|color|splitCount|childCount|commId) ([^\s-]+|-\d+)")

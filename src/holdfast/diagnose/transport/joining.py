@@ -102,12 +102,44 @@ def _communicators(groups: Iterable[_Group], records: Sequence[ProcessRecord]) -
     named: Counter[str] = Counter()
     world = {one.process: one.rank for one in reversed(ordered[0].values())} if ordered else {}
     everybody = {one.process for group in ordered for one in group.values()}
+    replicas = _Replicas.of(ordered, records)
     communicators: list[Communicator] = []
     for group in ordered:
-        name = _name(group, world, everybody, records)
+        name = replicas.name(group) or _name(group, world, everybody, records)
         named[name] += 1
         communicators.append(_communicator(group, name if named[name] == 1 else f"{name} ({named[name]})"))
     return tuple(communicators)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replicas:
+    """Which replica each process is of, and its rank there; empty where logs do not tell several replicas apart."""
+
+    places: Mapping[int, tuple[int, int]]
+
+    @staticmethod
+    def of(groups: Sequence[_Group], records: Sequence[ProcessRecord]) -> _Replicas:
+        """By the largest communicator within each replica; `groups` are given with the largest first."""
+        places: dict[int, tuple[int, int]] = {}
+        for group in groups:
+            within = {records[one.process].replica for one in group.values()}
+            if len(within) == 1 and (replica := within.pop()) is not None:
+                for one in group.values():
+                    places.setdefault(one.process, (replica, one.rank))
+        several = len({replica for replica, _ in places.values()}) > 1
+        return _Replicas(places=places if several else {})
+
+    def name(self, group: _Group) -> str:
+        """`replica 1`, `replica 1, rank 0-3`, `across replicas 0-3, rank 5`; empty for all, and what nothing tells."""
+        if len(group) == len(self.places) or any(one.process not in self.places for one in group.values()):
+            return ""
+        members = [self.places[one.process] for one in group.values()]
+        replicas = sorted({replica for replica, _ in members})
+        ranks = ranges(sorted({rank for _, rank in members}))
+        if len(replicas) > 1:
+            return f"across replicas {ranges(replicas)}, rank {ranks}"
+        whole = sum(1 for replica, _ in self.places.values() if replica == replicas[0])
+        return f"replica {replicas[0]}" + (f", rank {ranks}" if len(members) < whole else "")
 
 
 def _communicator(group: _Group, name: str) -> Communicator:
@@ -196,6 +228,7 @@ def _process(record: ProcessRecord) -> Process:
         node=record.node,
         host=record.host,
         pid=record.pid,
+        replica=record.replica,
         nccl=facts.get("nccl", ""),
         cuda=facts.get("cuda", ""),
         driver=facts.get("driver", ""),

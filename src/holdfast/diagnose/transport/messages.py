@@ -62,7 +62,7 @@ def _begins(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quot
 
 def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     """A ring or tree is complete: the next one may be another communicator's."""
-    cut(thread, process, message.partition(b" ")[2].partition(b",")[0])
+    cut(thread, process, message.partition(b" ")[2].partition(b",")[0].partition(b" comm ")[0])
     if (match := grammar.RINGS.match(message)) and match[2]:
         process.note(f"ring gdr {words(match[2])}", message, quote)
 

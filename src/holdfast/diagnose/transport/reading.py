@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from holdfast.diagnose.block import Block
+from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
@@ -64,6 +64,7 @@ class Reading:
         self._quoted: dict[tuple[str, str], dict[bytes | str, Evidence]] = {}
         self._handlers: dict[bytes, Handler | None] = {}
         self._versions: dict[str, Evidence] = {}
+        self._replicas: dict[str, int | None] = {}
         self.info_lines = 0
         """How many lines NCCL wrote at level INFO, so far."""
         self._torn = 0
@@ -75,6 +76,7 @@ class Reading:
     def feed(self, block: Block) -> None:
         """Read the lines of one block."""
         self._note_versions(block)
+        self._note_replica(block)
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
             self.info_lines += len(pieces) - 1
@@ -86,6 +88,8 @@ class Reading:
             for thread in threads.values():
                 cut(thread, self._processes[thread.process])
         self._threads.clear()
+        for process in self._processes:
+            process.replica = self._replicas.get(process.source)
         return judged(
             join(self._processes),
             versions=self._versions,
@@ -119,7 +123,7 @@ class Reading:
         thread, last, head = None, None, pieces[0]
         for number, piece in enumerate(islice(pieces, 1, None), 1):  # noqa: B007 - quote() asks for it
             if head != last:
-                thread = threads.get(head) or self._thread(threads, head[head.rfind(b"\n") + 1 :], node)
+                thread = threads.get(head) or self._thread(threads, head[head.rfind(b"\n") + 1 :], block.source)
                 last = head
             label, _, rest = piece.partition(b" : ")
             bit = channels.get(label)
@@ -175,7 +179,7 @@ class Reading:
             return known
         return None
 
-    def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, node: str | None) -> ThreadRecord | None:
+    def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, source: Source) -> ThreadRecord | None:
         """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""
         last = head.rsplit(b" ", 2)
         if len(last) == 3 and (thread := threads.get(last[1] + b" " + last[2])):
@@ -186,7 +190,7 @@ class Reading:
         thread = threads.get(match[0])
         if thread is None:
             host, pid = words(match[1]), int(match[2])
-            identity = (node or "", host, pid)
+            identity = (source.node or "", host, pid)
             number = self._numbers.get(identity, len(self._processes))
             if self._thread_count >= _MOST_THREADS or number >= _MOST_PROCESSES:
                 self._left_out += 1
@@ -196,11 +200,25 @@ class Reading:
                 self._numbers[identity] = number
                 self._processes.append(
                     ProcessRecord(
-                        node=identity[0], host=host, pid=pid, quoted=self._quoted.setdefault(identity[:2], {})
+                        node=identity[0],
+                        host=host,
+                        pid=pid,
+                        source=source.name,
+                        quoted=self._quoted.setdefault(identity[:2], {}),
                     )
                 )
             thread = threads[match[0]] = ThreadRecord(process=number)
         return thread
+
+    def _note_replica(self, block: Block) -> None:
+        """Keep which replica wrote this source; None where it names several."""
+        source = block.source
+        if source.replica is not None:
+            self._replicas[source.name] = source.replica
+        elif grammar.REPLICA_BEGINS in block.data:
+            said = {int(number) for number in grammar.REPLICA.findall(block.data)}
+            said |= {self._replicas[source.name]} if source.name in self._replicas else set()
+            self._replicas[source.name] = said.pop() if len(said) == 1 else None
 
     def _note_versions(self, block: Block) -> None:
         at = block.data.find(grammar.VERSION_BEGINS)

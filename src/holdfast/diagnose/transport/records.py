@@ -77,6 +77,9 @@ class ProcessRecord:
     """That of the source it wrote into; empty where that says none."""
     host: str
     pid: int
+    source: str = ""
+    """Where its first line stands."""
+    replica: int | None = None
     facts: dict[str, str] = field(default_factory=dict[str, str])
     env: dict[str, str] = field(default_factory=dict[str, str])
     hcas: tuple[str, ...] = ()

@@ -88,6 +88,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     host: str
     pid: int
+    replica: int | None = None
+    """Which replica it is of, where its log's place or HOLDFAST_REPLICA in it says so."""
     nccl: str = ""
     cuda: str = ""
     driver: str = ""
