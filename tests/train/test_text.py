@@ -14,9 +14,11 @@ import torch
 import zstandard
 
 from holdfast.errors import HoldfastError
-from holdfast.train import Text
+from holdfast.train import Data, Text
+from holdfast.train.batches import Plan
 from holdfast.train.data import documents
 from holdfast.train.data.cache import fetch
+from holdfast.train.data.supply import Supply
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,44 @@ def test_epoch_sees_every_window_once(folder: Path):
     assert sorted(windows(text.tokens(range(20, 40)))) == sorted(seen) != seen
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json"])
+def test_empty_file_is_refused(tmp_path: Path, name: str):
+    (tmp_path / name).touch()
+    with pytest.raises(HoldfastError) as refused:
+        Text([tmp_path / name], length=4)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.what) == ("text-too-short", "the text has 0 tokens, fewer than one sample")
+
+
+PLAN = Plan(global_batch=1, at_once=1, rank=0, world_size=1)
+FIRST, SECOND = PLAN.step(0)[0], PLAN.step(1)[0]
+
+
+def test_file_that_changed_and_another_tokenizer_are_told_apart_at_a_resume(tmp_path: Path):
+    file, tokenizer = tmp_path / "x.txt", words(tmp_path / "tokenizer")
+    file.write_text("one two three one two three")
+    begun = Supply(lambda finding: None)
+    begun.fill(FIRST, Data(Text([file], length=2), batch=1), PLAN, 0)
+
+    def resume(**given: Any) -> tuple[str, str]:
+        supply = Supply(lambda finding: None)
+        supply.load_state_dict(begun.state_dict())
+        with pytest.raises(HoldfastError) as refused:
+            supply.fill(SECOND, Data(Text([file], length=2, **given), batch=1), PLAN, 1)
+        (finding,) = refused.value.findings
+        assert (finding.code, "Data(..., first=1)" in finding.remedy) == ("data-changed", True)
+        was, now = finding.evidence[0].split(", is ")
+        return was, now
+
+    was, now = resume(tokenizer=tokenizer)
+    assert "tokens of bytes" in was
+    assert f"tokens of {type(tokenizer).__name__}" in now
+    file.write_text("one two three one two three four")
+    was, now = resume()
+    assert "tokens of bytes" in now
+    assert was.split(",")[0].split()[-1] != now.split(",")[0].split()[-1]
+
+
 def test_text_shorter_than_a_sample_is_refused(folder: Path):
     with pytest.raises(HoldfastError) as refused:
         Text([folder / "second.txt"], length=41)
@@ -83,6 +123,8 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], object]] = {
     "x.txt": lambda path, rows: path.write_text("\n\n".join(row["text"] for row in rows)),
     "x.txt.gz": lambda path, rows: path.write_bytes(gzip.compress("\n\n".join(row["text"] for row in rows).encode())),
     "x.jsonl": lambda path, rows: path.write_bytes(lines(rows)),
+    "c4-train.00000-of-00001.json.gz": lambda path, rows: path.write_bytes(gzip.compress(lines(rows))),
+    "x.json": lambda path, rows: path.write_text(json.dumps(rows)),
     "x.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(lines(rows))),
     "x.jsonl.zst": lambda path, rows: path.write_bytes(b"".join(zstandard.compress(lines([row])) for row in rows)),
     "x.parquet": parquet,
@@ -167,6 +209,8 @@ def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
     [
         ("x.jsonl", b'{"text": "a"}\n{"text": ', "x.jsonl"),
         ("x.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "x.jsonl:2"),
+        ("x.json", b'[{"text": "a"}, {"text": 5}]', "x.json, row 2"),
+        ("x.json", b'[{"text": "a"}', "x.json"),
         ("x.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], "x.jsonl.gz"),
         ("x.jsonl.zst", b"no zstd at all", "x.jsonl.zst"),
         ("x.jsonl.zst", zstandard.compress(b'{"text": "a"}\n' * 99)[:-2], "x.jsonl.zst"),

@@ -40,10 +40,11 @@ class Text:
     ) -> None:
         """Read files and folders, or Python's own documentation (0.5 MB of text).
 
-        A file is text, `.jsonl` or `.parquet` (the text is in `column`), each also with `.gz` or `.zst`. Tokens are
-        bytes, or those of a tokenizer of transformers', given itself or by its name. They are kept in the folder
-        `cache` (default: the user's own) as long as the files keep their size and time. Documents follow one another;
-        what is left at the end and is shorter than a window is dropped. `seed` is for the order of `tokens` alone.
+        A file is text, `.json`, `.jsonl` or `.parquet` (the text is in `column`), each also with `.gz` or `.zst`.
+        Tokens are bytes, or those of a tokenizer of transformers', given itself or by its name. They are kept in the
+        folder `cache` (default: the user's own) as long as the files keep their size and time. Documents follow one
+        another; what is left at the end and is shorter than a window is dropped. `seed` is for the order of `tokens`
+        alone.
         """
         made = tokenizer_of(tokenizer)
         if paths:
@@ -51,7 +52,8 @@ class Text:
             said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
             key = "\n".join([made.name, column, *said])
             folder = Path(cache) if cache is not None else place()
-            tokens, self.fingerprint = fetch(folder, key, made.dtype, _tokens(found, column, made))
+            tokens, digest = fetch(folder, key, made.dtype, _tokens(found, column, made))
+            self.fingerprint = f"text {digest}, tokens of {made.name}"
         else:
             tokens = made.tokens("\n\n".join(_documentation()))
             self.fingerprint = f"documentation, {made.name}"

@@ -53,7 +53,7 @@ def pieces(paths: Sequence[Path], column: str) -> Iterator[Piece]:
 
 def _reader(path: Path) -> Callable[[Path, str], Iterator[Piece]]:
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in _OPENERS), "")
-    return {".jsonl": _json_lines, ".ndjson": _json_lines, ".parquet": _parquet}.get(kind, _text)
+    return _READERS.get(kind, _text)
 
 
 def _gzip(path: Path) -> IO[bytes]:
@@ -119,6 +119,19 @@ def _json_lines(path: Path, column: str) -> Iterator[Piece]:
                 yield _row(json.loads(line), column, f"{path}:{number}")
 
 
+def _json(path: Path, column: str) -> Iterator[Piece]:
+    """Lines, as most files of that name have them, C4's among them; or one array of all rows."""
+    with _open(path) as file:
+        array = file.read(1) == b"["
+    if not array:
+        yield from _json_lines(path, column)
+        return
+    with _open(path) as file:
+        rows = cast("list[Any]", json.load(file))
+    for number, row in enumerate(rows, 1):
+        yield _row(row, column, f"{path}, row {number}")
+
+
 def _parquet(path: Path, column: str) -> Iterator[Piece]:
     try:
         from pyarrow.parquet import ParquetFile
@@ -134,6 +147,14 @@ def _parquet(path: Path, column: str) -> Iterator[Piece]:
         columns = [column] if column in file.schema_arrow.names else None
         for batch in file.iter_batches(columns=columns):
             yield from (_row(row, column, str(path)) for row in batch.to_pylist())
+
+
+_READERS: dict[str, Callable[[Path, str], Iterator[Piece]]] = {
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}
 
 
 def _row(row: Any, column: str, where: str) -> Piece:
