@@ -67,6 +67,8 @@ class Case:
     """As an answer tells it; empty where it is no rank's and no node's."""
     overrides: tuple[str, ...] = ()
     amount: float | None = None
+    replicas: int = 1
+    """Fewest that the run must have."""
     needs: str = ""
     """`netns`, `resources.memory`, or the name of the variable or field whose disk is a small one."""
     peer: Callable[[Peer], None] | None = None
@@ -109,8 +111,10 @@ def _stop_node(peer: Peer) -> None:
     peer.agents[1].send_signal(signal.SIGSTOP)
 
 
+_DEADLINE = ("recovery.step_deadline_s=1",)
 _GRACE = ("recovery.node_grace_s=9",)
 _KILL, _STOP, _SKEW, _FILL = DrillAction.KILL, DrillAction.STOP, DrillAction.SKEW, DrillAction.FILL
+_QUORUM = DrillTarget.QUORUM
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
 
 CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
@@ -123,7 +127,7 @@ CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
     (_STOP, _RANK): Case(
         klass=Class.HANG_UNKNOWN,
         culprit="rank 1 on node1",
-        overrides=("recovery.step_deadline_s=1",),
+        overrides=_DEADLINE,
         peer=_stop_rank,
     ),
     (_STOP, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE, peer=_stop_node),
@@ -140,6 +144,12 @@ CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
         overrides=("resources.memory=300MiB",),
         needs="resources.memory",
     ),
+    (DrillAction.RAISE, _RANK): Case(klass=Class.PROGRAM_ERROR, culprit="rank 1 on node1"),
+    (DrillAction.HANG, _RANK): Case(klass=Class.HANG_UNKNOWN, culprit="rank 1 on node1", overrides=_DEADLINE),
+    (DrillAction.HANG, DrillTarget.COLLECTIVE): Case(klass=Class.HANG_UNKNOWN, overrides=_DEADLINE),
+    (DrillAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_deadline_s=auto",)),
+    (_KILL, _QUORUM): Case(replicas=2),
+    (_STOP, _QUORUM): Case(replicas=2),
 }
 
 
@@ -154,10 +164,10 @@ def judged(case: Case, answer: Answer) -> bool:
     return answer.klass is case.klass and (not case.culprit or str(answer.culprit) == case.culprit)
 
 
-def diagnosed(action: DrillAction, target: DrillTarget, base: Path) -> Answer:
+def diagnosed(action: DrillAction, target: DrillTarget, base: Path, replicas: int = 1) -> Answer:
     """Start a run, do the drill to it, and ask what happened, blind to who asked for it."""
     case = CASES[action, target]
-    with _run(case, base) as run:
+    with _run(case, base, max(replicas, case.replicas)) as run:
         if action is DrillAction.RETURN:
             api.drill(run, target=target, index=1, action=DrillAction.LOSE, at_step=AT_STEP)
             _until(run, lambda event: isinstance(event, NodeUnavailable))
@@ -195,9 +205,9 @@ def _until(run: RunFolder, holds: Callable[[AnyEvent], bool]) -> None:
 
 
 @contextlib.contextmanager
-def _run(case: Case, base: Path) -> Iterator[RunFolder]:
+def _run(case: Case, base: Path, replicas: int) -> Iterator[RunFolder]:
     """A run of two nodes with a rank each, and nothing of it at the end."""
-    overrides = ["nodes=2", "name=drilled", "nodes.wait_s=1", *case.overrides]
+    overrides = ["nodes=2", f"recovery.replicas={replicas}", "name=drilled", "nodes.wait_s=1", *case.overrides]
     with contextlib.ExitStack() as stack:
         home = base / "home"
         if case.needs == "netns" and (reason := netns.unavailable()):
@@ -303,6 +313,7 @@ def main() -> int:
     """Drill, ask, and say by the exit code whether every answer was right."""
     parser = argparse.ArgumentParser(prog="bench.drilldiagnosis", description=__doc__)
     parser.add_argument("--only", help="one drill, such as 'kill rank'")
+    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of which each node is one, when two")
     parser.add_argument("--peer", action="store_true", help="ask torchrun's error summary too")
     options = parser.parse_args()
     headline("drills diagnosed, blind to the drill: class and culprit")
@@ -314,7 +325,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="drilled-") as base:
             try:
-                answer = diagnosed(action, target, Path(base))
+                answer = diagnosed(action, target, Path(base), options.replicas)
             except Unavailable as error:
                 rows.append((name, "-", f"not done here: {error}", "-"))
                 continue

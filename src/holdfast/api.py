@@ -357,12 +357,19 @@ def drill(
     amount: float | None = None,
 ) -> None:
     """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/drills.py)."""
-    refuse_finished(run)
     asked = DrillRequested(
         at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
     )
-    check_drill(asked, accepted(run), run.run)
-    ask(run, "drill", asked)
+    drills(run, [asked])
+
+
+def drills(run: RunFolder, asked: Sequence[DrillRequested]) -> None:
+    """Break several things of a run, or none where it cannot have one of them."""
+    refuse_finished(run)
+    for each in asked:
+        check_drill(each, accepted(run), run.run)
+    for each in asked:
+        ask(run, "drill", each)
 
 
 # Look

@@ -211,7 +211,7 @@ async def serve(
 
     checkpoints = checkpoints_folder(accepted, folder)
     folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints}
-    drills = OutsideDrills(isolation=isolation, folders=folders)
+    drills = OutsideDrills(isolation=isolation, folders=folders, quorum=lambda: quorum.pid if quorum else 0)
     controller = Controller(
         machine=machine,
         writer=writer,

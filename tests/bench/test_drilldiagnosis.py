@@ -15,6 +15,14 @@ from holdfast.job.drills import DRILLS
 
 QUICK = {(DrillAction.KILL, DrillTarget.RANK), (DrillAction.STOP, DrillTarget.RANK)}
 
+OF_ONE_REPLICA = [
+    (DrillAction.KILL, DrillTarget.RANK),
+    (DrillAction.STOP, DrillTarget.RANK),
+    (DrillAction.HANG, DrillTarget.RANK),
+    (DrillAction.RAISE, DrillTarget.RANK),
+    (DrillAction.KILL, DrillTarget.NODE),
+]
+
 
 def test_every_drill_has_its_case() -> None:
     assert CASES.keys() == DRILLS.keys()
@@ -35,6 +43,15 @@ def test_drill_is_diagnosed_for_what_it_is(tmp_path: Path, action: DrillAction, 
         answer = diagnosed(action, target, tmp_path)
     except Unavailable as error:
         pytest.skip(str(error))
+    assert judged(CASES[action, target], answer), answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "target"), OF_ONE_REPLICA)
+def test_drill_of_one_replica_of_two_is_diagnosed_likewise(
+    tmp_path: Path, action: DrillAction, target: DrillTarget
+) -> None:
+    answer = diagnosed(action, target, tmp_path, 2)
     assert judged(CASES[action, target], answer), answer
 
 

@@ -10,7 +10,7 @@ from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.findings import Finding
 from holdfast.job.accepted import Accepted
 from holdfast.job.drills import DRILLS, Doer, check
-from holdfast.job.spec import Job, Nodes, Resources
+from holdfast.job.spec import Job, Nodes, Recovery, Resources
 from holdfast.launch.local import drills as outside
 
 TWO_NODES = Accepted(
@@ -43,7 +43,8 @@ def test_every_row_is_carried_out_by_who_it_says() -> None:
 
 def test_every_row_is_accepted_where_nodes_are_kept_apart_as_it_needs() -> None:
     for (action, target), row in DRILLS.items():
-        limited = TWO_NODES.job.model_copy(update={"resources": Resources(memory=1 << 30)})
+        several = Recovery(replicas=2 if row.replicas else 1)
+        limited = TWO_NODES.job.model_copy(update={"resources": Resources(memory=1 << 30), "recovery": several})
         place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process", "job": limited})
         much, span = 9.0 if row.unit else None, 2.0 if row.lasting else None
         check(asked(action, target, amount=much, for_s=span), place, "run-1")
@@ -60,13 +61,13 @@ def test_pair_without_a_row_is_refused_with_what_there_is() -> None:
     finding = refusal(asked(DrillAction.PARTITION, DrillTarget.RANK), ExitCode.USAGE)
     assert finding.code == "bad-drill"
     assert "`partition` takes `node`" in finding.remedy
-    assert "a rank takes `kill` or `stop`" in finding.remedy
+    assert "a rank takes `kill` or `stop` or `raise` or `hang`" in finding.remedy
 
 
 def test_kill_for_a_while_is_refused() -> None:
     finding = refusal(asked(DrillAction.KILL, DrillTarget.NODE, for_s=3.0), ExitCode.USAGE)
     assert "cannot last 3 s" in finding.what
-    assert "`--for` goes with `fill` or `partition` or `stop`" in finding.remedy
+    assert "`--for` goes with `fill` or `partition` or `slow` or `stop`" in finding.remedy
 
 
 def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() -> None:
@@ -96,3 +97,13 @@ def test_target_that_a_run_does_not_have_is_refused_with_those_it_has(
 def test_return_of_a_machine_waits_for_no_step() -> None:
     back = DrillRequested(at=1.0, action=DrillAction.RETURN, target=DrillTarget.NODE, index=1, at_step=3)
     assert "--at-step" in refusal(back, ExitCode.USAGE).remedy
+
+
+def test_quorum_of_a_single_replica_is_refused_with_the_remedy() -> None:
+    finding = refusal(asked(DrillAction.KILL, DrillTarget.QUORUM), ExitCode.IMPOSSIBLE)
+    assert (finding.code, finding.where) == ("drill-unavailable", "recovery.replicas")
+    assert "recovery.replicas=2" in finding.remedy
+
+
+def test_nothing_is_slowed_by_less_than_once() -> None:
+    assert "--by 3" in refusal(asked(DrillAction.SLOW, DrillTarget.NODE, amount=0.5), ExitCode.USAGE).remedy

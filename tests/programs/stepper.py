@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from holdfast.events.rank import Checkpointed, Hello, Step, encode
+from holdfast.events.rank import Befall, Checkpointed, Hello, Misfortune, Step, encode, from_agent
 
 STEPS, STEP_S = int(sys.argv[1]), float(sys.argv[2])
 FAULT = sys.argv[3].split("@") if len(sys.argv) > 3 else []
@@ -36,6 +36,8 @@ if os.environ["HOLDFAST_REPLICA_COUNT"] != "1":
     FOLDER /= f"replica-{REPLICA}"
 MORE = {f"figure{number}": 0.125 for number in range(int(os.environ.get("STEPPER_METRICS", "0")))}
 CHECKPOINT = FOLDER / "step.txt"
+BEFALLEN: list[Misfortune] = []
+"""What the agent wants to befall this rank."""
 
 
 def rendezvous() -> list[socket.socket]:
@@ -96,10 +98,27 @@ def fault(step: int) -> None:
             subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 
+def befall() -> None:
+    """What a drill asked for, as a Session does it."""
+    match BEFALLEN:
+        case [Misfortune.RAISE]:
+            raise ValueError("a drill: an error of the program's own")
+        case [Misfortune.HANG]:
+            while True:
+                time.sleep(3600)
+        case [Misfortune.COLLECTIVE]:
+            mine, _others = socket.socketpair()
+            wait_for(mine)
+        case _:
+            pass
+
+
 def listen(agent: socket.socket) -> None:
     """Say what the agent tells."""
     for line in agent.makefile():
         print(f"told {line}", end="", flush=True)
+        if isinstance(request := from_agent.decode(line), Befall):
+            BEFALLEN.append(request.what)
 
 
 def main() -> None:
@@ -115,6 +134,7 @@ def main() -> None:
     started = time.time()
     for step in range(first, STEPS + 1):
         fault(step)
+        befall()
         time.sleep(STEP_S)
         meet(peers)
         ended = time.time()

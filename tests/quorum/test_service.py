@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from torchft.coordination import LighthouseClient
 
+from holdfast.quorum import keeping
 from holdfast.quorum.keeping import QuorumKeeper
 from holdfast.quorum.service import Lighthouse, listen
 
@@ -104,5 +107,24 @@ def test_keeper_starts_the_service_again_at_its_port_and_tells_it_all(tmp_path: 
         assert keeper._process is not None
         assert await asyncio.to_thread(keeper._process.wait, 60) == 0
         assert json.loads((tmp_path / "quorum.port").read_text()) == int(url.rpartition(":")[2])
+
+    asyncio.run(check())
+
+
+def test_service_that_does_not_answer_is_replaced_at_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "BEAT_S", 0.05)
+
+    async def check() -> None:
+        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", min_replicas=1, grace_s=60.0)
+        run = asyncio.ensure_future(keeper.run())
+        await asyncio.wait_for(keeper.known(), 120)
+        url, stopped = keeper.url, keeper.pid
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: keeper.pid not in (0, stopped))
+        assert keeper.url == url
+        run.cancel()
+        await keeper.end()
+        assert keeper._process is not None
+        assert await asyncio.to_thread(keeper._process.wait, 60) == 0
 
     asyncio.run(check())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from holdfast.events import (
     CheckpointCommitted,
     ControllerStarted,
     DrillAction,
+    DrillDone,
     DrillTarget,
     Outcome,
     RankHung,
@@ -90,6 +89,9 @@ def processes_with(words: bytes, folder: Path) -> list[int]:
         (3, DrillTarget.RANK, DrillAction.KILL, "rank-killed"),
         (2, DrillTarget.RANK, DrillAction.STOP, "rank-hung"),
         (2, DrillTarget.NODE, DrillAction.KILL, "node-lost"),
+        (2, DrillTarget.RANK, DrillAction.RAISE, "rank-crashed"),
+        (2, DrillTarget.RANK, DrillAction.HANG, "rank-hung"),
+        (2, DrillTarget.COLLECTIVE, DrillAction.HANG, "rank-hung"),
     ],
 )
 def test_others_go_on_without_a_replica_and_it_catches_up(
@@ -129,10 +131,12 @@ def test_controller_that_is_killed_costs_no_step(runs: Runs) -> None:
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
 
 
-def test_quorum_service_that_is_killed_comes_back_at_its_port(runs: Runs) -> None:
+@pytest.mark.parametrize("action", [DrillAction.KILL, DrillAction.STOP])
+def test_quorum_service_that_is_lost_comes_back_at_its_port(runs: Runs, action: DrillAction) -> None:
     watched = hold(runs, 2)
     (service,) = processes_with(b"holdfast.quorum", watched.folder.path)
-    os.kill(service, signal.SIGKILL)
+    watched.drill(DrillTarget.QUORUM, 0, action)
+    watched.until(DrillDone)
     latest = watched.all(StepCommitted)[-1].step
     at_work(watched, 0, 0, beyond=latest + 40)
     (successor,) = processes_with(b"holdfast.quorum", watched.folder.path)

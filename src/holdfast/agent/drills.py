@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -22,9 +24,13 @@ from holdfast.agent.team import Team
 from holdfast.clock import Clock, skew
 from holdfast.events import DrillAction, DrillDone, DrillTarget
 from holdfast.events.orders import Break
+from holdfast.events.rank import Misfortune
 from holdfast.host.processes import descendants, pause, send
 
 log = logging.getLogger("holdfast.agent")
+
+SLOW_CYCLE_S = 0.1
+"""A slow node's ranks are let go and stopped again this often."""
 
 FAREWELL_S = 1.0
 """Longest a drill waits for its own announcement to be safe."""
@@ -43,6 +49,15 @@ class Reach:
     def rank(self, rank: int) -> int | None:
         """The process of a rank that is here and lives."""
         return next((pid for team in self.teams() if (pid := team.pid_of(rank)) is not None), None)
+
+    def ranks(self) -> list[int]:
+        """The processes of all ranks that are here, and those below them."""
+        own = [state.pid for team in self.teams() for state in team.running]
+        return [*own, *(pid for each in own for pid in descendants(each))]
+
+
+Act = Callable[[Reach, Break], Coroutine[None, None, None] | None]
+"""Carries a drill out; what it returns, if anything, goes on with it."""
 
 
 class Drills:
@@ -70,11 +85,11 @@ class Drills:
         """A rank of this node has passed a step: do what waited for it."""
         for order in list(self._known.values()):
             due = order.at_step is not None and step >= order.at_step
-            if due and (order.target is not DrillTarget.RANK or order.rank == rank):
+            if due and (not order.target.of_rank or order.rank == rank):
                 self._do(order, step)
 
     def _do(self, order: Break, step: int) -> None:
-        on_rank = order.target is DrillTarget.RANK
+        on_rank = order.target.of_rank
         if on_rank and self._reach.rank(order.rank) is None:
             self._known[order.requested_at] = msgspec.structs.replace(order, at_step=0)  # with its next step, then
             return
@@ -90,7 +105,7 @@ class Drills:
                 at=self._reach.clock(),
                 node=self._reach.node,
                 requested_at=order.requested_at,
-                target=f"rank {order.rank}" if on_rank else order.target.value,
+                target=f"{order.target} {order.rank}" if on_rank else order.target.value,
                 action=order.action.value,
                 step=step,
             )
@@ -100,9 +115,10 @@ class Drills:
             self._work.add(work)
             work.add_done_callback(self._work.discard)
 
-    async def _after(self, announced: int, act: Callable[[Reach, Break], None], order: Break) -> None:
+    async def _after(self, announced: int, act: Act, order: Break) -> None:
         await self._reach.link.safe(announced, FAREWELL_S)
-        act(self._reach, order)
+        if (lasting := act(self._reach, order)) is not None:
+            await lasting
 
 
 def _kill_rank(reach: Reach, order: Break) -> None:
@@ -132,6 +148,34 @@ def _stop_agent(_reach: Reach, order: Break) -> None:
     pause([os.getpid()], order.for_s)
 
 
+def _befall(reach: Reach, order: Break) -> None:
+    what = Misfortune.COLLECTIVE if order.target is DrillTarget.COLLECTIVE else Misfortune(order.action.value)
+    for team in reach.teams():
+        if team.pid_of(order.rank) is not None:
+            team.befall(order.rank, what)
+
+
+async def _slow_node(reach: Reach, order: Break) -> None:
+    """Let the node's ranks have one part of the time in so many."""
+    times = order.amount or 1.0
+    until = math.inf if order.for_s is None else time.monotonic() + order.for_s
+    stopped: list[int] = []
+    try:
+        while time.monotonic() < until:
+            stopped = reach.ranks()
+            pause(stopped)
+            await asyncio.sleep(SLOW_CYCLE_S * (1 - 1 / times))
+            _let_go(stopped)
+            await asyncio.sleep(SLOW_CYCLE_S / times)
+    finally:
+        _let_go(stopped)
+
+
+def _let_go(pids: Iterable[int]) -> None:
+    for pid in pids:
+        send(pid, signal.SIGCONT)
+
+
 def _skew_agent(_reach: Reach, order: Break) -> None:
     skew(order.amount or 0.0)
 
@@ -140,7 +184,7 @@ def _exhaust_memory(_reach: Reach, _order: Break) -> None:
     subprocess.Popen([sys.executable, "-m", "holdfast.agent.hoard"], stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-_ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] = {
+_ACTS: Mapping[tuple[DrillAction, DrillTarget], Act] = {
     (DrillAction.KILL, DrillTarget.RANK): _kill_rank,
     (DrillAction.STOP, DrillTarget.RANK): _stop_rank,
     (DrillAction.KILL, DrillTarget.NODE): _kill_node,
@@ -150,6 +194,10 @@ _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[Reach, Break], None]] 
     (DrillAction.STOP, DrillTarget.AGENT): _stop_agent,
     (DrillAction.SKEW, DrillTarget.AGENT): _skew_agent,
     (DrillAction.EXHAUST, DrillTarget.MEMORY): _exhaust_memory,
+    (DrillAction.RAISE, DrillTarget.RANK): _befall,
+    (DrillAction.HANG, DrillTarget.RANK): _befall,
+    (DrillAction.HANG, DrillTarget.COLLECTIVE): _befall,
+    (DrillAction.SLOW, DrillTarget.NODE): _slow_node,
 }
 
 ROWS = frozenset(_ACTS)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,17 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.events.orders import Progress, StartRanks
-from holdfast.events.rank import AgentToRank, Checkpointed, Found, Hello, RankToAgent, Step, Turned
+from holdfast.events.rank import (
+    AgentToRank,
+    Befall,
+    Checkpointed,
+    Found,
+    Hello,
+    Misfortune,
+    RankToAgent,
+    Step,
+    Turned,
+)
 from holdfast.findings import Finding, Severity
 from holdfast.host.processes import state_letter
 
@@ -204,10 +214,18 @@ class Team:
         for channel in self._channels.values():
             channel.ask(request)
 
+    def befall(self, rank: int, what: Misfortune) -> None:
+        """Have a rank's Session do to itself what no signal does; says so where it has none."""
+        self._to_sessions([self._channels[rank]], Befall(what=what), f"does `{what}`")
+
     def ask_sessions(self, request: AgentToRank, what: str) -> None:
         """Ask something that a Session does; says so where no rank has one."""
-        self.ask(request)
-        if not any(channel.ranks for channel in self._channels.values()):
+        self._to_sessions([*self._channels.values()], request, what)
+
+    def _to_sessions(self, channels: Sequence[RankChannel], request: AgentToRank, what: str) -> None:
+        for channel in channels:
+            channel.ask(request)
+        if not any(channel.ranks for channel in channels):
             self._found(
                 Finding(
                     code="no-session",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from holdfast.control.commands import Commands, Cordon, Inject, Uncordon
 from holdfast.control.state import State, Transition
-from holdfast.events import DrillAction, DrillDone, DrillRequested, DrillTarget
+from holdfast.events import DrillAction, DrillDone, DrillRequested
 from holdfast.job.drills import DRILLS, Doer
 from holdfast.job.spec import Job
 
@@ -66,7 +66,7 @@ def _node_of(job: Job, state: State, drill: DrillRequested) -> int | None:
     """The node whose agent carries a drill out; none where another does, or the attempt in hand has not the rank."""
     if _by(drill) is not Doer.AGENT:
         return None
-    if drill.target is DrillTarget.RANK:
+    if drill.target.of_rank:
         replica, rank = divmod(drill.index, job.replica_world_size)
         return state.holder(replica, rank // job.local_world_size)
     return drill.index

@@ -36,9 +36,15 @@ DRILL_S = 30.0
 _NODE = re.compile(r"\bnode\d+")
 _BY_ITSELF = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
 """Signals that a process brings upon itself: nobody sent them."""
-_PARTS_OF_NODES = (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
+_PARTS_OF_NODES = (
+    DrillTarget.RANK,
+    DrillTarget.COLLECTIVE,
+    DrillTarget.NODE,
+    DrillTarget.AGENT,
+    DrillTarget.MEMORY,
+)
 _DISKS = (DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS)
-_HARMLESS = (DrillAction.SKEW, DrillAction.RETURN)
+_HARMLESS = (DrillAction.SKEW, DrillAction.RETURN, DrillAction.SLOW)
 
 
 @dataclass(frozen=True, kw_only=True)

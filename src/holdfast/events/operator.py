@@ -18,11 +18,20 @@ class DrillTarget(StrEnum):
     CHECKPOINTS = "checkpoints"
     MEMORY = "memory"
     """A node's."""
+    QUORUM = "quorum"
+    """The service that replicas ask who takes the next step."""
+    COLLECTIVE = "collective"
+    """A rank's."""
 
     @property
     def numbered(self) -> bool:
         """Whether a run may have several of it."""
-        return self in (DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
+        return self.of_rank or self in (DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY)
+
+    @property
+    def of_rank(self) -> bool:
+        """Whether its number is a rank's."""
+        return self in (DrillTarget.RANK, DrillTarget.COLLECTIVE)
 
 
 class DrillAction(StrEnum):
@@ -36,6 +45,9 @@ class DrillAction(StrEnum):
     RETURN = "return"
     FILL = "fill"
     EXHAUST = "exhaust"
+    RAISE = "raise"
+    HANG = "hang"
+    SLOW = "slow"
 
 
 UNTIL = "holdfast-until"

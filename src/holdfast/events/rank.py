@@ -112,8 +112,23 @@ class ReplicaBack(RankRequest, frozen=True, kw_only=True, tag="replica-back"):
     attempt: int
 
 
+class Misfortune(StrEnum):
+    """What a program may do of itself that ends its training."""
+
+    RAISE = "raise"
+    HANG = "hang"
+    COLLECTIVE = "collective"
+    """Enter a collective that no other rank enters."""
+
+
+class Befall(RankRequest, frozen=True, kw_only=True, tag="befall"):
+    """Do it, at the end of the step in hand: a drill."""
+
+    what: Misfortune
+
+
 RankToAgent = Hello | Step | Turned | Checkpointed | Found
-AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack
+AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack | Befall
 
 encode = msgspec.json.Encoder().encode
 from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)

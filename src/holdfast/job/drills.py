@@ -41,11 +41,15 @@ class Drill:
     """How the nodes must be kept apart for it; any way when empty."""
     limited: bool = False
     """Whether nodes must be held to `resources.memory` for it."""
+    replicas: bool = False
+    """Whether there must be several replicas for it."""
 
 
 _KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
 _LOSE, _RETURN, _FILL, _EXHAUST = DrillAction.LOSE, DrillAction.RETURN, DrillAction.FILL, DrillAction.EXHAUST
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+_RAISE, _HANG, _SLOW = DrillAction.RAISE, DrillAction.HANG, DrillAction.SLOW
+_QUORUM, _COLLECTIVE = DrillTarget.QUORUM, DrillTarget.COLLECTIVE
 _RUN_FOLDER, _CHECKPOINTS, _MEMORY = DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS, DrillTarget.MEMORY
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
@@ -89,6 +93,27 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
         does="Its memory is taken: told as `memory-pressure`, then the kernel ends a rank and all restart.",
         limited=True,
     ),
+    (_RAISE, _RANK): Drill(does="Its Session raises an error at the end of a step: all ranks restart."),
+    (_HANG, _RANK): Drill(
+        does="It goes to sleep at the end of a step, in its own code: `recovery.step_deadline_s` finds it."
+    ),
+    (_HANG, _COLLECTIVE): Drill(does="It enters an all-reduce that no other rank enters: the same, as it looks there."),
+    (_SLOW, _NODE): Drill(
+        does="Its ranks stand still most of the time: told as nothing, and nothing restarts.",
+        unit="times",
+        lasting=True,
+    ),
+    (_KILL, _QUORUM): Drill(
+        does="SIGKILL: it comes back at its port, the next step waits for it, and no rank restarts.",
+        by=Doer.CONTROLLER,
+        replicas=True,
+    ),
+    (_STOP, _QUORUM): Drill(
+        does="SIGSTOP: it is replaced after five silent seconds, steps wait for it, and no rank restarts.",
+        by=Doer.CONTROLLER,
+        lasting=True,
+        replicas=True,
+    ),
 }
 
 
@@ -131,7 +156,18 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
             evidence=(f"the job of {run} asks for no `resources.memory`",),
             remedy="Start the run with such as `--set resources.memory=4GiB`.",
         )
-    known = 1 if not asked.target.numbered else job.world_size if asked.target is _RANK else job.nodes.max
+    if drill.replicas and job.recovery.replicas == 1:
+        raise failure(
+            "drill-unavailable",
+            f"{asked.action} {asked.target} needs a run of several replicas, which alone has one",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where="recovery.replicas",
+            evidence=(f"the job of {run} has one replica",),
+            remedy="Start the run with such as `--set recovery.replicas=2`.",
+        )
+    if asked.action is _SLOW and (asked.amount or 0) < 1:
+        raise _unusable(f"nothing is {asked.amount:g} times as slow", "Say such as `--by 3`.")
+    known = 1 if not asked.target.numbered else job.world_size if asked.target.of_rank else job.nodes.max
     if not 0 <= asked.index < known:
         raise failure(
             "no-such-target",

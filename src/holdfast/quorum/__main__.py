@@ -26,9 +26,10 @@ async def serve(folder: Path, host: str, port: int, min_replicas: int, grace_s: 
     server, bound = await listen(lighthouse, f"{host}:{port}")
 
     async def controller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(json.dumps({"port": bound}).encode() + b"\n")
+        writer.write(json.dumps({"port": bound, "pid": os.getpid()}).encode() + b"\n")
         async for line in reader:
             heard.set()
+            writer.write(b"\n")
             alive: dict[str, str] | None = json.loads(line)
             if alive is None:
                 break

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -17,8 +18,10 @@ log = logging.getLogger("holdfast.controller")
 SOCKET = "quorum.sock"
 LOOK_S = 0.02
 """Between two looks for a service that is starting."""
-WORD_S = 60.0
-"""Longest between two words to the service, which ends after a long silence."""
+BEAT_S = 1.0
+"""Between two words to the service, which answers each, and ends after a long silence."""
+MOST_UNANSWERED = 5
+"""Words without an answer after which a service is stuck, and another takes its place."""
 
 
 @contextlib.contextmanager
@@ -43,6 +46,9 @@ class QuorumKeeper:
         self._alive: Mapping[int, str] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._unanswered = 0
+        self.pid = 0
+        """The service's process, while it is connected."""
         self._up = asyncio.Event()
 
     @property
@@ -65,7 +71,7 @@ class QuorumKeeper:
         while True:
             with contextlib.suppress(OSError, ValueError):
                 await self._converse()
-            self._writer = None
+            self._writer, self.pid = None, 0
             if self._process is not None and self._process.poll() is None:
                 await asyncio.sleep(LOOK_S)  # it is starting
                 continue
@@ -84,18 +90,30 @@ class QuorumKeeper:
         """Connect, and stay connected for as long as it lasts."""
         with at_folder(self._folder) as path:
             reader, writer = await asyncio.open_unix_connection(path)
-        self._port = json.loads(await reader.readline())["port"]
+        told = json.loads(await reader.readline())
+        self._port, self.pid = told["port"], told["pid"]
         self._record.write_text(str(self._port))
         self._writer = writer
         self._up.set()
+        self._unanswered = 0
+        hearing = asyncio.ensure_future(self._hear(reader))
         try:
-            while True:
+            while not hearing.done() and self._unanswered < MOST_UNANSWERED:
+                self._unanswered += 1
                 self._say()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1), WORD_S)
-                    return  # it says nothing more, so it has gone
+                await asyncio.wait([hearing], timeout=BEAT_S)
         finally:
+            hearing.cancel()
             writer.close()
+        if self._unanswered >= MOST_UNANSWERED:
+            log.warning("the quorum service, process %s, is stuck, and killed", self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        """Until it has gone."""
+        with contextlib.suppress(OSError):
+            while await reader.readline():
+                self._unanswered = 0
 
     def _say(self) -> None:
         if self._writer is not None:

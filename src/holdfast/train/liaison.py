@@ -22,6 +22,7 @@ from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import (
+    Befall,
     Checkpointed,
     CheckpointNow,
     Doing,
@@ -42,6 +43,7 @@ from holdfast.train.environment import Environment
 from holdfast.train.finite import WITHHELD, Finite
 from holdfast.train.journal import Journal
 from holdfast.train.meter import Meter, numbers
+from holdfast.train.misfortune import befall
 from holdfast.train.profiler import Profiler
 from holdfast.train.ranks import NOTHING, Agreement, Ranks, Wish
 
@@ -225,6 +227,8 @@ class Liaison:
                     self._asked |= Wish.HAND_OVER if self.hands_over else Wish.STOP
                 case ReplicaLost():
                     self._lost.add(request.replica)
+                case Befall():
+                    befall(request.what)
                 case ReplicaBack():
                     pass
 

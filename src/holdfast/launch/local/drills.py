@@ -32,6 +32,8 @@ class OutsideDrills:
     isolation: Isolation
     folders: Mapping[DrillTarget, Path]
     """Where the disks are that can be filled."""
+    quorum: Callable[[], int] = int
+    """The process of the quorum service; 0 while there is none."""
 
     async def __call__(self, drill: DrillRequested) -> None:
         """Carry a drill out; raises HoldfastError where the place cannot."""
@@ -49,6 +51,16 @@ def _kill_controller(_here: OutsideDrills, _drill: DrillRequested) -> None:
 
 def _stop_controller(_here: OutsideDrills, drill: DrillRequested) -> None:
     pause([os.getpid()], drill.for_s)
+
+
+def _kill_quorum(here: OutsideDrills, _drill: DrillRequested) -> None:
+    if pid := here.quorum():
+        send(pid, signal.SIGKILL)
+
+
+def _stop_quorum(here: OutsideDrills, drill: DrillRequested) -> None:
+    if pid := here.quorum():
+        pause([pid], drill.for_s)
 
 
 def _partition_node(here: OutsideDrills, drill: DrillRequested) -> None:
@@ -87,6 +99,8 @@ _ACTS: Mapping[tuple[DrillAction, DrillTarget], Callable[[OutsideDrills, DrillRe
     (DrillAction.KILL, DrillTarget.CONTROLLER): _kill_controller,
     (DrillAction.STOP, DrillTarget.CONTROLLER): _stop_controller,
     (DrillAction.SKEW, DrillTarget.CONTROLLER): _skew_controller,
+    (DrillAction.KILL, DrillTarget.QUORUM): _kill_quorum,
+    (DrillAction.STOP, DrillTarget.QUORUM): _stop_quorum,
     (DrillAction.PARTITION, DrillTarget.NODE): _partition_node,
     (DrillAction.FILL, DrillTarget.RUN_FOLDER): _fill_disk,
     (DrillAction.FILL, DrillTarget.CHECKPOINTS): _fill_disk,
