@@ -38,6 +38,9 @@ _WAITING = re.compile(
     r"Peers\._listen|quorum|should_commit"
 )
 
+# A frame in which a replica waits for the other replicas, and for nobody of its own.
+_FOR_REPLICAS = re.compile(r"Peers\._listen|wait_quorum")
+
 _KINDS: dict[RankExit, FailureKind] = {
     RankExit.CODE: FailureKind.CRASHED,
     RankExit.SIGNAL: FailureKind.KILLED,
@@ -95,9 +98,17 @@ def stands_apart(hung: RankHung) -> bool:
     return hung.process_state == "T" or bool(hung.innermost and not _waits(hung))
 
 
-def suspicion(hung: RankHung) -> tuple[bool, bool, int, bool, float]:
-    """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer."""
-    return (hung.process_state != "T", hung.said_hello, hung.last_step, _waits(hung), hung.last_step_at)
+Suspicion = tuple[bool, bool, int, bool, bool, float]
+
+
+def suspicion(hung: RankHung) -> Suspicion:
+    """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer.
+
+    Of those that wait the ones that wait for other replicas are the least suspect: nobody waits for them in there.
+    """
+    waits_for_replicas = bool(_FOR_REPLICAS.search(hung.innermost))
+    told = (hung.process_state != "T", hung.said_hello, hung.last_step)
+    return (*told, _waits(hung), waits_for_replicas, hung.last_step_at)
 
 
 def _waits(hung: RankHung) -> bool:

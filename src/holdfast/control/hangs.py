@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import stands_apart, suspicion
+from holdfast.control.blame import Suspicion, stands_apart, suspicion
 from holdfast.control.course import enough, halt, judge_soon
 from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import RankHung, StepCommitted
@@ -79,5 +79,5 @@ def _holds_up(replica: ReplicaState) -> bool:
     return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.stepped)
 
 
-def _suspicion(replica: ReplicaState) -> tuple[bool, bool, int, bool, float]:
+def _suspicion(replica: ReplicaState) -> Suspicion:
     return min(map(suspicion, replica.hangs))
