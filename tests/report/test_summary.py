@@ -112,3 +112,24 @@ def test_empty_log_has_a_summary() -> None:
     summary = summarise([], run="demo-abc234", logs="/l", now=1)
     assert (summary.job, summary.outcome, summary.recoveries) == ("", None, ())
     assert "logs  /l" in tell(summary)
+
+
+def test_replica_that_is_lost_is_told_with_what_it_cost_the_others() -> None:
+    def of(replica: int, number: int, started: float, took_s: float, attempt: int = 0) -> StepCommitted:
+        ended = started + took_s
+        return StepCommitted(at=ended, replica=replica, attempt=attempt, step=number, started=started, ended=ended)
+
+    lost = RecoveryDecided(at=13.3, replica=1, attempt=0, action="restart in place", failed_at=12.5, finding=CRASHED)
+    events: list[AnyEvent] = [
+        RECOVERED[0],
+        *(of(replica, 1, 10, 1.0) for replica in (0, 1)),
+        *(of(replica, 2, 11, 1.0) for replica in (0, 1)),
+        of(0, 3, 12, 1.25),
+        lost,
+        of(0, 4, 13.25, 1.0),
+        of(1, 5, 14.25, 1.0, attempt=1),
+    ]
+    summary = summarise(events, run="demo-abc234", logs="/logs", now=24)
+    (recovery,) = summary.recoveries
+    assert recovery.others_step_s == 1.25
+    assert "; another replica went on, with a step of 1.25 s; its next step was committed" in tell(summary)

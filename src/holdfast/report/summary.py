@@ -5,6 +5,7 @@ Refuses to own the measuring (accounting.py) and colours (cli).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,8 @@ from holdfast.report.words import clean, count, duration, share, short
 from holdfast.report.world import in_words, observed
 
 NOTICED_SHOWN = 5
+LATEST = 64
+"""Lines of steps that are looked through for what other replicas did between a failure and what was decided."""
 BAR_WIDTH = 24
 """Characters of a bar that stands for all the time."""
 
@@ -52,6 +55,8 @@ class Recovery:
     """First step committed after; None when none was."""
     until_step_s: float | None = None
     """From the failure to the end of that step."""
+    others_step_s: float | None = None
+    """How long the step took that another replica committed first after the failure; None where none did."""
 
     @property
     def redone_steps(self) -> int:
@@ -113,6 +118,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     versions: list[Version] = []
     updates: list[UpdateEnded] = []
     steps: dict[int, int] = {}
+    latest: deque[StepCommitted] = deque(maxlen=LATEST)
     metrics: Mapping[str, float] = {}
     restarts = 0
     noticed: dict[tuple[str, str], Finding] = {}
@@ -135,15 +141,19 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
             case UpdateEnded():
                 updates.append(event)
             case RecoveryDecided():
-                recoveries.append(_recovery(event, created, steps.get(event.replica)))
+                recovery = _recovery(event, created, steps.get(event.replica))
+                for step in latest:  # others may have gone on before it was decided
+                    recovery = _gone_on(recovery, step)
+                recoveries.append(recovery)
             case WorldChanged():
                 worlds.append(event)
             case StepCommitted():
                 worlds = [_seen(world, event) for world in worlds]
-                recoveries = [_resumed(recovery, event) for recovery in recoveries]
+                recoveries = [_resumed(_gone_on(recovery, event), event) for recovery in recoveries]
                 steps[event.replica] = event.step
                 if code and (not versions or versions[-1].digest != code):
                     versions.append(Version(digest=code, step=event.first))
+                latest.append(event)
                 metrics = lasting(metrics) | event.metrics
             case _:
                 pass
@@ -188,6 +198,13 @@ def _resumed(recovery: Recovery, step: StepCommitted) -> Recovery:
     if not waited:
         return recovery
     return replace(recovery, resumed_step=step.first, until_step_s=max(0.0, step.ended - recovery.failed_at))
+
+
+def _gone_on(recovery: Recovery, step: StepCommitted) -> Recovery:
+    """The first step that another replica ended after a failure was the longest: it waited in it, or did it again."""
+    if recovery.others_step_s is not None or recovery.replica == step.replica or step.ended < recovery.failed_at:
+        return recovery
+    return replace(recovery, others_step_s=(step.ended - step.started) / step.steps)
 
 
 def _seen(world: WorldChanged, step: StepCommitted) -> WorldChanged:
@@ -288,7 +305,10 @@ def _noticed(summary: Summary) -> list[str]:
 
 
 def _cost(recovery: Recovery) -> str:
+    others = recovery.others_step_s
+    went_on = f"; another replica went on, with a step of {others:.2f} s" if others is not None else ""
     if recovery.until_step_s is None:
-        return ""
+        return went_on
     again = f", {count(recovery.redone_steps, 'step')} done again" if recovery.redone_steps else ""
-    return f"; the next step was committed {duration(recovery.until_step_s)} after the failure{again}"
+    its = "its" if others is not None else "the"
+    return f"{went_on}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"
