@@ -303,6 +303,11 @@ def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 
 def _update_requested(run: RunFolder, code: Path | None, after_s: float | None) -> UpdateRequested:
     """What to ask for, with its archive in the run's folder."""
     before, former = accepted(run), status(run).code
+    if before.backend == KUBERNETES:
+        remedy = "Cancel it and start it again: it goes on from its newest checkpoint."
+        raise failure(
+            "not-yet", "runs on Kubernetes cannot be updated yet", exit_code=ExitCode.IMPOSSIBLE, remedy=remedy
+        )
     if before.code is None and code is not None:
         raise failure(
             "code-in-place",

@@ -11,7 +11,17 @@ import pytest
 from tests.runs.conftest import Runs, Watched
 
 from holdfast import api
-from holdfast.events import FindingRaised, Outcome, StepCommitted, UpdateEnded, UpdateOutcome
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    DrillAction,
+    DrillTarget,
+    FindingRaised,
+    Outcome,
+    RecoveryDecided,
+    StepCommitted,
+    UpdateEnded,
+    UpdateOutcome,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +101,41 @@ def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(project: Proje
         assert [step.loss for step in mine] == [step.loss for step in project.steps(rank, "plain")]
         changed = next(step for step in mine if step.word == "second")
         assert (changed.step, changed.attempt) == (updated.step.first, 1)
+
+
+def test_code_that_fails_before_or_after_its_first_steps_is_taken_back_and_no_step_is_lost(project: Project) -> None:
+    watched = project.run(100_000, profile="shipped")
+    watched.until(StepCommitted, lambda event: event.step >= 5)
+    good = project.program.read_text()
+    project.program.write_text("this is no Python")
+    with pytest.raises(HoldfastError) as refused:
+        api.update(watched.folder, within_s=WITHIN_S)
+    assert refused.value.findings[0].code == "update-failed"
+    project.program.write_text(good)
+    project.change('WORD = "first"', 'WORD, BEGAN = "second", None')
+    project.change("    session.commit(", "    BEGAN = BEGAN or step\n    assert step < BEGAN + 3\n    session.commit(")
+    assert api.update(watched.folder, within_s=WITHIN_S).step is not None
+    for _ in range(2):
+        ended = watched.until(UpdateEnded)
+        assert ended.outcome is UpdateOutcome.ROLLED_BACK
+    watched.until(StepCommitted, lambda event: event.step > ended.step + 5)
+    cut(watched)
+    steps = project.steps(0)
+    assert {step.step for step in steps} == set(range(1, steps[-1].step + 1))
+    assert {step.attempt for step in steps if step.word == "second"} == {3}
+    of_step = {step.step: step.loss for step in steps}
+    assert all(of_step[step.step] == step.loss for step in steps)
+
+
+def test_update_in_which_a_rank_dies_goes_on_with_the_new_code(project: Project) -> None:
+    watched = project.run(100_000)
+    watched.until(StepCommitted, lambda event: event.step >= 5)
+    watched.drill(DrillTarget.RANK, 1, DrillAction.STOP)
+    project.change()
+    with pytest.raises(HoldfastError):
+        api.update(watched.folder, within_s=0.0)
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL)
+    watched.until(RecoveryDecided)
+    watched.until(StepCommitted)
+    cut(watched)
+    assert project.steps(0)[-1].word == "second"

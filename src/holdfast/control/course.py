@@ -218,7 +218,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         nodes=members,
         code=replica.code.digest if replica.code else "",
     )
-    before, state = state, state.with_replica(replica)
+    before, state = state, versions.shared(state.with_replica(replica), replica, at)
     back = TellBack(replica=replica.replica, attempt=replica.attempt, nodes=_others(state, replica.replica))
     told = ((back,) if back.nodes and replica.attempt > 0 else ()) + _strength(job, before, state, at)
     drills = tuple(drill for node in members for drill in pending(job, state, node)) if state.drills else ()

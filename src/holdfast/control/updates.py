@@ -51,7 +51,7 @@ def fetched(job: Job, state: State, event: CodeFetched) -> Transition:
         return state, ()
     if event.problem is not None:
         state, ended = versions.ended(state, UpdateOutcome.GIVEN_UP, event.at, event.problem)
-        return state.with_deadline(Deadline.UPDATE.of(0), None), (Record(event=ended),)
+        return state, (Record(event=ended),)
     state = replace(state, update=replace(update, had_by=update.had_by | 1 << event.node))
     return advance(job, state, event.at)
 

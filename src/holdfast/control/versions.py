@@ -9,7 +9,7 @@ import signal
 from dataclasses import replace
 
 from holdfast.control.policy import Failure, FailureKind
-from holdfast.control.state import NodeState, ReplicaState, State
+from holdfast.control.state import Deadline, NodeState, ReplicaState, State
 from holdfast.events import UpdateEnded, UpdateOutcome
 from holdfast.findings import Finding
 
@@ -61,4 +61,12 @@ def ended(state: State, outcome: UpdateOutcome, at: float, finding: Finding | No
     )
     for replica in state.replicas:
         state = state.with_replica(replace(replica, trial=None))
-    return replace(state, update=None, code=update.code if applied else state.code), event
+    state = replace(state, update=None, code=update.code if applied else state.code)
+    return state.with_deadline(Deadline.UPDATE.of(0), None), event
+
+
+def shared(state: State, replica: ReplicaState, at: float) -> State:
+    """Of several replicas the others follow one that runs an update's code: two versions must not average gradients."""
+    if not state.several or state.update is None or replica.trial is None or state.update.due is not None:
+        return state
+    return replace(state, update=replace(state.update, due=at)).with_deadline(Deadline.UPDATE.of(0), at)
