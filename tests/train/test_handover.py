@@ -110,7 +110,10 @@ def test_state_that_lacks_a_part_does_not_fit(memory: Path) -> None:
 
 
 def test_room_that_is_not_there_is_refused(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda _: "MemAvailable:       0 kB\n")
+    def nothing(_: Path) -> str:
+        return "MemAvailable:       0 kB\n"
+
+    monkeypatch.setattr(Path, "read_text", nothing)
     with pytest.raises(OSError, match="not there"):
         leave(memory)
 
