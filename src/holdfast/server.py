@@ -226,7 +226,7 @@ async def serve(
     controller.tell(*_port_taken(folder))
     port = Port(controller, keys, folder.code, generation=backend.generation)
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
-    server = listening(port, nodes=accepted.job.nodes.max, silence=silence, tls=tls)
+    server = listening(port, nodes=accepted.job.node_slots, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if quorum:
         await quorum.known()

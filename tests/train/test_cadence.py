@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.train.cadence import DAY_S, PRIOR, Auto, Past, failure_every_s, interval_s
+from holdfast.mortality import DAY_S, PRIOR
+from holdfast.train.cadence import Auto, Past, failure_every_s, interval_s
 
 
 def past(nodes: int = 1, failures: int = 0, node_days: float = 0.0) -> Past:

@@ -27,6 +27,7 @@ from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
 from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
+from holdfast.agent.standby import get_ready
 from holdfast.agent.team import Team
 from holdfast.agent.warmth import Warmth
 from holdfast.clock import LOOK_S, Clock, clock_jumped
@@ -39,6 +40,7 @@ from holdfast.events import (
     NodeLeaving,
     RanksStopped,
     RanksWarmed,
+    StandbyReady,
     rank,
 )
 from holdfast.events.orders import (
@@ -48,6 +50,7 @@ from holdfast.events.orders import (
     AskSplit,
     Break,
     FetchCode,
+    GetReady,
     Leave,
     Look,
     Progress,
@@ -122,6 +125,7 @@ class Agent:
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._fetches: set[asyncio.Task[Path]] = set()
         """Of code for a later start."""
+        self._readying: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
         self._farewell: asyncio.Task[None] | None = None
         """What is done before leaving; from then on nothing is started."""
@@ -240,6 +244,9 @@ class Agent:
         match order:
             case StartRanks():
                 self._start(order)
+            case GetReady(start=start):
+                if self._readying is None or self._readying.done():
+                    self._readying = asyncio.ensure_future(self._get_ready(start))
             case StopRanks():
                 self._stop(order)
             case Break():
@@ -315,6 +322,19 @@ class Agent:
         start = asyncio.ensure_future(team.start())
         start.add_done_callback(self._start_settled)
         self._starts[order.replica] = start
+
+    async def _get_ready(self, start: StartRanks) -> None:
+        node, generation = self._settings.node, self._settings.generation
+        ready = await get_ready(
+            start,
+            node=node,
+            code=self._code.get,
+            clock=self._clock,
+            find=self._found,
+            abandoned=self._leaving,
+        )
+        if ready and self._farewell is None:
+            self._link.say(StandbyReady(at=self._clock(), node=node, generation=generation))
 
     def _start_settled(self, start: asyncio.Future[None]) -> None:
         """Ranks that were started by half are nobody's: the node had better be lost, which everybody understands."""

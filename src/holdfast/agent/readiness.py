@@ -29,12 +29,20 @@ class Readiness:
     """Waits for one attempt; `find` takes what is to be said meanwhile, `abandoned` ends every wait."""
 
     def __init__(
-        self, order: StartRanks, *, node: int, find: Callable[[Finding], object], abandoned: asyncio.Event
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        find: Callable[[Finding], object],
+        abandoned: asyncio.Event,
+        patient: bool = False,
     ) -> None:
         self._order = order
         self._where = f"node{node}"
         self._find = find
         self._abandoned = abandoned
+        self._patient = patient
+        """Whether GPUs are waited for as long as it takes: nothing is to be started yet."""
 
     async def wait(self) -> None:
         """Return when ranks can be started, or should not be any more."""
@@ -57,9 +65,12 @@ class Readiness:
         rank = self._order.launches[0]
         visible = rank.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         give_up_at = time.monotonic() + (FREE_S if self._order.attempt > 0 else 0.0)
+        said = False
         while found := await occupants(visible):
-            if time.monotonic() >= give_up_at:
-                self._find(_occupied(found, self._where))
+            if time.monotonic() >= give_up_at and not said:
+                self._find(_occupied(found, self._where, patient=self._patient))
+                said = True
+            if said and not self._patient:
                 return
             await self._pause()
             if self._abandoned.is_set():
@@ -70,7 +81,8 @@ class Readiness:
             await asyncio.wait_for(self._abandoned.wait(), LOOK_S)
 
 
-def _occupied(found: tuple[Occupant, ...], where: str) -> Finding:
+def _occupied(found: tuple[Occupant, ...], where: str, *, patient: bool) -> Finding:
+    so = f"{where} takes no other's place until it is free" if patient else "ranks are started beside them"
     gpus = ", ".join(dict.fromkeys(str(one.gpu.index) for one in found))
     seen = [str(one.pid) for one in found if one.pid is not None]
     hidden = "A process that cannot be seen is in another container, or dead and not let go: `fuser -v /dev/nvidia*` on"
@@ -78,7 +90,7 @@ def _occupied(found: tuple[Occupant, ...], where: str) -> Finding:
     return Finding(
         code="gpu-occupied",
         severity=Severity.WARNING,
-        what=f"memory of GPU {gpus} is in use by others; ranks are started beside them",
+        what=f"memory of GPU {gpus} is in use by others; {so}",
         where=where,
         evidence=tuple(str(one) for one in found[:8]),
         remedy=remedy,

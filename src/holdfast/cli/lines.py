@@ -39,6 +39,8 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     SplitRequested,
+    StandbyPromoted,
+    StandbyReady,
     StepCommitted,
     StopDecided,
     UpdateEnded,
@@ -173,7 +175,16 @@ def _recovery_decided(event: RecoveryDecided) -> str:
 
 def _node_requested(event: NodeRequested) -> str:
     because = f": {event.reason}" if event.reason else ""
-    return f"node{event.node}.{event.generation} asked for{because}"
+    as_standby = " as a standby" if event.standby else ""
+    return f"node{event.node}.{event.generation} asked for{as_standby}{because}"
+
+
+def _standby_promoted(event: StandbyPromoted) -> str:
+    return f"node{event.node}, a standby, takes the place of node{event.instead_of}{_of(event.replica)}"
+
+
+def _standby_ready(event: StandbyReady) -> str:
+    return f"node{event.node} is ready to take the place of another"
 
 
 def _node_made(event: NodeMade) -> str:
@@ -328,6 +339,8 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     StepCommitted: _step_committed,
     RecoveryDecided: _recovery_decided,
     NodeRequested: _node_requested,
+    StandbyPromoted: _standby_promoted,
+    StandbyReady: _standby_ready,
     StopDecided: _stop_decided,
     RunFinished: _finished,
     DeadlinePassed: _deadline_passed,

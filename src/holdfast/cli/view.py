@@ -183,6 +183,8 @@ def _rows(status: RunStatus) -> Iterator[_Row]:
                 yield _Row(
                     node, f"{rank.rank}{whose[node.node]}", str(rank.pid or ""), _doing([rank]), _well(node, [rank])
                 )
+        elif node.standby:
+            yield _Row(node, "", "", _waiting(node), _well(node, []))
         else:
             numbers = listed([rank.rank for rank in mine])
             yield _Row(node, f"{numbers}{whose.get(node.node, '')}", "", _doing(mine), _well(node, mine))
@@ -190,6 +192,11 @@ def _rows(status: RunStatus) -> Iterator[_Row]:
 
 def _well(node: NodeStatus, ranks: list[RankStatus]) -> bool:
     return node.phase is NodePhase.JOINED and all(rank.phase in (RankPhase.RUNNING, RankPhase.EXITED) for rank in ranks)
+
+
+def _waiting(node: NodeStatus) -> Text:
+    """What a standby does."""
+    return Text("standby, ready", style="green") if node.ready else Text("standby, not ready yet", style="yellow")
 
 
 def _doing(ranks: list[RankStatus]) -> Text:

@@ -66,9 +66,17 @@ class Fetch:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Have these nodes give back the memory in which ranks left their state."""
+    """Have a node give back the memory in which a replica's ranks left their state."""
 
-    nodes: tuple[int, ...]
+    node: int
+    replica: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Have a standby do all that comes before a start."""
+
+    node: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +165,7 @@ Command = (
     | Start
     | Fetch
     | Release
+    | Prepare
     | Stop
     | WindDown
     | Look

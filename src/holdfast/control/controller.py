@@ -31,6 +31,7 @@ from holdfast.control.commands import (
     Finish,
     Inject,
     Look,
+    Prepare,
     Record,
     Release,
     ReplaceNode,
@@ -78,6 +79,7 @@ from holdfast.events.orders import (
     AskSplit,
     Break,
     FetchCode,
+    GetReady,
     Leave,
     Order,
     Progress,
@@ -498,6 +500,11 @@ class Controller:
                 numbers = self._state.replicas[command.replica].members
                 members = tuple(self._state.nodes[number] for number in numbers)
                 self._order(command.nodes, self._start_orders(command, members))
+            case Prepare(node=node):
+                members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])
+                start = Start(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
+                launches = self._start_orders(start, members)
+                self._order((node,), lambda node: GetReady(start=launches(node)))
             case Stop():
                 order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
                 self._order(command.nodes, lambda _: order)
@@ -505,8 +512,8 @@ class Controller:
                 self._order(nodes, lambda _: orders.WindDown(reason=reason, hand_over=hand_over))
             case Fetch(nodes=nodes, digest=digest):
                 self._order(nodes, lambda _: FetchCode(digest=digest))
-            case Release(nodes=nodes):
-                self._order(nodes, lambda node: orders.Release(replica=self._state.nodes[node].replica))
+            case Release(node=node, replica=replica):
+                self._order((node,), lambda _: orders.Release(replica=replica))
             case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
                 self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt, everyone=everyone))
             case TellLost(replica=replica, attempt=attempt, nodes=nodes):

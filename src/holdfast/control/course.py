@@ -24,6 +24,7 @@ from holdfast.control.policy import (
     taken_back,
 )
 from holdfast.control.slots import asked_again, emptied, expect
+from holdfast.control.standby import promote
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided, UpdateOutcome
@@ -147,7 +148,7 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         ending = Ending(outcome=Outcome.FAILED, exit_code=verdict.exit_code, reason=verdict.finding.what)
         state, commands = end(job, state, ending, at, verdict)
     else:
-        state, asked = _tried_otherwise(job, state, failure, verdict, at)
+        state, asked = _tried_otherwise(job, state, replica.replica, failure, verdict, at)
         state, commands = proceed(job, state, replica.replica, at)
         commands = (*asked, *commands)
     return state, (record, *commands)
@@ -168,16 +169,16 @@ def _roll_back(job: Job, state: State, replica: ReplicaState, failure: Failure, 
     return state, (*commands, *more)
 
 
-def _tried_otherwise(job: Job, state: State, failure: Failure, verdict: Verdict, at: float) -> Transition:
+def _tried_otherwise(job: Job, state: State, replica: int, failure: Failure, verdict: Verdict, at: float) -> Transition:
     """What a replica that fails again and again is given beside another try: time, and at last another node."""
-    replica = state.nodes[failure.node].replica
     if verdict.wait_s:
         state = state.with_deadline(Deadline.BACK_OFF.of(replica), at + verdict.wait_s)
-    if not verdict.renews:
+    if not verdict.renews or state.nodes[failure.node].replica != replica:
         return state, ()
     fresh = emptied(state.nodes[failure.node], at, verdict.finding.what, haunted=False)
     state = expect(job, state, fresh).with_deadline(Deadline.AWAY.of(fresh.node), None)
-    return state, asked_again((fresh,), at, fresh.reason)
+    state, promoted, _ = promote(job, state, at)
+    return state, (*promoted, *asked_again((state.nodes[fresh.node],), at, fresh.reason))
 
 
 def _cleared(replica: ReplicaState) -> ReplicaState:

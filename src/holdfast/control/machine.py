@@ -41,6 +41,7 @@ from holdfast.events import (
     RunEvent,
     RunFinished,
     SplitRequested,
+    StandbyReady,
     StepCommitted,
     UpdateRequested,
 )
@@ -84,8 +85,12 @@ class Machine:
         """The state in which every run begins: no node is there, and none was asked for."""
         replicas = self.job.recovery.replicas
         per_replica = self.job.nodes.max // replicas
-        slots = range(self.job.nodes.max)
-        nodes = tuple(NodeState(node=slot, replica=slot // per_replica, since=at) for slot in slots)
+        nodes = tuple(
+            NodeState(
+                node=slot, seat=slot, since=at, replica=slot // per_replica if slot < self.job.nodes.max else None
+            )
+            for slot in range(self.job.node_slots)
+        )
         whole = (1 << per_replica) - 1
         domains = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(replicas))
         waits = {Deadline.WAIT.of(index): at + self.job.nodes.wait_s for index in range(replicas)}
@@ -116,6 +121,7 @@ _TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
     NodeUnavailable: nodes.node_unavailable,
     NodeGone: nodes.node_gone,
     NodeLeaving: nodes.node_leaving,
+    StandbyReady: nodes.standby_ready,
     RankExited: ranks.rank_exited,
     RankHung: hangs.rank_hung,
     RanksStopped: ranks.ranks_stopped,
@@ -141,6 +147,7 @@ _DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
     Deadline.STOP: nodes.stubborn,
     Deadline.JUDGE: hangs.judged,
     Deadline.JOIN: nodes.not_joined,
+    Deadline.STANDBY: nodes.standby_not_joined,
     Deadline.WAIT: course.waited,
     Deadline.BACK_OFF: course.proceed,
     Deadline.GROW: growth.consider,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control import drills, growth, updates, world
+from holdfast.control import drills, growth, standby, updates, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes, TellLost
 from holdfast.control.course import halt, look, proceed, start, stop, stop_busy
 from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
-from holdfast.control.slots import asked_again, emptied, expect
-from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, State, Transition
+from holdfast.control.slots import asked_again, emptied, expect, requested
+from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import (
     AgentJoined,
     AgentLeft,
@@ -18,8 +18,8 @@ from holdfast.events import (
     NodeGone,
     NodeLeaving,
     NodeMade,
-    NodeRequested,
     NodeUnavailable,
+    StandbyReady,
 )
 from holdfast.job.silence import Silence
 from holdfast.job.spec import Job
@@ -54,12 +54,11 @@ def _ask_again(job: Job, state: State, missing: tuple[NodeState, ...], at: float
     waiting = tuple(node.place for node in missing if node.replica not in done)
     for place in waiting:
         state = expect(job, state, replace(state.nodes[place.node], phase=NodePhase.REQUESTED, since=at))
-    requests = (NodeRequested(at=at, node=place.node, generation=place.generation) for place in waiting)
     fresh = tuple(place for place in waiting if place.generation == 0)
     again = "the controller was replaced before this was known to be done"
     return state, (
         *drills.cordons(state),
-        *(Record(event=request) for request in requests),
+        *(requested(state.nodes[place.node], at) for place in waiting),
         *((SubmitNodes(places=fresh),) if fresh else ()),
         *(ReplaceNode(place=place, reason=again) for place in waiting if place.generation > 0),
     )
@@ -71,7 +70,7 @@ def node_made(job: Job, state: State, event: NodeMade) -> Transition:
     if event.generation != node.generation or not node.missing or _unwanted(state, node.replica):
         return state, ()
     state = expect(job, state, replace(node, phase=NodePhase.MADE, since=event.at, haunted=False))
-    return proceed(job, state, node.replica, event.at)
+    return _go_on(job, state, node.replica, event.at)
 
 
 def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transition:
@@ -80,9 +79,17 @@ def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transiti
     if event.generation != node.generation or not node.missing:
         return state, ()
     state = state.with_node(replace(node, phase=NodePhase.UNAVAILABLE, reason=event.reason, haunted=False))
-    state, commands = proceed(job, state, node.replica, event.at)
-    state, more = growth.consider(job, state, node.replica, event.at)
-    return state, (*commands, *more)
+    return _go_on(job, state, node.replica, event.at)
+
+
+def _go_on(job: Job, state: State, replica: int | None, at: float) -> Transition:
+    """Have standbys take what places they can, and replicas do what they may have waited for."""
+    state, commands, gained = standby.promote(job, state, at)
+    for index in dict.fromkeys((*gained, *(() if replica is None else (replica,)))):
+        state, more = proceed(job, state, index, at)
+        state, grown = growth.consider(job, state, index, at)
+        commands = (*commands, *more, *grown)
+    return state, commands
 
 
 def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
@@ -90,7 +97,8 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
     node = state.nodes[event.node]
     if event.generation != node.generation:
         return state, ()
-    reborn = node.busy and bool(node.incarnation) and node.incarnation != event.incarnation
+    another = node.incarnation != event.incarnation
+    reborn = node.busy and bool(node.incarnation) and another
     node = replace(
         node,
         phase=NodePhase.JOINED,
@@ -108,6 +116,12 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
         reason = "its agent was restarted, and ranks die with their agent"
         state, more = fail(job, state, (node,), event.at, reason)
         return state, (*commands, *more)
+    state, fetching = updates.joined(state, node)
+    if node.replica is None:
+        state = state.with_prepared(node.node, False) if another else state
+        prepare = standby.prepare(state, node.node)
+        state, more = _go_on(job, state, None, event.at)
+        return state, (*commands, *fetching, *prepare, *more)
     replica = state.replicas[node.replica]
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING if event.attempt < replica.attempt and node.busy:
@@ -123,10 +137,16 @@ def agent_joined(job: Job, state: State, event: AgentJoined) -> Transition:
             pass
     if replica.at_work:
         commands = (*commands, *_missed(state, node))
-    state, fetching = updates.joined(state, node)
-    state, more = proceed(job, state, node.replica, event.at)
-    state, grown = growth.consider(job, state, node.replica, event.at)
-    return state, (*commands, *fetching, *more, *grown)
+    state, more = _go_on(job, state, node.replica, event.at)
+    return state, (*commands, *fetching, *more)
+
+
+def standby_ready(job: Job, state: State, event: StandbyReady) -> Transition:
+    """A standby can take a place from now on; one that never says so never does."""
+    node = state.nodes[event.node]
+    if event.generation != node.generation or node.replica is not None:
+        return state, ()
+    return _go_on(job, state.with_prepared(node.node, True), None, event.at)
 
 
 def _missed(state: State, node: NodeState) -> Commands:
@@ -160,8 +180,7 @@ def node_leaving(job: Job, state: State, event: NodeLeaving) -> Transition:
     if node.phase is not NodePhase.JOINED:
         return state, ()
     state = _away(job, state, node, event.at + event.grace_s)
-    busy = node.busy and state.replicas[node.replica].phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
-    if state.ending or not busy:
+    if state.ending or node.replica is None or not node.busy or not state.replicas[node.replica].at_work:
         return state, ()
     reason = f"its agent got SIGTERM; ranks had {event.grace_s:g} s to save and end (recovery.stop_grace_s)"
     return fail(job, state, (state.nodes[node.node],), event.at, reason, kind=FailureKind.NODE_PREEMPTED)
@@ -185,24 +204,29 @@ def lose(
     gone = tuple(emptied(node, at, reason, haunted=node.busy and not buried) for node in nodes)
     for node in gone:
         state = expect(job, state, node).with_deadline(Deadline.AWAY.of(node.node), None)
+        state = state.with_prepared(node.node, False)
+    if nodes[0].replica is None:
+        return state, () if state.ending else asked_again(gone, at, reason)
+    state, promoted, _ = standby.promote(job, state, at)
     replica = state.replicas[nodes[0].replica]
     if not all(node.missing for node in nodes):
         state = state.with_deadline(Deadline.WAIT.of(replica.replica), at + job.nodes.wait_s)
+    gone = tuple(state.nodes[node.node] for node in gone)
     if state.ending or replica.phase is ReplicaPhase.DONE:
         return proceed(job, state, replica.replica, at)
     if _needed(job, state, nodes):
-        state, commands = fail(job, state, gone, at, reason, kind=kind, failed_at=failed_at)
+        state, commands = fail(job, state, nodes, at, reason, kind=kind, failed_at=failed_at)
     else:
         state, commands = proceed(job, state, replica.replica, at)
     if state.ending:
         return state, commands
     state, more = growth.consider(job, state, replica.replica, at)
-    return state, (*commands, *asked_again(gone, at, reason), *more)
+    return state, (*promoted, *commands, *asked_again(gone, at, reason), *more)
 
 
 def _needed(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
     """Whether the loss of these nodes, as they were, is a failure of their replica and not only of theirs."""
-    replica = state.replicas[nodes[0].replica]
+    replica = _replica_of(state, nodes)
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING:
             return any(node.busy for node in nodes)
@@ -224,7 +248,7 @@ def fail(
     failed_at: float | None = None,
 ) -> Transition:
     """What ran on these nodes is gone, so their replica fails."""
-    replica = state.replicas[nodes[0].replica]
+    replica = _replica_of(state, nodes)
     losses = tuple(
         Failure(
             kind=kind,
@@ -239,6 +263,13 @@ def fail(
     )
     state = state.with_replica(replace(replica, losses=(*replica.losses, *losses)))
     return halt(job, state, replica.replica, at)
+
+
+def _replica_of(state: State, nodes: tuple[NodeState, ...]) -> ReplicaState:
+    """The replica that these nodes are, or were, a part of."""
+    index = nodes[0].replica
+    assert index is not None, f"node{nodes[0].node} is a standby, on which nothing runs"
+    return state.replicas[index]
 
 
 def out_of_reach(job: Job, state: State, index: int, at: float) -> Transition:
@@ -263,8 +294,21 @@ def not_joined(job: Job, state: State, index: int, at: float) -> Transition:
     return state, (*found, *commands)
 
 
-def _unwanted(state: State, replica: int) -> bool:
-    return state.ending is not None or state.replicas[replica].phase is ReplicaPhase.DONE
+def standby_not_joined(job: Job, state: State, index: int, at: float) -> Transition:
+    """A standby that has not joined in time is made again; nothing has waited for it."""
+    node, patience_s = state.nodes[index], job.recovery.join_deadline_s
+    if node.replica is not None or node.phase not in (NodePhase.REQUESTED, NodePhase.MADE) or state.ending:
+        return state, ()
+    if at < node.since + patience_s:
+        return expect(job, state, node), ()
+    reason = f"no word from its agent for {patience_s:g} s"
+    state, commands = lose(job, state, (node,), at, reason, kind=FailureKind.NEVER_JOINED)
+    return state, (Record(event=FindingRaised(at=at, finding=never_joined(node.node, reason))), *commands)
+
+
+def _unwanted(state: State, replica: int | None) -> bool:
+    done = replica is not None and state.replicas[replica].phase is ReplicaPhase.DONE
+    return state.ending is not None or done
 
 
 def stubborn(job: Job, state: State, index: int, at: float) -> Transition:

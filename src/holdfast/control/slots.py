@@ -26,12 +26,19 @@ def emptied(node: NodeState, at: float, reason: str, *, haunted: bool) -> NodeSt
 
 def expect(job: Job, state: State, node: NodeState) -> State:
     """A node was asked for, or made: it has its time to join."""
-    key, until = Deadline.JOIN.of(node.replica), node.since + job.recovery.join_deadline_s
+    until = node.since + job.recovery.join_deadline_s
+    key = Deadline.STANDBY.of(node.node) if node.replica is None else Deadline.JOIN.of(node.replica)
     return state.with_node(node).with_deadline(key, min(until, state.deadlines.get(key, until)))
+
+
+def requested(node: NodeState, at: float, reason: str = "") -> Record:
+    """Write down that a slot is to be filled."""
+    standby = node.replica is None
+    asked = NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason, standby=standby)
+    return Record(event=asked)
 
 
 def asked_again(emptied: tuple[NodeState, ...], at: float, reason: str) -> Commands:
     """Write down, and have done, that these slots are filled again."""
-    requests = (NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason) for node in emptied)
-    records = (Record(event=request) for request in requests)
+    records = (requested(node, at, reason) for node in emptied)
     return (*records, *(ReplaceNode(place=node.place, reason=reason) for node in emptied))

@@ -25,6 +25,8 @@ class Deadline(StrEnum):
     """A hung replica's other ranks are to report."""
     JOIN = "join"
     """A replica's nodes that were made are to join."""
+    STANDBY = "standby"
+    """A standby that was made is to join."""
     WAIT = "wait"
     """A replica's missing nodes are to come, or it does without them."""
     BACK_OFF = "back-off"
@@ -80,7 +82,10 @@ class NodeState:
     """One node slot."""
 
     node: int
-    replica: int
+    replica: int | None
+    """None for a standby."""
+    seat: int
+    """Its place among the nodes, by which ranks are numbered: one that takes another's place has its ranks."""
     generation: int = 0
     phase: NodePhase = NodePhase.REQUESTED
     since: float = 0.0
@@ -216,6 +221,8 @@ class State:
     """Nodes that are `busy`, a bit each: asked at every word of every node, where looking at all would be square."""
     ready: int = 0
     """Nodes that are `ready`, a bit each."""
+    prepared: int = 0
+    """Standbys that have said that they can start at once, a bit each."""
     replicas: tuple[ReplicaState, ...] = ()
     deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
@@ -285,9 +292,12 @@ class State:
             deadlines[key] = at
         return replace(self, deadlines=deadlines)
 
+    def with_prepared(self, node: int, prepared: bool) -> State:
+        return replace(self, prepared=_with_bit(self.prepared, node, prepared))
+
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
-        """Its slots, filled or not."""
-        return tuple(node for node in self.nodes if node.replica == replica)
+        """Its slots, filled or not, in the order of their ranks."""
+        return tuple(sorted((node for node in self.nodes if node.replica == replica), key=lambda node: node.seat))
 
     def holder(self, replica: int, place: int) -> int | None:
         """The node at a place of a replica's attempt in hand; none where it has not so many."""

@@ -25,6 +25,7 @@ from holdfast.events import (
     Outcome,
     RunCreated,
     RunFinished,
+    StandbyPromoted,
     StopDecided,
     WorldChanged,
 )
@@ -131,7 +132,7 @@ def _finding(damage: list[Damage], disagreement: str, log: str) -> Finding:
 
 def _ahead(state: State, event: AnyEvent) -> str:
     """What an event speaks of that has not begun yet, as far as the state knows; a decision is what begins it."""
-    if isinstance(event, AttemptStarted | NodeRequested | WorldChanged):
+    if isinstance(event, AttemptStarted | NodeRequested | StandbyPromoted | WorldChanged):
         return ""
     index: int = getattr(event, "node", -1)
     node = state.nodes[index] if 0 <= index < len(state.nodes) else None
@@ -139,7 +140,7 @@ def _ahead(state: State, event: AnyEvent) -> str:
     if node is not None and generation > node.generation:
         return f"node{node.node}.{generation}"
     replica = getattr(event, "replica", node.replica if node is not None else 0)
-    known = state.replicas[replica].attempt if replica < len(state.replicas) else -1
+    known = state.replicas[replica].attempt if replica is not None and replica < len(state.replicas) else -1
     return f"attempt {attempt}" if attempt > known else ""
 
 

@@ -108,8 +108,9 @@ def settle(state: State, at: float) -> Transition:
     if state.update is None or not versions.is_settled(state):
         return state, ()
     state, ended = versions.ended(state, UpdateOutcome.APPLIED, at)
-    nodes = tuple(node.node for node in state.nodes if node.phase is NodePhase.JOINED)
-    return state, (Record(event=ended), Release(nodes=nodes))
+    joined = (node for node in state.nodes if node.phase is NodePhase.JOINED)
+    releases = (Release(node=node.node, replica=node.replica) for node in joined if node.replica is not None)
+    return state, (Record(event=ended), *releases)
 
 
 def _has_begun(state: State) -> bool:

@@ -18,6 +18,7 @@ from holdfast.events.agent import (
     RanksStopped,
     RankState,
     RanksWarmed,
+    StandbyReady,
 )
 from holdfast.events.base import Event
 from holdfast.events.crowd import NodesStarted, NodesStopped, RanksExited, RanksHung, Spans, numbers, spans
@@ -47,6 +48,7 @@ from holdfast.events.run import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    StandbyPromoted,
     StepCommitted,
     StopDecided,
     UpdateEnded,
@@ -59,6 +61,7 @@ AgentEvent = (
     | RanksStarted
     | RanksWarmed
     | CodeFetched
+    | StandbyReady
     | RankExited
     | RanksStopped
     | RankHung
@@ -77,6 +80,7 @@ RunEvent = (
     | RecoveryDecided
     | UpdateEnded
     | NodeRequested
+    | StandbyPromoted
     | StopDecided
     | RunFinished
     | DeadlinePassed
@@ -96,6 +100,6 @@ __all__ = [
     "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped",
     "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung",
     "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans",
-    "SplitRequested", "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged",
-    "numbers", "spans",
+    "SplitRequested", "StandbyPromoted", "StandbyReady", "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome",
+    "UpdateRequested", "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

@@ -86,6 +86,13 @@ class RanksWarmed(Event, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
+class StandbyReady(Event, frozen=True, kw_only=True):
+    """A standby node has its checks, its code and its imports done: it can take a lost node's place at once."""
+
+    node: int
+    generation: int
+
+
 class RankExited(Event, frozen=True, kw_only=True):
     """A rank's process ended. `stopped` is true when holdfast itself ended it on purpose."""
 

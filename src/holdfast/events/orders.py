@@ -76,6 +76,13 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
         return tuple(msgspec.structs.replace(rank, env=self.env | rank.env) for rank in self.ranks)
 
 
+class GetReady(Order, frozen=True, kw_only=True, tag="get-ready"):
+    """Do all that comes before a start, for ranks that this node may have to start at once one day."""
+
+    start: StartRanks
+    """The start of some place in a replica; which one it will be is not known."""
+
+
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
     """Stop every rank up to and including this attempt: SIGTERM, `grace_s`, SIGKILL; no grace means SIGKILL at once."""
 
@@ -160,6 +167,7 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
 
 AnyOrder = (
     StartRanks
+    | GetReady
     | StopRanks
     | Break
     | AskCheckpoint

@@ -169,6 +169,16 @@ class NodeRequested(Event, frozen=True, kw_only=True):
     node: int
     generation: int
     reason: str = ""
+    standby: bool = False
+    """Whether it is to wait until it takes the place of another."""
+
+
+class StandbyPromoted(Event, frozen=True, kw_only=True):
+    """A standby took the place of a node that is missing, whose slot is a standby's from now on."""
+
+    node: int
+    instead_of: int
+    replica: int
 
 
 class StopDecided(Event, frozen=True, kw_only=True):

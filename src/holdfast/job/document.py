@@ -35,7 +35,6 @@ NOT_YET: Mapping[str, str] = {
     "checks": "which checks run before the start",
     "fabric.on_fallback": "what to do when the fabric is not the one asked for",
     "recovery.sync": "how replicas are kept in step",
-    "recovery.standby": "nodes that wait to replace others",
     "recovery.quarantine": "keeping bad nodes out",
 }
 """Fields that the schema has reserved, and what they will do; refused, so that no job relies on them in vain."""

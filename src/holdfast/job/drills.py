@@ -167,7 +167,7 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
         )
     if asked.action is _SLOW and (asked.amount or 0) < 1:
         raise _unusable(f"nothing is {asked.amount:g} times as slow", "Say such as `--by 3`.")
-    known = 1 if not asked.target.numbered else job.world_size if asked.target.of_rank else job.nodes.max
+    known = 1 if not asked.target.numbered else job.world_size if asked.target.of_rank else job.node_slots
     if not 0 <= asked.index < known:
         raise failure(
             "no-such-target",

@@ -25,6 +25,7 @@ def divided(job: Job) -> Job:
             "nodes": Nodes(min=whole.min * each, max=whole.max * each, wait_s=whole.wait_s),
             "gpus_per_node": job.gpus_per_node // each,
             "ranks_per_node": job.local_world_size // each,
+            "recovery": job.recovery.model_copy(update={"standby": job.standbys * each}),
             "resources": Resources(
                 cpu=resources.cpu and resources.cpu / each,
                 memory=resources.memory and resources.memory // each,

@@ -35,6 +35,8 @@ from holdfast.events import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    StandbyPromoted,
+    StandbyReady,
     StepCommitted,
     StopDecided,
     WorldChanged,
@@ -143,7 +145,22 @@ def _with_finding(status: RunStatus, finding: Finding) -> RunStatus:
 
 def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
     status = _lose_ranks(status, event.node) if event.generation > 0 else status
-    return _with_node(status, NodeStatus(node=event.node, generation=event.generation, reason=event.reason))
+    asked = NodeStatus(node=event.node, generation=event.generation, reason=event.reason, standby=event.standby)
+    return _with_node(status, asked)
+
+
+def _standby_ready(status: RunStatus, event: StandbyReady) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or known.generation != event.generation:
+        return status
+    return _with_node(status, replace(known, ready=True))
+
+
+def _standby_promoted(status: RunStatus, event: StandbyPromoted) -> RunStatus:
+    for node, standby in ((event.node, False), (event.instead_of, True)):
+        if known := status.nodes.get(node):
+            status = _with_node(status, replace(known, standby=standby, ready=False))
+    return status
 
 
 def _node_made(status: RunStatus, event: NodeMade) -> RunStatus:
@@ -172,6 +189,8 @@ def _agent_joined(status: RunStatus, event: AgentJoined) -> RunStatus:
         phase=NodePhase.JOINED,
         hostname=event.hostname,
         incarnation=event.incarnation,
+        standby=known is not None and known.standby,
+        ready=known is not None and known.ready and known.incarnation == event.incarnation,
     )
     return _with_node(status, joined)
 
@@ -380,6 +399,8 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     RunFinished: _finished,
     FindingRaised: _finding_raised,
     NodeRequested: _node_requested,
+    StandbyReady: _standby_ready,
+    StandbyPromoted: _standby_promoted,
     AgentJoined: _agent_joined,
     AgentLeft: _agent_left,
     NodeGone: _node_gone,

@@ -53,6 +53,10 @@ class NodeStatus:
     incarnation: str = ""
     reason: str = ""
     """Why it was asked for again, or went."""
+    standby: bool = False
+    """Whether it waits until it takes the place of another."""
+    ready: bool = False
+    """Whether it has said, as a standby, that it can."""
 
     @property
     def name(self) -> str:
@@ -202,7 +206,8 @@ class RunStatus:
             return "no controller has taken the run over yet"
         if not self.nodes:
             return "no node has been asked for yet"
-        missing = [node for node in self.nodes.values() if node.phase is not NodePhase.JOINED]
+        needed = [node for node in self.nodes.values() if not node.standby]
+        missing = [node for node in needed if node.phase is not NodePhase.JOINED]
         lost = [str(replica.replica) for replica in self.replicas.values() if replica.recovering]
         if not missing and 0 < len(lost) < len(self.replicas):
             return f"replica {', '.join(lost)} is on its way back; {len(self.replicas) - len(lost)} go on"
@@ -211,9 +216,7 @@ class RunStatus:
         names = ", ".join(_waited(node) for node in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         least = f" ({self.least_nodes} would do)" if self.least_nodes else ""
-        return (
-            f"{len(self.nodes) - len(missing)} of {len(self.nodes)} nodes are there{least}; waiting for {names}{more}"
-        )
+        return f"{len(needed) - len(missing)} of {len(needed)} nodes are there{least}; waiting for {names}{more}"
 
 
 def _waited(node: NodeStatus) -> str:

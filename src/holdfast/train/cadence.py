@@ -13,39 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.findings import Finding, Severity
+from holdfast.mortality import DAY_S, PRIOR
 
-DAY_S = 86_400.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prior:
-    """How often nodes of a published fleet interrupted a job."""
-
-    fleet: str
-    per_1000_node_days: float
-    source: str
-
-
-PRIORS = (
-    Prior(
-        fleet="Llama 3",
-        per_1000_node_days=3.8,
-        source="The Llama 3 Herd of Models, 2024: 419 unexpected interruptions of 2,048 nodes in 54 days",
-    ),
-    Prior(
-        fleet="RSC-1",
-        per_1000_node_days=6.5,
-        source="Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024",
-    ),
-    Prior(fleet="RSC-2", per_1000_node_days=2.3, source="the same"),
-    Prior(
-        fleet="ByteRobust",
-        per_1000_node_days=1.2,
-        source="Wan et al., Robust LLM Training Infrastructure at ByteDance, 2025",
-    ),
-)
-PRIOR = next(prior for prior in PRIORS if prior.fleet == "RSC-1")
-"""A research cluster's: of the four the most cautious."""
 FIRST_S = 60.0
 """Until the first save, which tells what one costs."""
 CHANGE = 1.25

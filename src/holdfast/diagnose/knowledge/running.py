@@ -54,6 +54,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Open the way from node to controller; mend what the agent's log says.",
     ),
     (
+        "standby-unfit",
+        "A standby could not do all that comes before a start, so it takes no lost node's place.",
+        "The evidence: the folder, the program or the code that is missing on that node.",
+        "Mend the node and end its agent, which makes the standby anew; the run goes on without it.",
+    ),
+    (
         "program-not-started",
         "The operating system could not start the command.",
         "`command -v PROGRAM` on that node; the evidence.",

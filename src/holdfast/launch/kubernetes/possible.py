@@ -115,6 +115,13 @@ def elastic(asked: Submission) -> Iterator[Finding]:
         yield _warning("gang-of-one-size", "nodes", what, "Write the number of nodes it is to start with.")
 
 
+def standbys(asked: Submission) -> Iterator[Finding]:
+    """Pods beyond those of the gang."""
+    if asked.job.standbys:
+        what = "standbys are for the local back end as yet: this one makes as many pods as `nodes` says"
+        yield _error("not-yet", "recovery.standby", what, "Remove it: a lost pod is made again.")
+
+
 def template(asked: Submission) -> Iterator[Finding]:
     """A production run rests on four things; a demo is told which of them it lacks."""
     lacking = tuple(_lacking(asked))
@@ -161,6 +168,7 @@ RULES: tuple[Callable[[Submission], Iterator[Finding]], ...] = (
     fabric,
     whoever_starts_ranks,
     elastic,
+    standbys,
     template,
 )
 

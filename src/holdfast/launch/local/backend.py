@@ -55,7 +55,7 @@ class LocalBackend:
         self._isolation = isolation
         self._url = url
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
-        self._machines = accepted.capacity or accepted.job.nodes.max
+        self._machines = accepted.capacity or accepted.job.node_slots
         self._cordoned: set[NodePlace] = set()
         self._waiting: dict[int, NodePlace] = {}
         """Places that are to be made once a machine is free, by node."""

@@ -127,7 +127,7 @@ def program(job: Job, here: Here) -> Iterator[Finding]:
 
 def devices(job: Job, here: Here) -> Iterator[Finding]:
     """Every node is on this machine, so its GPUs, cores and memory are shared by all nodes of the job."""
-    nodes = job.nodes.max
+    nodes = job.node_slots
     each = "" if nodes == 1 else f" ({nodes} nodes on this one machine)"
     gpus = nodes * job.gpus_per_node
     if gpus > here.gpus:

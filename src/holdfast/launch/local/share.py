@@ -20,10 +20,10 @@ def shares(job: Job, environ: Mapping[str, str]) -> tuple[Share, ...]:
 
 def divide(job: Job, *, cpus: int, devices: tuple[str, ...]) -> tuple[Share, ...]:
     """Every node's share of a machine; GPUs that the job did not ask for are hidden, or all nodes would meet on one."""
-    nodes, each = job.nodes.max, job.gpus_per_node
+    nodes, each = job.node_slots, job.gpus_per_node
     return tuple(
         Share(
-            cpus=cpus / nodes,
+            cpus=cpus / job.nodes.max,
             devices=devices[node * each : (node + 1) * each] if devices else None,
             neighbours=nodes > 1,
             python=sys.executable,

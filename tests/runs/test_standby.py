@@ -1,0 +1,60 @@
+"""A standby takes a lost node's place in a real run; that no new node was waited for is seen by who has its ranks."""
+
+from __future__ import annotations
+
+import pytest
+from tests.runs.conftest import Runs
+
+from holdfast import api
+from holdfast.events import (
+    AgentJoined,
+    AttemptStarted,
+    DrillAction,
+    DrillTarget,
+    NodeUnavailable,
+    RankExited,
+    RecoveryDecided,
+    StandbyPromoted,
+    StandbyReady,
+    StepCommitted,
+)
+
+
+def test_standby_takes_the_place_of_a_killed_node_and_another_is_made(runs: Runs) -> None:
+    watched = runs.steps(4000, overrides=("recovery.standby=1",))
+    assert watched.until(StandbyReady).node == 2
+    watched.drill(DrillTarget.NODE, 0, DrillAction.KILL)
+    promoted = watched.until(StandbyPromoted)
+    assert (promoted.node, promoted.instead_of) == (2, 0)
+    again = watched.until(AttemptStarted)
+    assert (again.attempt, again.nodes) == (1, (2, 1))
+    assert watched.until(StandbyReady).node == 0
+    assert api.status(watched.folder).nodes[0].standby
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
+    assert watched.until(AttemptStarted).nodes == (2, 0)
+    api.cancel(watched.folder)
+    watched.end()
+    assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["node-lost", "node-lost"]
+    assert not any(event.node == 2 for event in watched.all(RankExited) if not event.stopped)
+
+
+@pytest.fixture
+def room_for_three(runs: Runs) -> str:
+    profiles = runs.base / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "three.yaml").write_text("capacity: 3\n")
+    return "three"
+
+
+def test_run_goes_on_at_full_strength_although_the_lost_node_cannot_be_had_again(
+    runs: Runs, room_for_three: str
+) -> None:
+    watched = runs.steps(4000, profile=room_for_three, overrides=("recovery.standby=1",))
+    watched.until(StandbyReady)
+    watched.drill(DrillTarget.NODE, 1, DrillAction.LOSE)
+    watched.until(StepCommitted, lambda event: event.attempt == 1)
+    api.cancel(watched.folder)
+    watched.end()
+    assert [event.nodes for event in watched.all(AttemptStarted)] == [(0, 1), (0, 2)]
+    assert {event.node for event in watched.all(NodeUnavailable)} == {1}
+    assert sorted((event.node, event.generation) for event in watched.all(AgentJoined)) == [(0, 0), (1, 0), (2, 0)]
