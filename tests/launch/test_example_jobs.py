@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from holdfast import api
+from holdfast.cli import main
+from holdfast.errors import ExitCode
 
 JOBS = sorted((Path(__file__).parents[2] / "examples").glob("*/job.yaml"))
 
@@ -28,3 +32,24 @@ def test_llama_3_8b_through_torchtitan_is_two_nodes_of_eight_gpus(home: Path):
     text = api.render(job, "local", base=path.parent).text
     assert "$ python -m torchtitan.train --module llama3 --config llama3_8b " in text
     assert text.count("\nWORLD_SIZE=16\n") == 16
+
+
+def test_llama_3_8b_through_torchtitan_can_run_on_a_cluster_as_it_stands(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (path,) = (job for job in JOBS if job.parent.name == "torchtitan")
+    (tmp_path / ".holdfast" / "profiles").mkdir(parents=True)
+    (tmp_path / ".holdfast" / "profiles" / "cluster.yaml").write_text("backend: kubernetes\nvolume: {claim: shared}\n")
+    shutil.copy(path, tmp_path)
+    job = str(tmp_path / "job.yaml")
+    assert main(["validate", job, "--on", "cluster"]) == ExitCode.OK
+    assert "can run" in capsys.readouterr().out
+    assert main(["render", job, "--on", "cluster"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    (jobs,) = (each for each in yaml.safe_load_all(text) if each["kind"] == "JobSet")
+    (node,) = (each for each in jobs["spec"]["replicatedJobs"] if each["name"] == "node")
+    assert node["replicas"] == 2
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert "/holdfast" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert "torchtitan.train" in text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.measure.devices import DEVICES, find
+from holdfast.measure.devices import DEVICES, Device, find
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,10 @@ def test_nothing_is_claimed_of_a_device_that_is_not_in_the_table(called: str):
 def test_every_row_has_a_peak_and_a_source():
     assert all(device.peak_tflops and device.stated for device in DEVICES)
     assert all(device.source.startswith("https://") or "data sheet" in device.source for device in DEVICES)
+
+
+@pytest.mark.parametrize("device", [row for row in DEVICES if row.arithmetic], ids=lambda row: row.name)
+def test_peak_of_a_sheet_that_was_not_at_hand_is_what_its_units_do_at_their_clock(device: Device):
+    assert device.arithmetic is not None
+    units, flop, clock_ghz = device.arithmetic
+    assert units * flop * clock_ghz / 1e3 == pytest.approx(device.peak_tflops, rel=0.005)

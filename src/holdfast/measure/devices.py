@@ -3,7 +3,8 @@
 Figures of data sheets that count structured sparsity are halved; `stated` is the sheet's own for bf16 (or fp16). A
 source that is a link was compared with a second place that quotes the same page (TorchTitan's table of peaks, 2025);
 one that names a sheet was compared with tables that others made of it for B300, GB200, L40S, L4 and A40 (bf16 alone),
-and with nothing yet for V100, T4, A10, A10G and MI355X. What is not in the table has no peak, and nothing is claimed of
+and for V100, T4, A10, A10G and MI355X with what their units do at their highest clock (`Device.arithmetic`); the sheets
+of these five were not at hand. What is not in the table has no peak, and nothing is claimed of
 it: a CPU has none, nor a slice of a GPU (MIG).
 """
 
@@ -34,6 +35,8 @@ class Device:
     """The maker's figure that the peak follows from, and whether it counts sparsity."""
     source: str
     """Where it stands: a link, or the name and year of a sheet."""
+    arithmetic: tuple[int, int, float] | None = None
+    """Units (SMs, CUs), FLOP of each in a clock, highest clock in GHz: where the peak was checked by them."""
 
     @property
     def peak_tflops(self) -> float | None:
@@ -88,11 +91,11 @@ DEVICES: tuple[Device, ...] = (
     ),
     Device(
         name="A10G", pattern=r"\bA10G\b", bf16=70, tf32=35,
-        stated="70, dense", source="NVIDIA A10G data sheet for AWS, 2022",
+        stated="70, dense", source="NVIDIA A10G data sheet for AWS, 2022", arithmetic=(80, 512, 1.71),
     ),
     Device(
         name="A10", pattern=r"\bA10\b", bf16=125, tf32=62.5,
-        stated="125, dense", source="NVIDIA A10 data sheet, 2021",
+        stated="125, dense", source="NVIDIA A10 data sheet, 2021", arithmetic=(72, 1024, 1.695),
     ),
     Device(
         name="A40", pattern=r"\bA40\b", bf16=149.7, tf32=74.8,
@@ -100,15 +103,15 @@ DEVICES: tuple[Device, ...] = (
     ),
     Device(
         name="V100", pattern=r"\bV100\b", bf16=None, fp16=125,
-        stated="125, dense; SXM2", source="NVIDIA V100 data sheet, 2020",
+        stated="125, dense; SXM2", source="NVIDIA V100 data sheet, 2020", arithmetic=(80, 1024, 1.53),
     ),
     Device(
         name="T4", pattern=r"\bT4\b", bf16=None, fp16=65,
-        stated="65, dense", source="NVIDIA T4 data sheet, 2019",
+        stated="65, dense", source="NVIDIA T4 data sheet, 2019", arithmetic=(40, 1024, 1.59),
     ),
     Device(
         name="MI355X", pattern=r"\bMI355X\b", bf16=2516.6, fp8=5033.2,
-        stated="2.5 PFLOPS, dense", source="AMD Instinct MI355X data sheet, 2025",
+        stated="2.5 PFLOPS, dense", source="AMD Instinct MI355X data sheet, 2025", arithmetic=(256, 4096, 2.4),
     ),
     Device(
         name="MI325X", pattern=r"\bMI325X\b", bf16=1307.4, tf32=653.7, fp8=2614.9,
