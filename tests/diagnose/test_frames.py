@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.diagnose.frames import stands
+from holdfast.diagnose.frames import died_at, stands
 
 SLEEPS = b"""    dream (/home/ada/train.py:20)
     main (/home/ada/train.py:35)
@@ -52,6 +52,13 @@ def test_thread_stands_at_the_innermost_frame_of_the_users_code(frames: bytes, p
 
 def test_no_frames_say_nothing() -> None:
     assert stands(b"Thread 1:\nstep 3 loss 2.1\n", 0, 10) == {}
+
+
+def test_process_that_dies_says_where() -> None:
+    head = b"Fatal Python error: Segmentation fault\n"
+    said = head + b"\nCurrent thread 0x00007f (most recent call first):\n" + FAULT
+    assert died_at(said, 0, len(head)) == "train.py:14 in step"
+    assert died_at(head + b"step 3\n", 0, len(head)) is None
 
 
 def test_frames_of_a_process_that_dies_are_no_waiting() -> None:

@@ -18,6 +18,7 @@ LINES_BELOW = 6
 
 _BEGIN = b"Traceback (most recent call last)"
 _DIES, _DIES_BYTES = b"Fatal Python error: ", 200
+_HEAD, _HEAD_BYTES = re.compile(rb"(?:Current t|T)hread 0x[^\n]{1,120}most recent call first\):\n"), 400
 #   File "/home/ada/train.py", line 42, in step                          traceback
 #   File "/home/ada/train.py", line 42 in step                           faulthandler
 _FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? in (?P<function>[\w.<>]{1,100})')
@@ -45,6 +46,15 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
     if not frames or data.count(b"\n", frames[-1].end(), start) > LINES_BELOW:
         return None
     return _place(next((frame for frame in reversed(frames) if _is_own(frame["file"])), frames[-1]))
+
+
+def died_at(data: bytes, start: int, end: int) -> str | None:
+    """`file:line in function`, where this line begins what faulthandler writes of a process that dies."""
+    if _DIES not in data[start:end]:
+        return None
+    head = _HEAD.search(data, end, end + _HEAD_BYTES)
+    frames = list(_below(data, head.end())) if head else []
+    return _place(next((frame for frame in frames if _is_own(frame["file"])), frames[0])) if frames else None
 
 
 def stands(data: bytes, start: int, end: int) -> Mapping[str, str]:

@@ -136,7 +136,8 @@ def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
     def weight(cause: Cause) -> tuple[bool, bool, int]:
         return cause.degrades, of_another(cause), _SURENESS.index(cause.sure)
 
-    ranked = sorted(causes, key=lambda each: (weight(each), DEPTH[each.klass]))
+    # Of equals what a rank wrote says more than what the run saw of its end.
+    ranked = sorted(causes, key=lambda each: (weight(each), DEPTH[each.klass], each.code.startswith("run-")))
     if not ranked:
         return None
     best = ranked[0]

@@ -18,7 +18,7 @@ import re2
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.frames import raised_at, stands
+from holdfast.diagnose.frames import died_at, raised_at, stands
 from holdfast.diagnose.prefix import clock_of, first_ended, of_summary, writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.records import STACK
@@ -167,7 +167,8 @@ def _with_neighbours(fact: Fact, data: bytes, start: int, end: int) -> Fact:
         return replace(fact, who=who, values={**fact.values, "how": how})
     if fact.who.rank is None and (who := of_summary(data, start)) is not None:
         fact = replace(fact, who=who)
-    at = raised_at(data, start, end) if fact.rule.role is Role.PRIMARY else None
+    primary = fact.rule.role is Role.PRIMARY
+    at = (died_at(data, start, end) or raised_at(data, start, end)) if primary else None
     return replace(fact, values={**fact.values, "raised_at": at}) if at else fact
 
 

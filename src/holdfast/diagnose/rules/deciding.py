@@ -113,6 +113,10 @@ DECIDING: dict[str, Deciding] = {
         "which kernel failed, since CUDA reports it later",
         "run again with CUDA_LAUNCH_BLOCKING=1 (and TORCH_USE_CUDA_DSA=1), or on one rank under compute-sanitizer",
     ),
+    "native-stack": Deciding(
+        "in which call it died",
+        "PYTHONFAULTHANDLER=1 writes the Python line; `coredumpctl gdb PID`, then `bt`, the native one",
+    ),
     "shm": Deciding(
         "how large /dev/shm is in the container, and how full",
         "df -h /dev/shm inside the container of the rank that died",

@@ -380,8 +380,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"exitcode *: *-11\b|Signal 11 \(SIGSEGV\)|Segmentation fault|return code = -11\b|exited on signal 11|exit ?code:? 139\b",
         classes=(Class.PROGRAM_ERROR, Class.VERSION_MISMATCH, Class.OTHER),
         says="a rank died of a segmentation fault in native code",
-        remedy=("python -X faulthandler, or gdb -p / a core dump, for the stack; look for libraries that do not fit",),
-        decides=("versions", "stacks"),
+        remedy=("look for libraries that do not fit; undo the last upgrade; always the same node: test its memory",),
+        decides=("native-stack", "versions"),
         source="the kernel",
     ),
     Rule(
