@@ -96,7 +96,7 @@ def test_ranks_that_have_left_start_again_with_the_new_code() -> None:
 def test_update_is_applied_after_its_steps_and_what_was_handed_over_is_given_back() -> None:
     run = on_trial()
     assert run.do(step(5 + TRIAL_STEPS - 1, 1)) == []
-    assert run.do(step(5 + TRIAL_STEPS, 1)) == [Release(nodes=(0, 1))]
+    assert run.do(step(5 + TRIAL_STEPS, 1)) == [Release(node=0, replica=0), Release(node=1, replica=0)]
     (ended,) = told(run, UpdateEnded)
     assert (ended.outcome, ended.digest, ended.former) == (UpdateOutcome.APPLIED, NEW, OLD)
     assert (run.state.update, run.state.code) == (None, NEW_CODE)
