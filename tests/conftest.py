@@ -53,7 +53,7 @@ def namespace(lab: Lab) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     lab.kubectl("create", "namespace", name)
     yield name
-    lab.kubectl("delete", "namespace", name, "--wait=false")
+    lab.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 SmallDisk = Callable[[int], Path]

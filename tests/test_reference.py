@@ -23,8 +23,13 @@ OTHER_WORDS = {
     "per-node",
     "accelerate-launch",
     "in-place",
+    "jobset-controller-manager",
+    "kubeflow-trainer-controller-manager",
+    "kueue-controller-manager",
+    "mpi-operator",
     "oke-roce",
     "rdma-shared",
+    "training-operator",
     "unicode-escape",
     "util-linux",
 }

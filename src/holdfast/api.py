@@ -123,6 +123,28 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     return (*loaded.findings, *map(loaded.placed, (*here, *code)))
 
 
+def check_place(loaded: Loaded | None, profile: str, *, base: Path) -> tuple[Finding, ...]:
+    """Everything that a place lacks for a job, or for the smallest one; a cluster is asked, and nothing is made there.
+
+    Raises HoldfastError where the cluster does not answer, or does not know this user.
+    """
+    place = _profile(profile, base)
+    smallest = load(None, command=("true",), overrides=("image=any",))
+    if place.backend != KUBERNETES:
+        return check(loaded or smallest, profile, base=base)
+    known = check(loaded, profile, base=base) if loaded else ()
+    if any(each.code == "no-image" for each in known):
+        return known
+    from holdfast.launch.kubernetes.check import check as check_cluster
+    from holdfast.launch.kubernetes.inventory import inventory
+    from holdfast.launch.kubernetes.refusals import told
+
+    asked = _submission((loaded or smallest).job, place, profile, None)
+    with told():
+        seen = inventory(asked)
+    return (*known, *check_cluster(asked, seen))
+
+
 def _possible_there(loaded: Loaded, place: Profile, profile: str, base: Path) -> Iterator[Finding]:
     """What a cluster's profile and the job make of one another, each finding with its line in either file."""
     from holdfast.launch.kubernetes.possible import PROFILE, possible
@@ -399,6 +421,17 @@ def status(run: RunFolder) -> RunStatus:
     """How a run is doing, or how it went."""
     reader = EventReader(run.events)
     return replace(fold(reader.read(), RunStatus(run=run.run)), damaged_lines=reader.damaged_lines)
+
+
+def waits_for(run: RunFolder) -> Finding | None:
+    """Why a run's nodes are not there, as its cluster shows it; None where nothing says so, or where it has none."""
+    if not run.place.exists():
+        return None
+    from holdfast.launch.kubernetes import waiting
+    from holdfast.launch.kubernetes.place import recorded
+
+    place = recorded(run)
+    return waiting.waits_for(context=place.context, namespace=place.namespace, owner=place.owner)
 
 
 def glance(run: RunFolder) -> Brief:

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from holdfast.cli import (
     attach,
     cancel,
+    check,
     checkpoint,
     diagnose,
     drill,
@@ -50,6 +51,7 @@ VERBS = {
         cancel.cancel,
     ),
     "Break it on purpose": (drill.drill,),
+    "Verify": (check.check,),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (fabric.fabric, profile.profile),
 }

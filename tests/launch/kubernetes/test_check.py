@@ -11,7 +11,7 @@ from tests.launch.kubernetes.cases import CASES, Case, submission
 from holdfast.findings import Finding
 from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes.access import GROUPS
-from holdfast.launch.kubernetes.check import FRAMEWORKS, KUEUE, VERSIONS, Cluster, check, needed
+from holdfast.launch.kubernetes.check import KUEUE, UNSEEN, VERSIONS, Inventory, check, needed
 
 SERVED = {key: frozenset({VERSIONS.get(key[0]) or VERSIONS["/".join(key)]}) for key in GROUPS.values()}
 SERVED[KUEUE, "localqueues"] = frozenset({"v1beta2"})
@@ -26,18 +26,18 @@ def machine(name: str, *, taints: list[dict[str, str]] | None = None, **allocata
     }
 
 
-GOOD = Cluster(
+GOOD = Inventory(
     served=SERVED,
     namespace={"metadata": {"name": "ml"}},
     local_queue={"status": {"conditions": [{"type": "Active", "status": "True"}]}},
     claim={"spec": {"accessModes": ["ReadWriteMany"]}},
     nodes=[machine("a"), machine("b"), machine("c", taints=[{"key": "k", "effect": "NoSchedule"}])],
     operators=[{"metadata": {"name": "kueue", "namespace": "kueue-system"}, "status": {"readyReplicas": 1}}],
-    frameworks=frozenset(FRAMEWORKS.values()),
+    held_back=True,
 )
 
 
-def found(cluster: Cluster, case: Case | None = None) -> dict[str, Finding]:
+def found(cluster: Inventory, case: Case | None = None) -> dict[str, Finding]:
     return {finding.code: finding for finding in check(submission(case or Case()), cluster)}
 
 
@@ -70,14 +70,14 @@ def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
             "queue-closed",
             "train",
         ),
-        (replace(GOOD, frameworks=frozenset({"batch/job"})), "queue-not-managing", "jobset.x-k8s.io/jobset"),
+        (replace(GOOD, held_back=False), "queue-not-managing", "jobset.x-k8s.io/jobset"),
         (replace(GOOD, denied=["create jobsets"]), "not-permitted", "ml"),
         (
             replace(GOOD, refusals=['failed calling webhook "mjobset.kb.io": failed to call: connection refused']),
             "webhook-down",
             "mjobset.kb.io",
         ),
-        (replace(GOOD, refusals=["something new"]), "manifest-refused", "would not take"),
+        (replace(GOOD, refusals=["something new"]), "manifest-refused", "something new"),
         (replace(GOOD, nodes=[]), "no-machines", "labels"),
         (replace(GOOD, nodes=[machine("a", **{"nvidia.com/gpu": "0"})] * 2), "device-missing", "nvidia.com/gpu"),
         (replace(GOOD, nodes=[machine("a"), machine("b", memory="900Gi")]), "machines-too-few", "1 machines"),
@@ -85,7 +85,7 @@ def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
         (replace(GOOD, claim={"spec": {"accessModes": ["ReadWriteOnce"]}}), "claim-not-shared", "one machine"),
     ],
 )
-def test_what_is_lacking_is_named_with_its_remedy(cluster: Cluster, code: str, words: str) -> None:
+def test_what_is_lacking_is_named_with_its_remedy(cluster: Inventory, code: str, words: str) -> None:
     findings = found(cluster)
     assert set(findings) == {code}
     assert words in findings[code].what
@@ -96,9 +96,9 @@ def test_names_that_pods_rely_on_are_looked_for() -> None:
     case = CASES["jobset-rdma-shared"]
     offers = {"rdma/hca_shared_devices_a": "63"}
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    cluster = replace(GOOD, nodes=[machine(name, taints=[taint], **offers) for name in "ab"], secrets=frozenset())
+    cluster = replace(GOOD, nodes=[machine(name, taints=[taint], **offers) for name in "ab"], no_secrets=["registry"])
     assert set(found(cluster, case)) == {"name-missing"}
-    there = replace(cluster, secrets=frozenset({"registry"}), priority_classes=frozenset({"training"}))
+    there = replace(cluster, no_secrets=(), priority_classes=frozenset({"training"}))
     assert found(there, case) == {}
 
 
@@ -108,9 +108,21 @@ def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:
     assert found(replace(GOOD, claim=None, storage_classes=frozenset({"fss"})), case) == {}
 
 
-def test_needed_are_all_kinds_that_are_made() -> None:
-    assert set(needed(submission(Case()))) >= {
-        ("jobset.x-k8s.io", "JobSet"),
-        ("rbac.authorization.k8s.io", "RoleBinding"),
-        ("", "Secret"),
+def test_what_may_not_be_seen_is_said_to_be_unknown_and_nothing_else() -> None:
+    """Most users see their namespace alone."""
+    blind = replace(GOOD, namespace=UNSEEN, local_queue=UNSEEN, claim=UNSEEN, nodes=None, unseen=["nodes"])
+    assert set(found(blind)) == {"not-looked-at"}
+    hidden = replace(blind, priority_classes=None, storage_classes=None)
+    assert set(found(hidden, Case(place={"priority_class": "training"}))) == {"not-looked-at"}
+
+
+def test_needed_is_to_make_and_to_remove_all_of_it_and_to_speak_to_its_pods() -> None:
+    assert set(map(str, needed(submission(Case())))) >= {
+        "create jobsets.jobset.x-k8s.io",
+        "delete jobsets.jobset.x-k8s.io",
+        "create rolebindings.rbac.authorization.k8s.io",
+        "create networkpolicies.networking.k8s.io",
+        "create secrets",
+        "create pods/exec",
+        "list pods",
     }

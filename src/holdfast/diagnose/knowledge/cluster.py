@@ -369,4 +369,10 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The evidence names it.",
         "A shorter `name` of the job.",
     ),
+    (
+        "not-looked-at",
+        "Whoever asks may not see some of what a run needs, so nothing is known of it.",
+        "`kubectl auth can-i get nodes`.",
+        "Nothing, if runs start.",
+    ),
 )

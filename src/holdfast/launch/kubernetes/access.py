@@ -51,6 +51,11 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
     ]
 
 
+def judged_alone(thing: Mapping[str, Node]) -> bool:
+    """Whether the API server can judge an object before the rest is there; for a binding it asks for the Role."""
+    return thing["kind"] != "RoleBinding"
+
+
 def _replacing(asked: Submission) -> list[Node]:
     """What it takes to see nodes come and go, to have a broken one replaced, and to clear away what stays."""
     unnamed = "Names of pods are not known beforehand."

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes.access import GROUPS
 from holdfast.launch.kubernetes.manifest import plain
+from holdfast.launch.kubernetes.paths import folder_of
 from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.pod import limits
-from holdfast.launch.kubernetes.reason import ADMISSION, understood
+from holdfast.launch.kubernetes.reason import understood
+from holdfast.launch.kubernetes.refusals import REFUSALS
 from holdfast.launch.kubernetes.render import render
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -39,48 +41,57 @@ FRAMEWORKS: Mapping[Workload, str] = {
 """What Kueue's configuration calls the integration with each kind."""
 
 
+UNSEEN: Thing = {}
+"""Stands for an object that this user may not see."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """What is seen of a cluster, by whoever would start the run: objects as the API server gives them."""
+class Inventory:
+    """What is seen of a cluster, by whoever would start the run: objects as the API server gives them.
+
+    What is None is not there, or not asked for; of lists and sets, None is one that this user may not see.
+    """
 
     served: Mapping[tuple[str, str], frozenset[str]]
     """Versions served, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
     namespace: Thing | None
     local_queue: Thing | None = None
     claim: Thing | None = None
-    nodes: Sequence[Thing] = ()
+    nodes: Sequence[Thing] | None = ()
     operators: Sequence[Thing] = ()
     """Deployments of operators and of their webhooks."""
-    storage_classes: frozenset[str] = frozenset()
-    priority_classes: frozenset[str] = frozenset()
-    secrets: frozenset[str] | None = None
-    """Names of the namespace's secrets; None where they may not be listed."""
-    frameworks: frozenset[str] | None = None
-    """Integrations that Kueue's configuration turns on; None where it may not be read."""
+    storage_classes: frozenset[str] | None = frozenset()
+    priority_classes: frozenset[str] | None = frozenset()
+    no_secrets: Sequence[str] = ()
+    """Names of secrets for pulling images that are not there."""
+    held_back: bool | None = None
+    """Whether Kueue suspends the run's object when it is made for a dry run; None where that was not tried."""
     denied: Sequence[str] = ()
     """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
-    refusals: Sequence[str] = field(default=())
+    refusals: Sequence[str] = ()
     """What the API server said to manifests that were sent for a dry run, and refused."""
+    unseen: Sequence[str] = ()
+    """What this user may not see, so that nothing is known of it."""
 
 
-def check(asked: Submission, cluster: Cluster) -> tuple[Finding, ...]:
+def check(asked: Submission, cluster: Inventory) -> tuple[Finding, ...]:
     """Everything that a run needs of a cluster and does not find there."""
     return tuple(finding for rule in RULES for finding in rule(asked, cluster))
 
 
-def namespace(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def namespace(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The namespace is there, and stays."""
     name = asked.profile.namespace
     if cluster.namespace is None:
         yield _finding(
             "namespace-missing", "namespace", f"there is no namespace {name}", f"kubectl create namespace {name}"
         )
-    elif ends := cluster.namespace["metadata"].get("deletionTimestamp"):
+    elif ends := cluster.namespace.get("metadata", {}).get("deletionTimestamp"):
         what = f"namespace {name} is being deleted"
         yield _finding("namespace-ending", "namespace", what, "Use another `namespace`.", f"deletionTimestamp: {ends}")
 
 
-def operators(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def operators(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """Who turns the run's object into pods is installed, in a version whose interface is ours, and runs."""
     wanted = [GROUPS[asked.workload], *([(KUEUE, "localqueues")] if asked.queue else [])]
     for group, resource in wanted:
@@ -100,9 +111,9 @@ def operators(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
             yield _finding("operator-down", name, what, f"kubectl describe deployment -n {name.replace('/', ' ')}")
 
 
-def queue(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def queue(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The queue is there, open, and takes this kind of object."""
-    if not asked.queue or (KUEUE, "localqueues") not in cluster.served:
+    if not asked.queue or not cluster.served.get((KUEUE, "localqueues")):
         return
     if cluster.local_queue is None:
         what = f"there is no queue {asked.queue} in namespace {asked.profile.namespace}"
@@ -114,14 +125,15 @@ def queue(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
                 yield _finding(
                     "queue-closed", "queue", what, "`kubectl describe clusterqueue` says why.", condition["message"]
                 )
-    framework = FRAMEWORKS[asked.workload]
-    if cluster.frameworks is not None and framework not in cluster.frameworks:
+    if cluster.held_back is False:
+        framework = FRAMEWORKS[asked.workload]
         what = f"Kueue's integration with {framework} is off, so the run would stay suspended for ever"
         remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
-        yield _finding("queue-not-managing", "queue", what, remedy, f"on: {', '.join(sorted(cluster.frameworks))}")
+        seen = "made for a dry run with `suspend: false`, it was not held back"
+        yield _finding("queue-not-managing", "queue", what, remedy, seen)
 
 
-def permission(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def permission(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """Whoever starts the run may make all of it."""
     if cluster.denied:
         what = f"this user may not do what a run in namespace {asked.profile.namespace} takes"
@@ -129,18 +141,18 @@ def permission(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
         yield _finding("not-permitted", "namespace", what, remedy, *cluster.denied)
 
 
-def dry_run(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def dry_run(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The API server, and every webhook it asks, would take the manifests."""
     for said in cluster.refusals:
-        if finding := understood(ADMISSION, asked.workload, said):
-            yield finding
-        else:
-            what = "the API server would not take the manifests"
-            yield _finding("manifest-refused", asked.workload, what, "Mend what it names.", said)
+        finding = understood(REFUSALS, asked.workload, said)
+        assert finding is not None, "the last row knows all words"
+        yield finding
 
 
-def nodes(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def nodes(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """There are machines that offer what a node of the job asks for."""
+    if cluster.nodes is None:
+        return
     asks: Mapping[str, Any] = plain(limits(asked))
     chosen = [node for node in cluster.nodes if _may_be_used(node, asked)]
     if not chosen:
@@ -162,7 +174,7 @@ def nodes(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
         yield _finding("machines-too-few", "nodes", what, remedy, amounts, severity=Severity.WARNING)
 
 
-def storage(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def storage(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The volume's claim is there, or can be made, and many may write to it."""
     volume = asked.profile.volume
     if volume is None:
@@ -171,33 +183,44 @@ def storage(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
         if volume.size is None:
             what = f"there is no claim {volume.claim} in namespace {asked.profile.namespace}"
             yield _finding("claim-missing", "volume", what, "Make it, or give `volume.size` to have it made.")
-        elif volume.storage_class is not None and volume.storage_class not in cluster.storage_classes:
+        elif (known := cluster.storage_classes) is not None and volume.storage_class not in {None, *known}:
             what = f"there is no storage class {volume.storage_class}"
-            known = ", ".join(sorted(cluster.storage_classes))
-            yield _finding("storage-class-missing", "volume", what, "Name one that is there.", f"there are: {known}")
+            yield _finding(
+                "storage-class-missing",
+                "volume",
+                what,
+                "Name one that is there.",
+                f"there are: {', '.join(sorted(known))}",
+            )
         return
-    modes = cluster.claim["spec"].get("accessModes", [])
-    if asked.job.nodes.max > 1 and "ReadWriteMany" not in modes:
+    modes = cluster.claim.get("spec", {}).get("accessModes", [])
+    if cluster.claim is not UNSEEN and asked.job.nodes.max > 1 and "ReadWriteMany" not in modes:
         what = f"claim {volume.claim} can be mounted on one machine only"
         remedy = "Use a claim whose access mode is ReadWriteMany."
         yield _finding("claim-not-shared", "volume", what, remedy, f"accessModes: {', '.join(modes)}")
 
 
-def names(asked: Submission, cluster: Cluster) -> Iterator[Finding]:
+def names(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """What pods name is there: the API server takes them without, and no pod ever starts."""
     wanted = asked.profile.priority_class
-    if wanted is not None and wanted not in cluster.priority_classes:
+    known = cluster.priority_classes
+    if wanted is not None and known is not None and wanted not in known:
         what = f"there is no priority class {wanted}, and without it no pod is made"
         yield _finding("name-missing", "priority_class", what, "`kubectl get priorityclasses` lists them.")
-    for secret in asked.profile.image_pull_secrets:
-        if cluster.secrets is not None and secret not in cluster.secrets:
-            what = f"there is no secret {secret} in namespace {asked.profile.namespace}"
-            yield _finding(
-                "name-missing", "image_pull_secrets", what, "Make it: `kubectl create secret docker-registry`."
-            )
+    for secret in cluster.no_secrets:
+        what = f"there is no secret {secret} in namespace {asked.profile.namespace}"
+        yield _finding("name-missing", "image_pull_secrets", what, "Make it: `kubectl create secret docker-registry`.")
 
 
-RULES: tuple[Callable[[Submission, Cluster], Iterator[Finding]], ...] = (
+def unseen(_: Submission, cluster: Inventory) -> Iterator[Finding]:
+    """What nobody could say for this user is said to be unknown."""
+    if cluster.unseen:
+        what = "this user may not look at some of what a run needs, and nothing is known of it"
+        remedy = "Nothing, if runs start; whoever runs the cluster sees it all with the same command."
+        yield _finding("not-looked-at", "context", what, remedy, *cluster.unseen, severity=Severity.INFO)
+
+
+RULES: tuple[Callable[[Submission, Inventory], Iterator[Finding]], ...] = (
     namespace,
     operators,
     queue,
@@ -206,13 +229,39 @@ RULES: tuple[Callable[[Submission, Cluster], Iterator[Finding]], ...] = (
     nodes,
     storage,
     names,
+    unseen,
 )
 
 
-def needed(asked: Submission) -> tuple[tuple[str, str], ...]:
-    """API group and kind of every object that a run is made of: what its user must be allowed to make."""
-    kinds = ((each["apiVersion"].rpartition("/")[0], each["kind"]) for each in render(asked).objects)
-    return tuple(dict.fromkeys(kinds))
+@dataclass(frozen=True, kw_only=True)
+class Right:
+    """Something that a user must be allowed to do in the namespace, to start and follow a run."""
+
+    verb: str
+    group: str
+    resource: str
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return f"{self.verb} {resource}.{self.group}".rstrip(".")
+
+
+def needed(asked: Submission) -> tuple[Right, ...]:
+    """What whoever starts a run must be allowed to do: make all of it, see and remove it, and speak to its pods."""
+    made = [folder_of(each).split("/") for each in render(asked).objects]
+    kinds = dict.fromkeys((words[2] if words[1] == "apis" else "", words[-1]) for words in made)
+    group, resource = GROUPS[asked.workload]
+    runtime = [Right(verb="patch", group=group, resource="trainingruntimes")]
+    return (
+        *(Right(verb="create", group=each, resource=kind) for each, kind in kinds),
+        *(Right(verb=verb, group=group, resource=resource) for verb in ("get", "delete")),
+        Right(verb="list", group="", resource="pods"),
+        *(Right(verb=verb, group="", resource="pods", subresource="exec") for verb in ("get", "create")),
+        Right(verb="list", group="", resource="events"),
+        *(runtime if asked.workload is Workload.TRAINJOB else ()),
+        *([Right(verb="list", group=KUEUE, resource="workloads")] if asked.queue else ()),
+    )
 
 
 def _may_be_used(node: Thing, asked: Submission) -> bool:

@@ -20,7 +20,7 @@ import kr8s
 from kr8s import ServerError
 
 from holdfast.launch.kubernetes.execution import MESSAGE_BYTES, PROTOCOL, Execution
-from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, Unconfigured
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, Unconfigured
 
 ANSWER_S = 30.0
 """Longest that an answer is waited for."""
@@ -33,7 +33,7 @@ _NO_ANSWER = (
     OSError,
     TimeoutError,
 )
-NOT_FOUND, CONFLICT, UNABLE = 404, 409, 500
+UNAUTHORIZED, NOT_FOUND, CONFLICT, UNABLE = 401, 404, 409, 500
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SAID = 2000
 """Characters kept of an answer that is no Status."""
@@ -125,7 +125,16 @@ class Cluster:
     async def _call(self, method: str, path: str, **more: Any) -> AsyncGenerator[Any]:
         api = await self._connected()
         folder, _, name = path.format(namespace=api.namespace).rpartition("/")
-        async with api.call_api(method, base=folder, version="", url=name, **more) as response:
+        where = {"base": folder, "version": "", "url": name}
+        # At 401 and 403 kr8s closes the connections of all that is asked at the same time, so it is not told of 403.
+        async with api.call_api(method, **where, raise_for_status=False, **more) as response:
+            if response.status_code != UNAUTHORIZED:
+                if response.is_error:
+                    await response.aread()
+                    raise _refused(response, f"{method} {folder}/{name}")
+                yield response
+                return
+        async with api.call_api(method, **where, **more) as response:
             yield response
 
     async def _connected(self) -> Any:
@@ -152,20 +161,25 @@ class Cluster:
             async with self._call(method, path, **more) as response:
                 return response.json()
         except ServerError as error:
-            answer = error.response
-            if answer is None or answer.status_code >= UNABLE:
-                raise _unanswered(error, asked) from error
-            raise RefusedBy(answer.status_code, _said(answer), asked=asked) from error
+            raise _unanswered(error, asked) from error
         except _NO_ANSWER as error:
             raise _unanswered(error, asked) from error
         except (ValueError, KeyError) as error:  # kr8s looks for `message` in an answer of 4xx
             raise Unanswered(_named(error), asked=asked) from error
 
 
-def _unanswered(error: Exception, asked: str) -> Unanswered:
-    answer = error.response if isinstance(error, ServerError) else None
-    if answer is not None:
-        return Unanswered(_said(answer), asked=asked)
+def _refused(answer: httpx.Response, asked: str) -> ClusterError:
+    said = _said(answer)
+    return (
+        Unanswered(said, asked=asked)
+        if answer.status_code >= UNABLE
+        else RefusedBy(answer.status_code, said, asked=asked)
+    )
+
+
+def _unanswered(error: Exception, asked: str) -> ClusterError:
+    if isinstance(error, ServerError) and error.response is not None:
+        return _refused(error.response, asked)
     late = isinstance(error, TimeoutError | httpx.TimeoutException | kr8s.APITimeoutError)
     return Unanswered("timed out" if late else str(error) or type(error).__name__, asked=asked)
 

@@ -147,6 +147,13 @@ _REFUSED = (
         "{user} may not {verb} {what}{where}",
         "Have a role bound that allows it, or use another `context` or `namespace`; `holdfast check --on` lists all.",
     ),
+    # 403 roles... is forbidden: user "ann" (groups=[...]) is attempting to grant RBAC permissions not currently held:
+    _row(
+        r'^403 .*user "(?P<user>[^"]+)".* is attempting to grant RBAC permissions not currently held:\s*(?P<what>.+)',
+        "not-permitted",
+        "{user} may not give the run's controller what it may not do itself: {what}",
+        "Have a role bound that allows it, or use another `context` or `namespace`.",
+    ),
     # 403 jobsets "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
     _row(
         r"^403 .*exceeded quota: (?P<why>.+)",
@@ -194,13 +201,16 @@ _REFUSED = (
         Fault.CLUSTER,
     ),
     _row(
-        r"^\d+ (?P<why>.*)",
+        r"^(?:\d+ )?(?P<why>.*)",
         "manifest-refused",
         "the API server would not do it: {why}",
         "Mend what it names.",
         Fault.HOLDFAST,
     ),
 )
+
+REFUSALS = (ADMISSION[0], *_REFUSED)
+"""Whatever may be said to an object that was sent."""
 
 ROWS: Mapping[type[ClusterError], tuple[Reason, ...]] = {
     Unconfigured: _UNCONFIGURED,

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.folder import RunFolder
 from holdfast.guard.keys import Keys
 from holdfast.guard.tls import make_identity
+from holdfast.launch.kubernetes.access import judged_alone
 from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
 from holdfast.launch.kubernetes.manifest import plain
 from holdfast.launch.kubernetes.names import RUN_LABEL
@@ -63,7 +64,7 @@ async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mappin
     rendering = render(asked)
     before, owner = [plain(each) for each in rendering.before], plain(rendering.owner)
     owned = [_filled(plain(each), values) for each in rendering.owned]
-    for each in owned:  # whatever would be refused is refused before anything is there
+    for each in filter(judged_alone, owned):  # whatever would be refused is refused before anything is there
         await cluster.make(folder_of(each), each, dryRun="All")
     made: list[str] = []
     try:

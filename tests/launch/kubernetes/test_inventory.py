@@ -1,0 +1,176 @@
+"""What `check --on` finds on the lab: a place that has all, places that lack something, users who may do little."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.cases import Case, submission
+from tests.launch.kubernetes.test_pending import QUEUE, WEBHOOK
+
+from holdfast.findings import Finding, Severity
+from holdfast.launch.kubernetes.check import check, needed
+from holdfast.launch.kubernetes.inventory import inventory
+from holdfast.launch.kubernetes.render import render
+from lab import Lab
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 60.0
+SMALL: Mapping[str, Any] = {"resources": {}, "gpus_per_node": 0}
+CLAIM = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: checkpoints, namespace: NAME}
+spec: {accessModes: [MODE], storageClassName: lab, resources: {requests: {storage: 1Gi}}}
+"""
+OPERATOR = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: jobset-controller-manager, namespace: NAME}
+spec:
+  selector: {matchLabels: {a: b}}
+  template: {metadata: {labels: {a: b}}, spec: {containers: [{name: a, image: missing.example/operator}]}}
+"""
+DOWN = WEBHOOK.replace("WHO", "gone").replace("WHERE", '{url: "https://127.0.0.1:9/gone"}').replace("pods", "services")
+
+PLACES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "": (QUEUE.replace("QUOTA", "8") + "---" + CLAIM.replace("MODE", "ReadWriteMany"), {}),
+    "queue-missing": ("", {"queue": "train"}),
+    "queue-closed": (QUEUE.replace("QUOTA", "8").replace("STOP", "Hold"), {"queue": "train"}),
+    "claim-missing": ("", {"volume": {"claim": "checkpoints"}}),
+    "claim-not-shared": (CLAIM.replace("MODE", "ReadWriteOnce"), {"volume": {"claim": "checkpoints"}}),
+    "storage-class-missing": ("", {"volume": {"claim": "made", "size": "1GiB", "storage_class": "none"}}),
+    "name-missing": ("", {"image_pull_secrets": ["registry"], "priority_class": "none"}),
+    "no-machines": ("", {"node_selector": {"for": "nobody"}}),
+    "device-missing": ("", {"gpu_resource": "amd.com/gpu"}),
+    "webhook-down": (DOWN, {}),
+    "operator-down": (OPERATOR, {}),
+    "namespace-ending": ("", {}),
+}
+"""By the code of what a place lacks, or none where it lacks nothing: what is there, and the profile."""
+
+
+@pytest.fixture
+def place(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Mapping[str, Any]]:
+    """Makes a place in the test's namespace, and gives its profile."""
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+
+    def make(lacking: str) -> Mapping[str, Any]:
+        there, profile = PLACES[lacking]
+        document = there.replace("NAME", namespace).replace("STOP", "None").replace("ORDER", "BestEffortFIFO")
+        if document:
+            lab.kubectl("create", "-f", "-", input=document)
+        plain = {} if lacking == "" else {"queue": None, "volume": None}
+        return {**plain, **profile, "namespace": namespace}
+
+    return make
+
+
+def found(place: Mapping[str, Any], job: Mapping[str, Any] = SMALL) -> dict[str, Finding]:
+    asked = submission(Case(job={**job, "secrets": {}}, place=place))
+    return {each.code: each for each in check(asked, inventory(asked)) if each.severity is Severity.ERROR}
+
+
+def until(place: Mapping[str, Any], codes: set[str], job: Mapping[str, Any] = SMALL) -> dict[str, Finding]:
+    """What is found, once these are: controllers take a moment to say how things are."""
+    deadline = time.monotonic() + WITHIN_S
+    while set(findings := found(place, job)) != codes and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert set(findings) == codes
+    return findings
+
+
+@pytest.mark.parametrize("lacking", PLACES)
+def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: str) -> None:
+    there = place(lacking)
+    job = {"gpus_per_node": 1, "resources": {}} if lacking == "device-missing" else SMALL
+    try:
+        if lacking == "namespace-ending":
+            kept = {"name": "kept", "namespace": namespace, "finalizers": ["holdfast.test/keep"]}
+            document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept}
+            lab.kubectl("create", "-f", "-", input=json.dumps(document))
+            lab.kubectl("delete", "namespace", namespace, "--wait=false")
+        findings = until(there, {lacking} - {""}, job)
+        assert all(each.remedy for each in findings.values())
+    finally:
+        if lacking == "namespace-ending":
+            lab.kubectl("patch", "configmap", "kept", "-n", namespace, "-p", '{"metadata":{"finalizers":null}}')
+        lab.kubectl("delete", "deployment", "--all", "-n", namespace)
+        for kind in ("validatingwebhookconfiguration", "clusterqueue", "resourceflavor"):
+            lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
+
+
+def test_namespace_that_is_not_there(place) -> None:
+    assert set(found({**place("name-missing"), "namespace": "nowhere", "queue": None})) >= {"namespace-missing"}
+
+
+def rules(place: Mapping[str, Any], besides: str = "") -> Sequence[Mapping[str, Any]]:
+    """What a user needs to start runs, but for one thing, and what its controllers need, which it has to have too."""
+    asked = submission(Case(job={**SMALL, "secrets": {}}, place=place))
+    (role,) = [each for each in render(asked).objects if each["kind"] == "Role"]
+    own = [
+        {
+            "apiGroups": [right.group],
+            "resources": [f"{right.resource}/{right.subresource}".rstrip("/")],
+            "verbs": [right.verb],
+        }
+        for right in needed(asked)
+        if str(right) != besides
+    ]
+    return [*own, *role["rules"]]
+
+
+def user(lab: Lab, namespace: str, name: str, rules: Sequence[Mapping[str, Any]], kubeconfig: Path) -> None:
+    """Write the kubeconfig of one who may do this, in the namespace, and nothing else."""
+    about = {"name": name, "namespace": namespace}
+    group = "rbac.authorization.k8s.io"
+    things = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": about, "rules": rules},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": about,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", **about}],
+        },
+    ]
+    lab.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, things)))
+    document = json.loads(lab.kubeconfig.read_text())
+    document["users"][0]["user"] = {"token": lab.kubectl("create", "token", name, "-n", namespace).strip()}
+    kubeconfig.write_text(json.dumps(document))
+
+
+def test_user_who_may_do_just_what_is_needed_can_run_and_with_less_cannot(
+    lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"namespace": namespace, "queue": None, "volume": None}
+    for name, besides, codes in (
+        ("ann", "", set[str]()),
+        ("ben", "create secrets", {"not-permitted"}),
+        ("cem", "create pods/exec", {"not-permitted"}),
+    ):
+        kubeconfig = tmp_path / name
+        user(lab, namespace, name, rules(there, besides), kubeconfig)
+        with monkeypatch.context() as patch:
+            patch.setenv("KUBECONFIG", str(kubeconfig))
+            findings = until(there, codes)
+        for finding in findings.values():
+            assert finding.evidence == (besides,)
+
+
+def test_user_who_may_not_do_what_a_controller_may_is_told(
+    lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"namespace": namespace, "queue": None, "volume": None}
+    own = [rule for rule in rules(there) if "delete" not in rule["verbs"] or rule["resources"] != ["pods"]]
+    user(lab, namespace, "dan", own, tmp_path / "dan")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "dan"))
+    finding = until(there, {"not-permitted"})["not-permitted"]
+    assert "controller" in finding.what
+    assert "pods" in finding.what
