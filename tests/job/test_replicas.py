@@ -59,3 +59,9 @@ def test_job_of_one_replica_may_be_one_of_somebody_elses() -> None:
 def test_step_deadline_may_be_left_to_the_steps() -> None:
     assert job("recovery: {step_deadline_s: auto}").recovery.step_deadline_s == "auto"
     assert job("recovery: {step_deadline_s: 5}").recovery.step_deadline_s == 5
+
+
+def test_replicas_that_meet_now_and_then_are_several() -> None:
+    sync = "sync: {method: diloco, every: 4}"
+    assert job(f"nodes: 2\nrecovery: {{replicas: 2, {sync}}}").recovery.sync is not None
+    assert codes(f"nodes: 2\nrecovery: {{{sync}}}") == ["bad-replicas"]

@@ -2,7 +2,8 @@
 
 Its Session keeps the replicas in step through TorchFT. It goes on until a while after the file OUT/enough was made; at
 the end each replica's weights are in OUT/REPLICA.end. When each commit of an attempt was made is in
-OUT/REPLICA.ATTEMPT.commits. With SLOW_S it takes so many seconds to save a checkpoint, and again to end.
+OUT/REPLICA.ATTEMPT.commits, with a digest of the weights. With SLOW_S it takes so many seconds to save a checkpoint,
+and again to end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,8 @@ REPLICA, ATTEMPT = os.environ["HOLDFAST_REPLICA"], os.environ["HOLDFAST_ATTEMPT"
 SLOW_S = float(os.environ.get("SLOW_S", "0"))
 COUNT = int(os.environ["HOLDFAST_REPLICA_COUNT"])
 MORE = 20
-"""Steps that are done after it is enough, so that every replica knows the last before it is there."""
+"""So many steps are done at least after it is enough, so that every replica knows the last before it is there; that one
+is a multiple of it."""
 
 
 def is_last(step: int) -> bool:
@@ -32,10 +35,14 @@ def is_last(step: int) -> bool:
     last = OUT / "last"
     if (OUT / "enough").exists() and not last.exists():
         mine = OUT / f"last-{REPLICA}"
-        mine.write_text(str(step + MORE))
+        mine.write_text(str((step // MORE + 2) * MORE))
         with suppress(FileExistsError):
             os.link(mine, last)
     return last.exists() and step >= int(last.read_text())
+
+
+def digest(model: torch.nn.Module) -> int:
+    return zlib.crc32(b"".join(each.detach().numpy().tobytes() for each in model.parameters()))
 
 
 def slowly(write: Callable[..., object]) -> Callable[..., object]:
@@ -64,7 +71,7 @@ def main() -> None:
             optimizer.zero_grad()
             session.commit(loss=loss)
             if session.step == step:
-                commits.write(f"{step} {time.time()!r}\n")
+                commits.write(f"{step} {time.time()!r} {digest(model)}\n")
                 if is_last(step):
                     break
     time.sleep(SLOW_S)

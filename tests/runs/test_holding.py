@@ -25,6 +25,9 @@ from holdfast.host.processes import all_pids
 
 pytestmark = pytest.mark.slow
 
+EVERY = 5
+"""Steps from one meeting of replicas to the next; the program's last step is a multiple of it."""
+
 HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
 
 
@@ -67,6 +70,12 @@ def attempts(watched: Watched) -> list[tuple[int, int]]:
 def commits(runs: Runs, replica: int) -> list[int]:
     """The steps that a replica's first attempt committed, as it noted them."""
     return [int(line.split()[0]) for line in (runs.base / f"{replica}.0.commits").read_text().splitlines()]
+
+
+def weights(runs: Runs, replica: int, attempt: int) -> dict[int, str]:
+    """A digest of them after each step that an attempt committed."""
+    lines = (runs.base / f"{replica}.{attempt}.commits").read_text().splitlines()
+    return {int(step): digest for step, _, digest in map(str.split, lines)}
 
 
 def processes_with(words: bytes, folder: Path) -> list[int]:
@@ -153,3 +162,20 @@ def test_replicas_that_are_too_few_wait_and_go_on(runs: Runs) -> None:
     at_work(watched, 1, 1)
     end_alike(runs, watched, 2)
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("method", ["local_sgd", "diloco"])
+def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_between_comes_back(
+    runs: Runs, method: str
+) -> None:
+    watched = hold(runs, 2, f"recovery.sync={{method: {method}, every: {EVERY}}}")
+    watched.drill(DrillTarget.RANK, 1, DrillAction.KILL, at_step=3 * EVERY + 2)
+    at_work(watched, 1, 1)
+    end_alike(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+    survivor, lost, back = (weights(runs, *attempt) for attempt in ((0, 0), (1, 0), (1, 1)))
+    for other in (lost, back):
+        shared = survivor.keys() & other.keys()
+        met = {step for step in shared if step % EVERY == 0}
+        assert met
+        assert {step for step in shared if survivor[step] == other[step]} == met

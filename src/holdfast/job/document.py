@@ -34,7 +34,6 @@ NOT_YET: Mapping[str, str] = {
     "priority": "which job goes first",
     "checks": "which checks run before the start",
     "fabric.on_fallback": "what to do when the fabric is not the one asked for",
-    "recovery.sync": "how replicas are kept in step",
     "recovery.quarantine": "keeping bad nodes out",
 }
 """Fields that the schema has reserved, and what they will do; refused, so that no job relies on them in vain."""

@@ -198,6 +198,11 @@ def replicas_that_cannot_be(job: Job) -> Iterator[Finding]:
         what = f"at least {least} replicas are to be at work, and there are {replicas}"
         yield _error("bad-replicas", "recovery.min_replicas", what, f"Write {replicas} at most.")
     if replicas == 1:
+        if job.recovery.sync is not None:
+            what = "replicas are to meet now and then, and there is one"
+            yield _error(
+                "bad-replicas", "recovery.sync", what, "Write `recovery.replicas: 2` or more, or leave it out."
+            )
         return
     if nodes.elastic:
         what = f"a range of nodes, {nodes.min} to {nodes.max}, cannot be divided into replicas yet"

@@ -335,6 +335,16 @@ class Logs(Model):
     """
 
 
+class Sync(Model):
+    """How replicas are kept together that step alone, as TorchFT's LocalSGD and DiLoCo do."""
+
+    method: Literal["local_sgd", "diloco"]
+    """`local_sgd`: their parameters become the mean of all. `diloco`: the mean of what they have changed is a gradient
+    for an outer optimiser."""
+    every: Count = Field(ge=1)
+    """Steps from one meeting to the next."""
+
+
 class Recovery(Model):
     """What happens when something dies."""
 
@@ -355,6 +365,11 @@ class Recovery(Model):
 
     `auto` is as many as nodes fail in a day, in 99 of 100 days, by the rate of a published fleet: 1 for 2 nodes or for
     8, 13 for 1,000.
+    """
+    sync: Sync | None = None
+    """With several replicas, such as `{method: diloco, every: 100}`: each steps alone and they meet now and then.
+
+    None means that all take every step together. It is done by a `holdfast.train` Session.
     """
     step_deadline_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
     """A rank that passes no step for this many seconds is treated as hung; none means never.

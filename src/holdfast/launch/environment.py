@@ -121,7 +121,9 @@ _QUORUM_DEFAULTS = {
 
 def _among_replicas(job: Job, attempt: Attempt) -> dict[str, str]:
     """What tells one of several replicas from the others, in our words and in TorchFT's."""
-    return {
+    sync = job.recovery.sync
+    together = {"HOLDFAST_SYNC": f"{sync.method}/{sync.every}"} if sync else {}
+    return together | {
         "HOLDFAST_MIN_REPLICAS": str(job.recovery.min_replicas),
         "TORCHFT_LIGHTHOUSE": attempt.lighthouse,
         "REPLICA_GROUP_ID": str(attempt.replica),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,24 @@ from holdfast.errors import ExitCode, failure
 from holdfast.train.tenure import Writer
 
 Number = TypeVar("Number", int, float)
+
+
+class Method(StrEnum):
+    """What replicas that step alone do when they meet."""
+
+    LOCAL_SGD = "local_sgd"
+    """Their parameters become the mean of all."""
+    DILOCO = "diloco"
+    """What they have changed since they met, in the mean, is a gradient for an outer optimiser."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sync:
+    """How replicas that do not take every step together are kept together."""
+
+    method: Method
+    every: int
+    """Steps from one meeting to the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +69,8 @@ class Environment:
     """`HOLDFAST_REPLICA_COUNT`: with more than one, each step goes on without those that are lost."""
     min_replicas: int = 1
     """`HOLDFAST_MIN_REPLICAS`: with fewer of them there is no step."""
+    sync: Sync | None = None
+    """`HOLDFAST_SYNC`, such as `local_sgd/16`: replicas step alone, and meet each time that many steps are done."""
     lighthouse: str = ""
     """`TORCHFT_LIGHTHOUSE`: address of the quorum service, where there are several replicas."""
     address: str = ""
@@ -101,6 +122,7 @@ class Environment:
             replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
             replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
             min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
+            sync=_sync(variables.get("HOLDFAST_SYNC", "")),
             lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
             address=variables.get("MASTER_ADDR", ""),
             attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
@@ -119,6 +141,22 @@ class Environment:
             checkpoint_keep_every=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY", int, at_least=1),
             split_after_step=_number(variables, "HOLDFAST_SPLIT_AFTER_STEP", int, at_least=1),
         )
+
+
+def _sync(value: str) -> Sync | None:
+    if not value:
+        return None
+    method, _, every = value.partition("/")
+    if method in list(Method) and every.isdecimal() and int(every) > 0:
+        return Sync(method=Method(method), every=int(every))
+    raise failure(
+        "environment-not-a-sync",
+        f"HOLDFAST_SYNC must be one of {', '.join(Method)} and a number of steps",
+        exit_code=ExitCode.USAGE,
+        where="HOLDFAST_SYNC",
+        evidence=(f"HOLDFAST_SYNC={value}",),
+        remedy="set it to such as `local_sgd/16`, or unset it",
+    )
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:

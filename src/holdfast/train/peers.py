@@ -1,4 +1,4 @@
-"""Owns TorchFT as the session uses it, and what has to be mended of it; nothing else knows it.
+"""Owns TorchFT as the session uses it, and what has to be mended of it; only merging.py knows it too.
 
 Its manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
 committed, and lets a replica that is behind take what the others have from their memory. Refuses to own what that is,
@@ -115,7 +115,7 @@ class Peers:
                 remedy="see whether it runs, and whether this node reaches it",
                 fault=Fault.CLUSTER,
             ) from error
-        self._manager.news = news
+        self._manager.news, self._manager.peers = news, self
         self._manager.waiting = _waiting(told)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Rings when something that was sent has arrived, or cannot."""
@@ -187,6 +187,11 @@ class Peers:
         self._travelling = []
         return self._sound
 
+    @property
+    def manager(self) -> Any:
+        """TorchFT's, for what else of it is used (merging.py)."""
+        return self._manager
+
     def _listen(self) -> None:
         """Wait until something has arrived or a replica of this step is said to be lost."""
         link = self._news.fileno()
@@ -227,6 +232,26 @@ class _Manager(Manager):
             super().wait_quorum()
             self.news.turn(Doing.STEPS)
         super().wait_quorum()
+
+    peers: Peers
+
+    def allreduce(self, tensor: torch.Tensor, *_: Any, **__: Any) -> _Mean:
+        """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
+        self.peers.send(tensor)
+        return _Mean(self.peers, tensor)
+
+
+class _Mean:
+    """A tensor that is on its way to become the mean over the replicas."""
+
+    def __init__(self, peers: Peers, tensor: torch.Tensor) -> None:
+        self._peers = peers
+        self._tensor = tensor
+
+    def wait(self, *_: Any) -> bool:
+        if self._peers.arrived():
+            self._tensor.div_(self._peers.count)
+        return True
 
 
 class _Parting:

@@ -61,8 +61,11 @@ class Replicas(Protocol):
         """Say whether the backward pass that follows is the step's last: gradients are exchanged in that one."""
         ...
 
-    def settle(self) -> bool:
-        """Whether the step that was ended counts; where it doesn't, everything is as it was before it."""
+    def settle(self, after: Standing) -> Standing | None:
+        """Where training stands now that the step was ended: `after` it, or where others stand.
+
+        None where it doesn't count: then everything is as it was before it.
+        """
         ...
 
 
@@ -83,12 +86,12 @@ class Alone:
         if isinstance(self._model, DistributedDataParallel):
             self._model.require_backward_grad_sync = last
 
-    def settle(self) -> bool:
-        return True
+    def settle(self, after: Standing) -> Standing | None:
+        return after
 
 
-class Several:
-    """One replica of several, of which each may be lost and come back."""
+class Joined:
+    """One replica of several, of which each may be lost and come back: what it gives them, and takes from them."""
 
     def __init__(
         self, told: Environment, training: Training, liaison: Liaison, *, resume: Callable[[], Standing]
@@ -105,10 +108,6 @@ class Several:
         self._looked = False
         """Whether this replica, or the one it took its state from, has looked for a checkpoint."""
         self._peers = Peers(told, liaison.ranks, liaison, nccl=_nccl(training), give=self._give, take=self._take)
-        self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
-        self._held = _Held(training.optimizer, self._peers.agree, training.beside)
-        self._buffers = _Buffers(training.model)
-        self._random = rng.capture()
         self._inner = liaison.ranks.world_size > 1
         """Whether DDP has something to exchange inside this replica."""
         self._wrapped(exchanging=self._inner)
@@ -125,7 +124,8 @@ class Several:
     def metrics(self) -> dict[str, float]:
         return {"replicas": self.count}
 
-    def begin(self, standing: Standing) -> Standing:
+    def _meet(self, standing: Standing) -> None:
+        """Meet the others, and stand where they do."""
         self._standing = standing
         self._gather()
         if not self._looked:
@@ -133,23 +133,6 @@ class Several:
             self._standing = self._resume()
             self._looked = True
             self._gather()
-        self._random = rng.capture()
-        self._buffers.keep()
-        self._held.begin()
-        self._averaging.armed = True
-        return self._standing
-
-    def expect(self, *, last: bool) -> None:
-        self._averaging.armed = last
-        self._wrapped(exchanging=last and self._inner)
-
-    def settle(self) -> bool:
-        if (beside := self._held.end()) is None:
-            return True
-        self._training.take_beside(beside)
-        self._buffers.restore()
-        rng.restore(self._random)
-        return False
 
     def _gather(self) -> None:
         # One that has not looked is behind all that have, those before their first step included.
@@ -176,6 +159,39 @@ class Several:
         if self._training.scheduler and stood is not None:
             self._training.scheduler.load_state_dict(stood)
         self._standing, self._looked = Standing(*state["standing"]), state["looked"]
+
+
+class Several(Joined):
+    """One replica of several that take every step together."""
+
+    def __init__(
+        self, told: Environment, training: Training, liaison: Liaison, *, resume: Callable[[], Standing]
+    ) -> None:
+        super().__init__(told, training, liaison, resume=resume)
+        self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
+        self._held = _Held(training.optimizer, self._peers.agree, training.beside)
+        self._buffers = _Buffers(training.model)
+        self._random = rng.capture()
+
+    def begin(self, standing: Standing) -> Standing:
+        self._meet(standing)
+        self._random = rng.capture()
+        self._buffers.keep()
+        self._held.begin()
+        self._averaging.armed = True
+        return self._standing
+
+    def expect(self, *, last: bool) -> None:
+        self._averaging.armed = last
+        self._wrapped(exchanging=last and self._inner)
+
+    def settle(self, after: Standing) -> Standing | None:
+        if (beside := self._held.end()) is None:
+            return after
+        self._training.take_beside(beside)
+        self._buffers.restore()
+        rng.restore(self._random)
+        return None
 
 
 class _Held:

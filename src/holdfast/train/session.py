@@ -20,6 +20,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.measure.flops import PerToken
+from holdfast.train.apart import Apart
 from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved
@@ -106,7 +107,8 @@ class Session:
             self._liaison.hands_over = True
         self._replicas: Replicas = Alone(model)
         if told.replica_count > 1:
-            self._replicas = Several(told, training, self._liaison, resume=self._resume)
+            joined = Several if told.sync is None else Apart
+            self._replicas = joined(told, training, self._liaison, resume=self._resume)
         else:
             self._resume()
         self._batch_ranks = told.batch_world_size
@@ -195,12 +197,13 @@ class Session:
         tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         samples, self.global_batch = self.global_batch, 0
-        if not self._replicas.settle():
+        settled = self._replicas.settle(
+            Standing(self.step + 1, None if self._samples is None else self._samples + samples)
+        )
+        if settled is None:
             self._in_vain = True
             return
-        self.step += 1
-        if self._samples is not None:
-            self._samples += samples
+        self.step, self._samples = settled
         if self._taken_by:
             self._tell_of_another_world()
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **self._replicas.metrics, **metrics}

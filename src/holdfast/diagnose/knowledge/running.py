@@ -386,6 +386,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Unset it, or mend it.",
     ),
     (
+        "environment-not-a-sync",
+        "HOLDFAST_SYNC, which says how replicas meet now and then, is no method with a number of steps.",
+        "`printenv`.",
+        "Unset it, and write `recovery.sync` in the job.",
+    ),
+    (
         "global-batch-changed",
         "A step takes another number of samples than before the restart.",
         "Batch and world size then and now.",
