@@ -235,7 +235,9 @@ class _Manager(Manager):
 
     peers: Peers
 
-    def allreduce(self, tensor: torch.Tensor, *_: Any, **__: Any) -> _Mean:
+    def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
+        self, tensor: torch.Tensor, *_: Any, **__: Any
+    ) -> _Mean:
         """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
         self.peers.send(tensor)
         return _Mean(self.peers, tensor)
