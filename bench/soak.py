@@ -114,20 +114,20 @@ class Fault:
     amount: float | None
 
     def __str__(self) -> str:
-        which = "" if self.row.target is _CONTROLLER else f" {self.index}"
+        which = f" {self.index}" if self.row.target.numbered else ""
         lasting = f" for {self.for_s:.1f} s" if self.for_s is not None else ""
         amount = f" by {self.amount:.0f}" if self.amount is not None else ""
         return f"{self.row.action} {self.row.target}{which}{lasting}{amount}"
 
 
-def draw(seed: int, number: int, rows: Sequence[Row], every_s: float) -> Fault:
+def draw(seed: int, number: int, rows: Sequence[Row], every_s: float, nodes: int = NODES) -> Fault:
     """The fault of that number: the same for the same seed, whatever came before."""
     chance = random.Random(f"{seed}/{number}")
     (row,) = chance.choices(rows, [row.weight for row in rows])
     return Fault(
         after_s=chance.expovariate(1 / every_s),
         row=row,
-        index=0 if row.target is _CONTROLLER else chance.randrange(NODES),
+        index=chance.randrange(nodes) if row.target.numbered else 0,
         for_s=chance.uniform(*row.for_s) if row.for_s else None,
         amount=chance.uniform(*row.amount) if row.amount else None,
     )

@@ -24,3 +24,17 @@ def test_run_under_thirty_random_faults_recovers_from_each() -> None:
     assert "30 faults in" in soak.stdout
     assert "failed recoveries 0" in soak.stdout
     assert "not exactly once 0" in soak.stdout
+
+
+@pytest.mark.slow
+def test_replicas_under_thirty_random_faults_lose_no_step_and_end_alike() -> None:
+    soak = subprocess.run(
+        [sys.executable, "-m", "bench.soakreplicas", "--faults", "30", "--seed", "3", "--every-s", "1.5"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert soak.returncode == 0, soak.stdout + soak.stderr
+    assert "30 faults in" in soak.stdout
+    assert "failed recoveries 0" in soak.stdout
