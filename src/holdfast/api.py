@@ -672,6 +672,7 @@ def _submission(
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         backend=place.backend,
+        workload=place.workload,
         profile=name,
     )
     return Submission(accepted=accepted, profile=place, names=names or Names.of(job, UNKNOWN_ID))

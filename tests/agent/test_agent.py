@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 from websockets.asyncio.server import Server, ServerConnection, serve
 
+from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentJoined,
     DrillAction,
@@ -207,7 +208,7 @@ def test_agent_long_without_a_controller_stops_its_ranks_and_leaves(tmp_path: Pa
         pid = (await here.start(0, "sleep", "600")).ranks[0].pid
         assert here.server is not None
         here.server.close()
-        assert await here.gone() == 0
+        assert await here.gone() == ExitCode.NODES_LOST
         assert identify(pid) is None
 
     play(tmp_path, scene, grace_s=0.2)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import sys
 from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
+from holdfast.errors import ExitCode
 from holdfast.host.limits import open_more_files
 
 
@@ -50,7 +52,10 @@ def main() -> None:
         record=options.controller_record,
     )
     open_more_files()
-    asyncio.run(Agent(settings).run())
+    for folder in (settings.folder, settings.sockets):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Whoever makes nodes takes one that ends well for done, and makes no other in its place.
+    sys.exit(ExitCode.OK if asyncio.run(Agent(settings).run()) else ExitCode.NODES_LOST)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,8 @@ class Agent:
         self._farewell: asyncio.Task[None] | None = None
         """What is done before leaving; from then on nothing is started."""
         self._leaving = asyncio.Event()
+        self._dismissed = False
+        """Whether its controller has said that it is not needed any more."""
         self._link = Link(
             settings.where,
             settings.token,
@@ -141,8 +143,8 @@ class Agent:
         )
         self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
 
-    async def run(self) -> None:
-        """Work until told to leave, or until there has been no controller for too long."""
+    async def run(self) -> bool:
+        """Work until told to leave, or until there has been no controller for too long; whether it was dismissed."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._told_to_leave)
@@ -163,6 +165,7 @@ class Agent:
         link.cancel()
         for pid in descendants(os.getpid()):
             send(pid, signal.SIGKILL)
+        return self._dismissed
 
     def _link_ended(self, link: asyncio.Future[None]) -> None:
         if link.cancelled():
@@ -271,6 +274,7 @@ class Agent:
             case ReplicaLost() | ReplicaBack():
                 self._tell_others(order)
             case Leave():
+                self._dismissed = True
                 self._leaving.set()
             case _:
                 log.warning("an order this agent does not know: %s", order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import holdfast
 from holdfast.events import RunCreated
-from holdfast.job.profile import LOCAL
+from holdfast.job.profile import LOCAL, Workload
 from holdfast.job.spec import Job, Model
 
 
@@ -35,6 +35,8 @@ class Accepted(Model):
     """What the fabric sets for every rank."""
     backend: str = LOCAL
     """What makes the nodes."""
+    workload: Workload = Workload.JOBSET
+    """On Kubernetes: the kind of object that the run is."""
     isolation: str = "process"
     """How local nodes are kept apart: `process` or `netns`."""
     profile: str = "local"

@@ -102,6 +102,7 @@ def submission(case: Case) -> Submission:
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         backend=KUBERNETES,
+        workload=place.workload,
         profile="cluster",
     )
     return Submission(accepted=accepted, profile=place, names=Names.of(job, UNKNOWN_ID))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import api
-from holdfast.events import AnyEvent, Outcome, RunFinished
+from holdfast.events import AnyEvent, ControllerStarted, DrillAction, DrillTarget, Outcome, RunFinished
 from holdfast.folder import RunFolder
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
@@ -20,6 +22,7 @@ from lab import Lab
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 240.0
+STEPPER = Path(__file__).parents[2] / "programs" / "stepper.py"
 
 PROFILE = """
 backend: kubernetes
@@ -51,6 +54,22 @@ class Site:
         fields = [f"{name}={value}" for name, value in {"image": "none", "nodes": 2, **job}.items()]
         return api.start(api.load(None, command=command, overrides=fields), "lab", base=self.folder)
 
+    def stepper(self, steps: int = 100_000) -> RunFolder:
+        """Start two ranks that step together."""
+        shutil.copy(STEPPER, self.folder)
+        run = self.start("python", STEPPER.name, str(steps), "0.05", checkpoint="checkpoints")
+        steps_on(run)
+        return run
+
+    def kubectl(self, *words: str) -> str:
+        return self.lab.kubectl("-n", self.namespace, *words)
+
+    def pods(self, part: str) -> dict[str, str]:
+        """Names of the pods of a part that are there to stay, by their uid."""
+        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
+        metas = [pod["metadata"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
+        return {meta["uid"]: meta["name"] for meta in metas if "deletionTimestamp" not in meta}
+
     def left(self) -> list[str]:
         """Every object in the namespace that is not always there."""
         kinds = self.lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
@@ -77,10 +96,23 @@ def until(reached: Callable[[], object], what: str) -> None:
         time.sleep(0.1)
 
 
-def reach(run: RunFolder, reached: Callable[[RunStatus], object]) -> RunStatus:
-    """What is known of a run as soon as something holds."""
-    until(lambda: reached(api.status(run)), f"{run.run}: {api.status(run)}")
-    return api.status(run)
+def reach(run: RunFolder, reached: Callable[[RunStatus], object]) -> None:
+    """Wait until something holds of a run that goes on."""
+    deadline = time.monotonic() + WITHIN_S
+    while not reached(known := api.status(run)):
+        assert time.monotonic() < deadline, known
+        assert known.finished_at is None, known
+        time.sleep(0.1)
+
+
+def steps_on(run: RunFolder, *, restarts: int = 0) -> None:
+    """Wait for steps that are committed after so many restarts."""
+    first = api.status(run).lead.step or 0
+    reach(run, lambda known: known.restarts == restarts and known.phase is Phase.RUNNING and _step(known) > first + 10)
+
+
+def _step(known: RunStatus) -> int:
+    return known.lead.step or 0
 
 
 def to_its_end(run: RunFolder) -> tuple[RunFinished, list[AnyEvent]]:
@@ -111,3 +143,48 @@ def test_cancelled_run_leaves_nothing_behind(site: Site) -> None:
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.CANCELLED
     until(lambda: not site.left(), f"left: {site.left()}")
+
+
+def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
+    run = site.stepper()
+    nodes = site.pods("node")
+    api.drill(run, target=DrillTarget.RANK, index=1, action=DrillAction.KILL)
+    steps_on(run, restarts=1)
+    assert site.pods("node") == nodes
+
+    second = next(name for name in nodes.values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--wait=false")
+    steps_on(run, restarts=2)
+    kept = {uid for uid, name in nodes.items() if name != second}
+    until(lambda: len(site.pods("node")) == 2, "two nodes")
+    assert set(site.pods("node")) & set(nodes) == kept
+
+    (controller,) = site.pods("controller").values()
+    nodes = site.pods("node")
+    site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+    until(lambda: _controllers(run) == 2, "another controller")
+    steps_on(run, restarts=2)
+    assert site.pods("node") == nodes
+    assert json.loads(site.kubectl("get", "jobset", run.run, "-o", "json"))["status"].get("restarts", 0) == 0
+
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob"])
+def test_other_kinds_of_object_run_and_recover_alike(site: Site, workload: str) -> None:
+    site.profile(workload)
+    run = site.stepper()
+    nodes = site.pods("node")
+    lost = site.kubectl("get", "pods", "-l", "holdfast/part=node", "-o", "jsonpath={.items[1].metadata.uid}")
+    site.kubectl("delete", "pod", nodes[lost], "--wait=false")
+    steps_on(run, restarts=1)
+    assert len(set(site.pods("node")) & set(nodes)) == 1
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def _controllers(run: RunFolder) -> int:
+    return sum(isinstance(event, ControllerStarted) for event in api.events(run))

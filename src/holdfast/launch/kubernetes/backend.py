@@ -10,23 +10,51 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.profile import Workload
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
 from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.lives import Lives, Pod
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.refusals import Unanswered
 
 log = logging.getLogger("holdfast.controller")
 
-NODE_LABEL = "jobset.sigs.k8s.io/job-index"
-"""Where a JobSet's pod says which node it is."""
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering:
+    """How the pods of a kind of object say which node they are."""
+
+    label: str
+    after: tuple[str, str] | None = None
+    """A label, and its value in pods that are numbered from 1: one group comes after another of one pod."""
+    own_job: bool = False
+    """Whether each node has a Job of its own, which is made again at once where it is removed."""
+
+    def node(self, labels: Mapping[str, str]) -> int | None:
+        """The node's number; None where the pod is no node's."""
+        number = labels.get(self.label)
+        if number is None:
+            return None
+        return int(number) + (self.after is not None and labels.get(self.after[0]) == self.after[1])
+
+
+NUMBERINGS: Mapping[Workload, Numbering] = {
+    Workload.JOBSET: Numbering(label="jobset.sigs.k8s.io/job-index", own_job=True),
+    Workload.TRAINJOB: Numbering(label="batch.kubernetes.io/job-completion-index"),
+    Workload.PYTORCHJOB: Numbering(
+        label="training.kubeflow.org/replica-index", after=("training.kubeflow.org/replica-type", "worker")
+    ),
+}
+"""Of each kind that has a place for agents."""
 
 PYTHON = "python"
 """The image's own."""
@@ -43,8 +71,11 @@ def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
 class KubernetesBackend:
     """Sees a run's pods come and go, and has those replaced that the controller gives up."""
 
-    def __init__(self, *, folder: RunFolder, cluster: Cluster | None = None, **_: object) -> None:
+    def __init__(
+        self, *, folder: RunFolder, cluster: Cluster | None = None, accepted: Accepted | None = None, **_: object
+    ) -> None:
         self._run = folder.run
+        self._numbering = NUMBERINGS[accepted.workload if accepted else Workload.JOBSET]
         self._cluster = cluster or Cluster()
         self._record = folder.path / "pods.json"
         self._lives = Lives(held=_read(self._record))
@@ -84,11 +115,19 @@ class KubernetesBackend:
         return None
 
     async def replace_node(self, place: NodePlace, reason: str) -> None:
-        """Have the node's pod made anew: where one is left its Job is removed, which is made again at once."""
+        """Have the node's pod made anew, at once where it has a Job of its own: that is removed, and made again.
+
+        What comes without being asked for comes after a pause, which is longer each time.
+        """
         self._change(self._lives.want(place))
-        if any(True for _ in self._lives.former(place)):
-            log.info("node%s is made anew: %s", place.node, reason)
+        if self._lives.coming(place):
+            return
+        log.info("node%s is made anew: %s", place.node, reason)
+        if self._numbering.own_job:
             await self._insist(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{place.node}")
+            return
+        for pod in tuple(self._lives.former(place)):
+            await self._insist(f"{PODS}/{pod.name}")
 
     async def cordon(self, place: NodePlace, reason: str) -> None:
         """Whether a machine is used again is the cluster's to say; the run may not change machines."""
@@ -102,7 +141,7 @@ class KubernetesBackend:
             async with asyncio.timeout(END_S):
                 await self._empty.wait()
         for pod in tuple(self._lives.pods.values()):
-            await self._insist(f"/api/v1/namespaces/{{namespace}}/pods/{pod.name}")
+            await self._insist(f"{PODS}/{pod.name}")
 
     async def _look(self) -> None:
         """Keep up with the pods, whatever becomes of the connection to the API server."""
@@ -112,7 +151,7 @@ class KubernetesBackend:
             try:
                 async for known in self._cluster.pods(selector):
                     lives = replace(self._lives, pods={}) if all_of_them else self._lives
-                    for seen in filter(None, map(as_pod, known)):
+                    for seen in filter(None, (as_pod(each, self._numbering) for each in known)):
                         lives = lives.see(seen)
                     self._looked.set()
                     self._change(lives)
@@ -144,11 +183,10 @@ class KubernetesBackend:
                 await asyncio.sleep(LOOK_AGAIN_S)
 
 
-def as_pod(said: Mapping[str, Any]) -> Pod | None:
+def as_pod(said: Mapping[str, Any], numbering: Numbering) -> Pod | None:
     """What a pod's object says of a node's life; None for one that is no node's."""
     meta, status = said["metadata"], said.get("status", {})
-    labels = meta.get("labels", {})
-    node = labels.get(NODE_LABEL)
+    node = numbering.node(meta.get("labels", {}))
     if node is None:
         return None
     phase = status.get("phase", "Pending")
@@ -156,7 +194,7 @@ def as_pod(said: Mapping[str, Any]) -> Pod | None:
     return Pod(
         uid=meta["uid"],
         name=meta["name"],
-        node=int(node),
+        node=node,
         address=status.get("podIP", ""),
         running=phase == "Running",
         over=over,

@@ -74,12 +74,19 @@ class Lives:
                 return place.generation
         return None
 
+    def coming(self, place: NodePlace) -> bool:
+        """Whether there is a pod that is the one for a place, or is to be it."""
+        return place in self.held or any(self._candidates(place))
+
     def former(self, place: NodePlace) -> Iterator[Pod]:
         """Pods of a node that are not the one that is awaited or held for a place."""
         return (pod for pod in self.pods.values() if pod.node == place.node and pod.uid in self.spent)
 
+    def _candidates(self, place: NodePlace) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.node == place.node and pod.uid not in self.spent]
+
     def _fill(self, place: NodePlace) -> tuple[Lives, tuple[NodeObservation, ...]]:
-        candidates = [pod for pod in self.pods.values() if pod.node == place.node and pod.uid not in self.spent]
+        candidates = self._candidates(place)
         for pod in candidates:
             if pod.running and pod.address:
                 wanted = {node: other for node, other in self.wanted.items() if node != place.node}
