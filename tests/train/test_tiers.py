@@ -204,6 +204,20 @@ def test_checkpoint_that_only_its_node_has_is_gone_on_from_and_what_came_after_i
     assert (restored.step, [finding.code for finding in restored.noticed]) == (1, ["checkpoint-copy-lost"])
 
 
+def test_first_checkpoint_that_never_became_whole_is_no_reason_not_to_begin(url: str, tmp_path: Path):
+    loop, depot = training(), tiers(tmp_path / "node", url)
+    saving = checkpoints(depot, loop)
+    saving.restore()
+    depot._bring = lambda whole: None  # the ranks of the other node were killed before they had theirs
+    saving.save(1)
+    (files_of(tmp_path / "node", 1) / "__0_0.distcp").unlink()
+    restored = checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()
+    assert (restored.step, [finding.code for finding in restored.noticed]) == (0, ["checkpoint-copy-lost"])
+    assert on_node(tmp_path / "node") == []
+    saved(tiers(tmp_path / "node", url, attempt=2), 1, loop=loop)
+    assert in_store(url) == ["step-00000001.2"]
+
+
 def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are_untouched(
     s3: s3fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

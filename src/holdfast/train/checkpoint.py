@@ -20,7 +20,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, seal, tensors
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
-from holdfast.train.depot import Copy, Depot, Written, failed, unreachable
+from holdfast.train.depot import Copy, Depot, Remains, Written, failed, unreachable
 from holdfast.train.handover import MEMORY, Handed, Unfit, judged, not_handed_over
 from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
@@ -172,6 +172,7 @@ class Checkpoints:
         handed, noticed = self._handed()
         if handed is not None and all(copy.step <= handed.seal.step for copy in copies):
             return self._take(handed, noticed)
+        bad: list[Finding] = []
         for copy in copies:
             sealed = copy.sealed()
             loaded = sealed if isinstance(sealed, str) else self._load(copy, sealed)
@@ -183,13 +184,15 @@ class Checkpoints:
                     sealed.step, noticed, sealed.samples, sealed.node_s, copy.where, taken_by=sealed.world_size
                 )
             noticed.append(copy.set_aside(str(loaded)))
-        if noticed:  # The model may hold what was read of them: nothing can begin with it.
+            if not isinstance(sealed, Remains):
+                bad.append(noticed[-1])
+        if bad:  # The model may hold what was read of them: nothing can begin with it.
             raise failure(
                 "no-good-checkpoint",
-                f"every checkpoint there is, {len(noticed)} in all, is damaged",
+                f"every checkpoint there is, {len(bad)} in all, is damaged",
                 exit_code=ExitCode.STORAGE,
                 where=self._depot.where,
-                evidence=tuple(line for finding in noticed for line in finding.evidence),
+                evidence=tuple(line for finding in bad for line in finding.evidence),
                 remedy="check the storage; they were set aside, so that the next start begins at step 0",
                 fault=Fault.CLUSTER,
             )

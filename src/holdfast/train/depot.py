@@ -31,6 +31,10 @@ Written = dict[str, FileSum] | Finding
 """A rank's files as they were written, or why they were not."""
 
 
+class Remains(str):
+    """Says what is left of a checkpoint that was never whole, or went with a node before the store had it."""
+
+
 class Copy(Protocol):
     """A checkpoint at one place; `damage` and `have` are a rank's own, the rest is called by all."""
 

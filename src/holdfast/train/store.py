@@ -68,6 +68,10 @@ class Store:
         """The name of what this attempt brings of a step."""
         return f"step-{step:08d}.{self._me.attempt}"
 
+    def name(self, step: int) -> str:
+        """The URL of that."""
+        return f"{self.url.rstrip('/')}/{self.folder(step)}"
+
     def take_over(self) -> None:
         """From here on nobody else seals anything; raises HoldfastError when a later attempt of this run has it."""
         holder = self._holder()
