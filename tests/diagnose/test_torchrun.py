@@ -30,6 +30,7 @@ BROKEN: dict[str, tuple[Class, str, int | None]] = {
     "disk-full-saving": (Class.STORAGE, "storage-full", 1),
     "disk-full": (Class.STORAGE, "storage-full", 1),
     "stands-still": (Class.UNKNOWN, "gloo-timeout", None),
+    "port-in-use": (Class.RENDEZVOUS, "port-in-use", None),
     "wrong-port": (Class.RENDEZVOUS, "rendezvous-timeout", None),
     "wrong-address": (Class.RENDEZVOUS, "name-resolution", None),
 }
@@ -69,6 +70,10 @@ def _right(answer: Answer, name: str) -> None:
 
 def test_every_log_is_asked_for() -> None:
     assert {path.stem for path in FOLDER.glob("*.log")} == set(BROKEN)
+
+
+def test_launchers_own_script_is_not_the_users_code() -> None:
+    assert "torchrun:" not in diagnose(Pile((FOLDER / "port-in-use.log",))).what
 
 
 def test_what_a_launcher_says_of_an_end_is_raised_nowhere() -> None:

@@ -26,7 +26,17 @@ _FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? 
 _SPIED = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
 # failed (exitcode: -9) local_rank: 1 (pid: 92)      traceback : Signal 9 (SIGKILL) received by PID 92
 _ENDED = re.compile(rb"exit ?code\b|Signal \d{1,3} \(SIG|return code = -?\d", re.IGNORECASE)
-_NOT_OWN = (b"/torch/", b"/site-packages/", b"/dist-packages/", b"/lib/python3", b"/holdfast/train/", b"<")
+_NOT_OWN = (
+    b"/torch/",
+    b"/site-packages/",
+    b"/dist-packages/",
+    b"/lib/python3",
+    b"/holdfast/train/",
+    b"/bin/torchrun",
+    b"/bin/accelerate",
+    b"/bin/deepspeed",
+    b"<",
+)
 _NAMES_NOT_OWN = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
 _TOGETHER = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
 """Where a thread waits for other ranks, or may."""

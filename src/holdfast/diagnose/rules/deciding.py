@@ -93,6 +93,10 @@ DECIDING: dict[str, Deciding] = {
         "whether the master's name resolves on every node, and to what",
         "getent hosts $MASTER_ADDR on every node, and `ss -ltnp | grep $MASTER_PORT` on the master",
     ),
+    "port-holder": Deciding(
+        "which process holds the port",
+        "ss -ltnp | grep $MASTER_PORT on the master",
+    ),
     "who-joined": Deciding(
         "which nodes have joined and which never started",
         "the logs of all nodes from the start; `kubectl get pods` or `squeue -j JOB`; WORLD_SIZE and --nnodes on each",

@@ -231,7 +231,7 @@ RULES: tuple[Rule, ...] = (
         remedy=(
             "ss -ltnp | grep PORT, end what is left over; or another --master-port (torchrun --rdzv-endpoint HOST:0 picks a free one)",
         ),
-        decides=("resolves",),
+        decides=("port-holder",),
         source="torch c10d socket.cpp",
     ),
     Rule(
