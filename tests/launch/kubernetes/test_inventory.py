@@ -122,7 +122,9 @@ def rules(place: Mapping[str, Any], besides: str = "") -> Sequence[Mapping[str, 
         for right in needed(asked)
         if str(right) != besides
     ]
-    return [*own, *role["rules"]]
+    # Of whichever run: names of runs are not known beforehand.
+    controllers = [{key: value for key, value in rule.items() if key != "resourceNames"} for rule in role["rules"]]
+    return [*own, *controllers]
 
 
 def user(lab: Lab, namespace: str, name: str, rules: Sequence[Mapping[str, Any]], kubeconfig: Path) -> None:

@@ -1,0 +1,77 @@
+"""What `status` says of a run that waits, and what `run` says of a cluster that does not take it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Cli
+
+from holdfast import api
+from holdfast.errors import ExitCode
+from lab import Lab
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 240.0
+JOB = "image: none\ncommand: [sleep, '1000']\nnodes: 2\n"
+
+
+@pytest.fixture
+def project(lab: Lab, namespace: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose profile `lab` names a queue that is not there."""
+    folder = tmp_path / "project"
+    profiles = folder / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "lab.yaml").write_text(
+        f"backend: kubernetes\nnamespace: {namespace}\nuser: {os.geteuid()}\nqueue: nowhere\n"
+    )
+    (folder / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+    return folder
+
+
+def until(seen: Any) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_run_that_waits_says_why_in_words_and_in_json(cli: Cli, project: Path, lab: Lab, namespace: str) -> None:
+    run = api.start(api.load(project / "job.yaml"), "lab", base=project)
+    try:
+        until(lambda: (waits := api.waits_for(run)) is not None and waits.code == "queue-missing")
+        assert "there is no LocalQueue nowhere" in cli("status").out
+        pending = cli("status", "-o", "json").data["pending"]
+        assert pending["code"] == "queue-missing"
+        assert pending["evidence"]
+    finally:
+        lab.kubectl("delete", "jobset", "--all", "-n", namespace, "--wait=false")
+        until(lambda: not run.alive())
+
+
+def test_cluster_that_is_not_there_is_one_finding_and_nothing_is_left(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(project / "none"))
+    for words in (("run", "job.yaml", "--on", "lab"), ("check", "--on", "lab")):
+        answer = cli(*words)
+        assert answer.code == ExitCode.NOT_FOUND
+        assert "[no-kubeconfig]" in answer.err
+        assert "Traceback" not in answer.err
+    assert api.runs() == []
+
+
+def test_check_says_what_is_lacking_and_what_it_comes_to(cli: Cli, project: Path) -> None:
+    answer = cli("check", "--on", "lab")
+    assert answer.code == ExitCode.IMPOSSIBLE
+    assert "there is no queue nowhere" in answer.out
+    document = cli("check", "--on", "lab", "-o", "json").data
+    assert document["can_run"] is False
+    assert "queue-missing" in [each["code"] for each in document["findings"]]
+    assert cli("check", "--set", "image=any", "--on", "local").code == ExitCode.OK
