@@ -162,7 +162,7 @@ def test_checkpoint_is_taken_with_the_step_in_hand_and_told(train: Train, told: 
 
 @pytest.mark.parametrize("by", ["signal", "agent"])
 def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_goes_on_exactly(
-    train: Train, told: Agent, tmp_path: Path, by: str
+    train: Train, told: Agent, tmp_path: Path, by: str, capsys: pytest.CaptureFixture[str]
 ):
     before = signal.getsignal(signal.SIGTERM)
     asking = Asking(told, 3, StopNow(reason="cancelled"))
@@ -177,7 +177,9 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_goes_on_ex
     assert sealed(tmp_path / "saved") == [3]
     assert signal.getsignal(signal.SIGTERM) == before
     begun: list[int] = []
+    capsys.readouterr()
     assert train(tmp_path / "saved", act=begun.append) == train(tmp_path / "unbroken")
+    assert capsys.readouterr().err.count("holdfast: resumed after step 3 from ") == 1
     assert begun == [4, 5, 6]
 
 

@@ -142,6 +142,11 @@ class Liaison:
         if self._auto is not None:
             self._auto.resume(node_s)
 
+    def resumed(self, step: int, where: str) -> None:
+        """Say where training goes on, once for all ranks."""
+        if self.ranks.rank == 0:
+            say(f"resumed after step {step} from {where}")
+
     def found(self, finding: Finding) -> None:
         """Say what was noticed, once for all ranks, of which every one calls this."""
         if self.ranks.rank == 0:

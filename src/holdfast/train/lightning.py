@@ -118,6 +118,7 @@ class HoldfastCallback(Callback):
         if self._shelf is not None and (why := _inexact(trainer)) is not None:
             self._liaison.found(why)
         if self._own is not None:
+            self._liaison.resumed(self._step, str(self.newest))
             _go_on(trainer, self._own)
             self._own = None
         self._liaison.begin()

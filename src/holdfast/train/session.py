@@ -22,7 +22,6 @@ from holdfast.findings import Finding, Severity
 from holdfast.measure.flops import PerToken
 from holdfast.train.apart import Apart
 from holdfast.train.batches import Batch, MicroBatch, Plan
-from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
@@ -278,11 +277,12 @@ class Session:
         self._liaison.resume(node_s)
         for finding in findings:
             self._liaison.found(finding)
-        ranks, by = self._liaison.ranks, ""
-        if self.step and taken_by != ranks.world_size:
-            self._taken_by, by = taken_by, f", which {taken_by} took; the number of ranks is {ranks.world_size} now"
-        if self.step and ranks.rank == 0:
-            say(f"resumed after step {self.step} from {where}{by}")
+        there = self._liaison.ranks.world_size
+        if self.step and taken_by != there:
+            self._taken_by = taken_by
+            where += f", which {taken_by} took; the number of ranks is {there} now"
+        if self.step:
+            self._liaison.resumed(self.step, where)
         return Standing(self.step, self._samples)
 
     def _tell_of_another_world(self) -> None:

@@ -85,6 +85,8 @@ class HoldfastCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if self._resumed is not None and self._resumed.step == state.global_step:
+            self._liaison.resumed(state.global_step, str(self.newest))
         self._say_what_holds(state.global_step, **kwargs)
         self._liaison.begin()
 
