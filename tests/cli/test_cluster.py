@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
+from tests.launch.kubernetes.test_inventory import rules, user
 
 from holdfast import api
 from holdfast.errors import ExitCode
+from holdfast.events import Outcome, RunFinished
 from lab import Lab
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,22 @@ def test_run_that_waits_says_why_in_words_and_in_json(cli: Cli, project: Path, l
     finally:
         lab.kubectl("delete", "jobset", "--all", "-n", namespace, "--wait=false")
         until(lambda: not run.alive())
+
+
+def test_user_who_may_do_just_what_check_asks_for_runs(
+    project: Path, lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = project / ".holdfast" / "profiles" / "lab.yaml"
+    profile.write_text(profile.read_text().replace("queue: nowhere\n", ""))
+    user(lab, namespace, "ann", rules({"namespace": namespace, "queue": None, "volume": None}), project / "ann")
+    monkeypatch.setenv("KUBECONFIG", str(project / "ann"))
+    run = api.start(api.load(None, command=("true",), overrides=("image=none", "nodes=2")), "lab", base=project)
+    deadline = time.monotonic() + WITHIN_S
+    for event in api.follow(run):
+        assert time.monotonic() < deadline
+        if isinstance(event, RunFinished):
+            assert event.outcome is Outcome.SUCCEEDED
+    until(lambda: not run.alive())
 
 
 def test_cluster_that_is_not_there_is_one_finding_and_nothing_is_left(
