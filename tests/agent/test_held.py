@@ -245,6 +245,22 @@ def test_program_with_nothing_to_import_beforehand_says_why(place: Place, text: 
     play(scene)
 
 
+def test_package_that_was_installed_since_is_noticed(place: Place) -> None:
+    installed = place.folder / "site-packages"
+    installed.mkdir()
+    wanted = place.wanted("program.py", PYTHONPATH=str(installed))
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        assert held.differs(wanted) == ""
+        (installed / "another-1.0.dist-info").mkdir()
+        assert held.differs(wanted) == f"packages in {installed} changed since it was held"
+        held.end()
+
+    (place.folder / "program.py").write_text("import json")
+    play(scene)
+
+
 def test_module_that_starts_threads_is_named(place: Place) -> None:
     """A fork has only the thread that forks: what an import has begun in others would be missing."""
     installed = place.folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -15,7 +15,6 @@ import secrets
 import signal
 import socket
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,6 +71,9 @@ log = logging.getLogger("holdfast.agent")
 LEAVING_GRACE_S = 30.0
 """Grace that ranks get when the agent gives up waiting for a controller."""
 
+PREPARE_S = 60.0
+"""Longest that an update waits for the imports of its code, beside ranks at work."""
+
 PARTING_S = 5.0
 """Seconds beyond the grace that killed ranks get to be gone."""
 
@@ -123,7 +125,7 @@ class Agent:
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
         self._starts: dict[int, asyncio.Task[None]] = {}
-        self._fetches: set[asyncio.Task[Path]] = set()
+        self._fetches: set[asyncio.Task[None]] = set()
         """Of code for a later start."""
         self._readying: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
@@ -288,19 +290,22 @@ class Agent:
 
     def _fetch(self, digest: str) -> None:
         """Have code before anybody runs it, beside the ranks at work."""
-        fetch = asyncio.ensure_future(self._code.get(digest))
+        fetch = asyncio.ensure_future(self._fetched(digest))
         self._fetches.add(fetch)
-        fetch.add_done_callback(partial(self._fetched, digest))
+        fetch.add_done_callback(self._fetches.discard)
 
-    def _fetched(self, digest: str, fetch: asyncio.Task[Path]) -> None:
-        self._fetches.discard(fetch)
-        if fetch.cancelled():
-            return
-        error = fetch.exception()
-        if error is not None and not isinstance(error, HoldfastError):
-            raise error
-        finding = error.findings[0] if error is not None else None
-        self._link.say(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, problem=finding))
+    async def _fetched(self, digest: str) -> None:
+        """Get code, have the programs that it makes of the ranks held, and say so."""
+        problem = None
+        try:
+            code = await self._code.get(digest)
+            async with asyncio.timeout(PREPARE_S):
+                await asyncio.gather(*(team.prepare(code) for team in self._teams.values()))
+        except HoldfastError as error:
+            problem = error.findings[0]
+        except TimeoutError:
+            log.warning("the imports of other code take more than %g s; its ranks will start cold", PREPARE_S)
+        self._link.say(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, problem=problem))
 
     def _start(self, order: StartRanks) -> None:
         if order.attempt <= self._attempts.get(order.replica, -1) or self._farewell is not None:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 import holdfast
 from holdfast.agent.program import Program
 from holdfast.host.limits import become_held, rank_oom_score
@@ -89,10 +91,18 @@ class Wanted:
         return f"{', '.join(names[:4])} changed" if names else ""
 
 
+class _Ready(msgspec.Struct):
+    """What a held program says once its imports are done; what else it says is for its log."""
+
+    packages: dict[str, int] = {}
+
+
 class Held:
     """A process that waits to become one rank, again and again."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, wanted: Wanted) -> None:
+        self._packages: dict[str, int] = {}
+        """Folders that packages are installed in, and when one was added or taken away last, before the imports."""
         self._process = process
         self._link = link
         self._wanted = wanted
@@ -119,6 +129,7 @@ class Held:
                 if not said["why"]:
                     raise Small
                 raise Cold(f"{said['why']} changes the environment or sys.path before anything large is imported")
+            held._packages = msgspec.convert(said["ready"], type=_Ready).packages
         except BaseException:
             held.end()
             raise
@@ -132,6 +143,9 @@ class Held:
         """Why a rank cannot be started as a fork of this; empty when it can."""
         if self._process.poll() is not None:
             return f"the process that had its imports done ended ({_ending(self._process.returncode)})"
+        for folder, changed_ns in self._packages.items():
+            if _changed_ns(folder) != changed_ns:
+                return f"packages in {folder} changed since it was held"
         return self._wanted.differs(wanted)
 
     async def ended(self) -> None:
@@ -240,6 +254,13 @@ class _Words:
         if expected and expected not in said:
             raise Cold("its interpreter cannot be held")
         return said
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _ending(status: int) -> str:

@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -172,6 +173,14 @@ class Team:
         if programs:
             later = asyncio.get_running_loop().call_later
             self._warming = later(delay_s, self._warmth.keep, self.replica, programs)
+
+    async def prepare(self, code: Path) -> None:
+        """Have these ranks' programs held as they are in another folder of code, which they are to run soon."""
+        warm = {process.rank: process.launch for process in self.processes if process.launch.warm}
+        programs = {slot: wanted for slot, wanted in self._programs.items() if wanted.rank in warm}
+        await self._warmth.prepare(
+            {slot: replace(wanted, cwd=code / warm[wanted.rank].cwd) for slot, wanted in programs.items()}
+        )
 
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""

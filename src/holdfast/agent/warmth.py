@@ -53,7 +53,8 @@ class Warmth:
         self._ready = ready
         self._barred = ""
         """Why nothing is held any more."""
-        self._places: dict[Slot, _Place] = {}
+        self._places: dict[tuple[Slot, Path], _Place] = {}
+        """By slot and folder: while an update is on its way a slot has two."""
         self._wanted: dict[int, Mapping[Slot, Wanted]] = {}
         self._keepers: dict[int, asyncio.Task[None]] = {}
         """One a replica."""
@@ -66,7 +67,9 @@ class Warmth:
 
         The first start of a slot has nothing to be warm with, which is not worth a word.
         """
-        place = self._places.get(slot)
+        place = self._places.get((slot, wanted.cwd))
+        if place is None and any(other == slot for other, _ in self._places):
+            place = _Place(why_not="its code lies in another folder than before")
         if place is None:
             raise Cold("it is the first start")
         try:
@@ -101,9 +104,19 @@ class Warmth:
         for place in self._places.values():
             place.leave(why)
 
+    async def prepare(self, wanted: Mapping[Slot, Wanted]) -> None:
+        """Have these programs held beside those that are: ranks are to be started as them soon."""
+        for slot, each in wanted.items():
+            if not self._barred:
+                async with self._turn:
+                    await self._hold(slot, self._places.setdefault((slot, each.cwd), _Place()), each)
+
     async def _keep(self, replica: int, wanted: Mapping[Slot, Wanted]) -> None:
         """Hold what is not held; again when one of them has died, which none does by itself."""
-        places = {slot: self._places.setdefault(slot, _Place()) for slot in wanted}
+        places = {slot: self._places.setdefault((slot, each.cwd), _Place()) for slot, each in wanted.items()}
+        for slot, cwd in list(self._places):
+            if slot in wanted and cwd != wanted[slot].cwd:
+                self._places.pop((slot, cwd)).leave("it runs other code by now")
         while self._deaths <= MOST_DEATHS:
             for slot, place in places.items():
                 async with self._turn:

@@ -92,9 +92,18 @@ def _headline(status: RunStatus, now: float) -> Text:
     age = duration(end - status.created_at) if status.created_at is not None else ""
     restarts = count(status.restarts, "restart") if status.restarts else ""
     code = f"code {short(status.code)}" if status.code else ""
-    facts = [fact for fact in (age, restarts, code) if fact]
+    facts = [fact for fact in (age, restarts, code, _warmth(status)) if fact]
     phase = (status.phase.value, _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
+
+
+def _warmth(status: RunStatus) -> str:
+    """Whether the next start of its ranks will be warm."""
+    warm = sum(len(replica.warm) for replica in status.replicas.values())
+    ranks = sum(replica.world_size for replica in status.replicas.values())
+    if not warm or status.finished_at is not None:
+        return ""
+    return "warm" if warm >= ranks else f"{warm} of {ranks} ranks warm"
 
 
 def _worlds(status: RunStatus) -> Iterator[Text]:

@@ -32,6 +32,7 @@ from holdfast.events import (
     RanksHung,
     RanksStarted,
     RanksStopped,
+    RanksWarmed,
     RecoveryDecided,
     RunCreated,
     RunFinished,
@@ -244,6 +245,11 @@ def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
     return _with_replica(status, _started(replica, lambda known: known.update(started)))
 
 
+def _ranks_warmed(status: RunStatus, event: RanksWarmed) -> RunStatus:
+    replica = _replica(status, event.replica)
+    return _with_replica(status, replace(replica, warm=replica.warm | frozenset(event.ranks)))
+
+
 def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
@@ -409,6 +415,7 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     WorldChanged: _world_changed,
     AttemptStarted: _attempt_started,
     RanksStarted: _ranks_started,
+    RanksWarmed: _ranks_warmed,
     StepCommitted: _step_committed,
     RankExited: _rank_exited,
     RankHung: _rank_hung,

@@ -84,6 +84,8 @@ class ReplicaStatus:
     world: WorldChanged | None = None
     """How its world size changed last; none while it has been whole all the time."""
     recovering: bool = False
+    warm: frozenset[int] = frozenset()
+    """Ranks whose imports are done for their next start."""
     ranks: Ranks = field(default_factory=Ranks)
     step: int | None = None
     """Last step committed; after a recovery it can be lower than before."""

@@ -31,7 +31,7 @@ class Unfit(Exception):
 def preload(kind: str, program: str, *, without: frozenset[str], least: int) -> dict[str, object]:
     """Import what the program will, unless that is less than so many modules; for the agent, how many. Raises Unfit."""
     began = time.monotonic()
-    reading = Reading(kind, program)
+    reading, packages = Reading(kind, program), installed()
     _look("site")
     for name in reading.imports():
         if name.partition(".")[0] not in without:
@@ -42,7 +42,13 @@ def preload(kind: str, program: str, *, without: frozenset[str], least: int) -> 
                 _take(name)
     if len(sys.modules) < least:
         raise Unfit("", reading.stopped)
-    return {"modules": len(sys.modules), "took_s": time.monotonic() - began}
+    return {"modules": len(sys.modules), "took_s": time.monotonic() - began, "packages": packages}
+
+
+def installed() -> dict[str, int]:
+    """The folders that packages are installed in, with the time at which one was added or taken away last."""
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+    return {folder: os.stat(folder).st_mtime_ns for folder in folders}
 
 
 def _take(name: str) -> None:
