@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import api
+from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, ControllerStarted, DrillAction, DrillTarget, Outcome, RunFinished
 from holdfast.folder import RunFolder
 from holdfast.report.logs import rank_logs
@@ -136,10 +138,13 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     assert not run.secrets.exists()
 
 
-def test_cancelled_run_leaves_nothing_behind(site: Site) -> None:
+def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
     run = site.start("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
     reach(run, lambda known: known.phase is Phase.RUNNING)
-    api.cancel(run)
+    os.kill(json.loads(run.controller.read_text())["keeper"], signal.SIGKILL)
+    until(lambda: not run.alive(), "its mirror is gone")
+    assert api.find_run(run.run).alive()
+    until(lambda: _taken(run), "its controller hears of it")
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.CANCELLED
     until(lambda: not site.left(), f"left: {site.left()}")
@@ -184,6 +189,37 @@ def test_other_kinds_of_object_run_and_recover_alike(site: Site, workload: str) 
     api.cancel(run)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
+
+
+def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:
+    run = site.stepper()
+    nodes = site.pods("node")
+    (controller,) = site.pods("controller").values()
+    machines = {pod: _machine(site, pod) for pod in nodes.values()}
+    lost = min(machines, key=lambda pod: machines[pod] == _machine(site, controller))
+    site.lab.switch(machines[lost], on=False)
+    try:
+        steps_on(run, restarts=1)
+        kept = {uid for uid, pod in nodes.items() if machines[pod] != machines[lost]}
+        assert set(site.pods("node")) & set(nodes) == kept
+    finally:
+        site.lab.switch(machines[lost], on=True)
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def _taken(run: RunFolder) -> bool:
+    """Whether a request to cancel was taken: a mirror that has just come up hands nothing on yet."""
+    try:
+        api.cancel(run)
+    except HoldfastError:
+        return False
+    return True
+
+
+def _machine(site: Site, pod: str) -> str:
+    return site.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
 
 
 def _controllers(run: RunFolder) -> int:

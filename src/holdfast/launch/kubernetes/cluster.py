@@ -230,6 +230,8 @@ def _of_execution(error: BaseException, asked: str) -> BaseException:
             return RefusedBy(answer.status_code, answer.reason_phrase, asked=asked)
         case ServerError() | OSError() | TimeoutError() | httpx.HTTPError() | httpx_ws.HTTPXWSException():
             return _unanswered(error, asked)
+        case anyio.EndOfStream() | anyio.BrokenResourceError() | anyio.ClosedResourceError():
+            return _unanswered(error, asked)  # of a connection that was cut, which httpx-ws does not expect
         case _:
             return error
 

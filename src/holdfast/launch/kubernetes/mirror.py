@@ -76,6 +76,8 @@ class Mirror:
                 if str(error) != said:
                     said = str(error)
                     log.warning("%s", said)
+            except Exception:  # the run goes on there, so whatever it is, it is followed again
+                log.exception("the run could not be followed")
             finally:
                 self._pod = None
             await asyncio.sleep(AGAIN_S)
