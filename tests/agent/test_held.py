@@ -323,3 +323,42 @@ def test_environment_that_imports_may_have_seen_must_be_the_same(
 ) -> None:
     before = place.wanted("program.py")
     assert before.differs(place.wanted("program.py", **change)) == why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os; rank = os.environ['RANK']", "it reads RANK"),
+        ("import os; rank = os.getenv('RANK', '0')", "it reads RANK"),
+        ("import os; first = 'RANK' in os.environ", "it reads RANK"),
+        (
+            "import os; copy = dict(os.environ); os.environ['NEW'] = '1'\n"
+            "every = list(os.environ.items()); home = os.environ.get('HOME')",
+            "",
+        ),
+    ],
+)
+def test_module_that_reads_what_is_not_known_yet_is_named(place: Place, text: str, why: str) -> None:
+    """A standby has its imports done before it is known whose rank it will have."""
+    installed = place.folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "curious.py").write_text(text)
+    (place.folder / "program.py").write_text("import curious, os\nprint(os.environ['RANK'])")
+    here = {"PYTHONUSERBASE": str(place.folder), "PYTHONPATH": str(installed)}
+    guess = replace(place.wanted("program.py", RANK="0", **here), unknown=frozenset({"RANK"}))
+    known = place.wanted("program.py", RANK="5", **here)
+
+    async def scene() -> None:
+        if why:
+            with pytest.raises(UnfitModule, match=why) as unfit:
+                await place.hold(guess)
+            assert unfit.value.module == "curious"
+            return
+        held = await place.hold(guess)
+        try:
+            assert held.differs(known) == ""
+            assert await place.warm(held, known) == (0, "5\n")
+        finally:
+            held.end()
+
+    play(scene)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from tests.runs.conftest import Runs
 
@@ -13,11 +16,15 @@ from holdfast.events import (
     DrillTarget,
     NodeUnavailable,
     RankExited,
+    RanksStarted,
     RecoveryDecided,
     StandbyPromoted,
     StandbyReady,
     StepCommitted,
 )
+
+WARMABLE = Path(__file__).parents[1] / "programs" / "warmable.py"
+WARM_S = 250.0
 
 
 def test_standby_takes_the_place_of_a_killed_node_and_another_is_made(runs: Runs) -> None:
@@ -58,3 +65,19 @@ def test_run_goes_on_at_full_strength_although_the_lost_node_cannot_be_had_again
     assert [event.nodes for event in watched.all(AttemptStarted)] == [(0, 1), (0, 2)]
     assert {event.node for event in watched.all(NodeUnavailable)} == {1}
     assert sorted((event.node, event.generation) for event in watched.all(AgentJoined)) == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.slow
+def test_standby_starts_with_its_imports_done_whosever_place_it_takes(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = (sys.executable, str(WARMABLE), str(out), "100000", "0.2")
+    watched = runs.start(*command, nodes=2, overrides=("recovery.standby=1",))
+    watched.until(StandbyReady, within_s=WARM_S)
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
+    started = watched.until(RanksStarted, lambda event: event.node == 2, within_s=WARM_S)
+    assert [(state.rank, state.warm) for state in started.ranks] == [(1, True)]
+    watched.until(StepCommitted, lambda event: event.attempt == 1, within_s=WARM_S)

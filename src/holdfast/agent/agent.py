@@ -312,6 +312,7 @@ class Agent:
             return
         self._attempts[order.replica] = order.attempt
         self._drills.begin_anew()
+        self._warmth.adopt(order.replica)
         team = Team(
             order,
             node=self._settings.node,
@@ -338,6 +339,7 @@ class Agent:
             start,
             node=node,
             code=self._code.get,
+            warmth=self._warmth,
             clock=self._clock,
             find=self._found,
             abandoned=self._leaving,

@@ -76,6 +76,8 @@ class Wanted:
     argv: tuple[str, ...]
     cwd: Path
     environ: Mapping[str, str]
+    unknown: frozenset[str] = frozenset()
+    """Variables whose values are a guess as yet, so that no import may read them."""
 
     @property
     def settled(self) -> dict[str, str]:
@@ -88,6 +90,7 @@ class Wanted:
             return "its command or folder is another"
         held, now = self.settled, other.settled
         names = sorted(name for name in held.keys() | now.keys() if held.get(name) != now.get(name))
+        names = [name for name in names if name not in self.unknown]
         return f"{', '.join(names[:4])} changed" if names else ""
 
 
@@ -117,6 +120,7 @@ class Held:
         """
         await _probe(program, wanted, log)
         told = {"kind": program.kind, "program": program.text, "without": sorted(without), "least": least}
+        told["unknown"] = sorted(wanted.unknown)
         process, link = _spawn(wanted.argv, wanted, log, told)
         held = cls(process, link, wanted)
         try:

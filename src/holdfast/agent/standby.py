@@ -8,14 +8,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
+from holdfast.agent.held import Wanted
 from holdfast.agent.rank import RankProcess
 from holdfast.agent.readiness import Readiness
+from holdfast.agent.warmth import STANDBY, Slot, Warmth
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.events.orders import StartRanks
 from holdfast.findings import Fault, Finding, Severity
+
+NOT_KNOWN = frozenset({"RANK", "ROLE_RANK", "GROUP_RANK", "NODE_RANK", "REPLICA_GROUP_ID"})
+"""Variables that tell whose place a node has."""
 
 
 async def get_ready(
@@ -23,6 +29,7 @@ async def get_ready(
     *,
     node: int,
     code: Callable[[str], Coroutine[None, None, Path]],
+    warmth: Warmth,
     clock: Clock,
     find: Callable[[Finding], object],
     abandoned: asyncio.Event,
@@ -36,7 +43,8 @@ async def get_ready(
     await Readiness(start, node=node, find=find, abandoned=abandoned, patient=True).wait()
     if abandoned.is_set():
         return False
-    for launch in start.launches:
+    programs: dict[Slot, Wanted] = {}
+    for slot, launch in enumerate(start.launches):
         wanted = RankProcess(launch, Path(), clock).wanted(folder, Path())
         if not wanted.cwd.is_dir():
             find(_unfit(node, f"there is no folder {wanted.cwd}", ()))
@@ -45,6 +53,9 @@ async def get_ready(
         if shutil.which(program if "/" not in program else wanted.cwd / program, path=search) is None:
             find(_unfit(node, f"there is no program `{program}`", (f"PATH={search}",)))
             return False
+        if launch.warm:
+            programs[STANDBY, slot] = replace(wanted, unknown=NOT_KNOWN)
+    await warmth.prepare(programs)
     return True
 
 

@@ -27,6 +27,9 @@ MOST_DEATHS = 3
 Slot = tuple[int, int]
 """Replica, and which of its ranks on this node."""
 
+STANDBY = -1
+"""In place of a replica, as long as a node has none."""
+
 
 @dataclass
 class _Place:
@@ -95,6 +98,11 @@ class Warmth:
             keeper.cancel()
         self._wanted[replica] = wanted
         self._keepers[replica] = asyncio.ensure_future(self._keep(replica, wanted))
+
+    def adopt(self, replica: int) -> None:
+        """What was held by a standby is this replica's from now on."""
+        for slot, cwd in [(slot, cwd) for slot, cwd in self._places if slot[0] == STANDBY]:
+            self._places[(replica, slot[1]), cwd] = self._places.pop((slot, cwd))
 
     def give_way(self, why: str) -> None:
         """End every held program for good: what only waits goes first."""

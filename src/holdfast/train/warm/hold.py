@@ -52,7 +52,9 @@ def hold(word: str) -> None:
     try:
         _site()
         without = frozenset(told["without"])
-        _say(link, ready=preload(told["kind"], told["program"], without=without, least=told["least"]))
+        unknown = frozenset(told["unknown"])
+        ready = preload(told["kind"], told["program"], without=without, unknown=unknown, least=told["least"])
+        _say(link, ready=ready)
     except Unfit as unfit:
         _say(link, unfit=unfit.module, why=unfit.why)
         os._exit(0)

@@ -1,7 +1,8 @@
 """Owns what is imported before a program starts, and when a process may not be forked for it.
 
 Imported is what reading.py finds, and what torch itself imports when it is first used. A process may not be forked once
-it has threads (a fork has only the one that forks) or an accelerator's driver open (its state does not survive a fork).
+it has threads (a fork has only the one that forks) or an accelerator's driver open (its state does not survive a fork),
+or has read a variable whose value is not known yet, as a standby's rank.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import os
 import sys
 import time
+from collections import Counter
 
 from reading import Reading
 
@@ -28,18 +30,51 @@ class Unfit(Exception):
         self.why = why
 
 
-def preload(kind: str, program: str, *, without: frozenset[str], least: int) -> dict[str, object]:
+class _Reads:
+    """Counts which variables are read; one that is read with all others, as where they are copied, is not used."""
+
+    def __init__(self, unknown: frozenset[str]) -> None:
+        self._unknown = unknown
+        self._counts: Counter[str] = Counter()
+        self._first = frozenset(os.environ)
+        """Those that are there from the beginning: one that an import sets was not there to be copied before."""
+        self._kind = type(os.environ)
+        self._read = self._kind.__getitem__
+
+    def __enter__(self) -> _Reads:
+        counts, real = self._counts, self._read
+
+        def read(self: os._Environ[str], key: str) -> str:
+            counts[key] += 1
+            return real(self, key)
+
+        self._kind.__getitem__ = read
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kind.__getitem__ = self._read
+
+    def used(self) -> str:
+        """One of those whose value is not known, if it was used."""
+        of_all = min((self._counts[name] for name in self._first.intersection(os.environ)), default=0)
+        return next((name for name in sorted(self._unknown) if self._counts[name] > of_all), "")
+
+
+def preload(
+    kind: str, program: str, *, without: frozenset[str], unknown: frozenset[str] = frozenset(), least: int
+) -> dict[str, object]:
     """Import what the program will, unless that is less than so many modules; for the agent, how many. Raises Unfit."""
     began = time.monotonic()
     reading, packages = Reading(kind, program), installed()
-    _look("site")
-    for name in reading.imports():
-        if name.partition(".")[0] not in without:
-            _take(name)
-    for package, names in LATER.items():
-        if package in sys.modules:
-            for name in names:
-                _take(name)
+    with _Reads(unknown) as reads:
+        _look("site", reads)
+        for name in reading.imports():
+            if name.partition(".")[0] not in without:
+                _take(name, reads)
+        for package, names in LATER.items():
+            if package in sys.modules:
+                for name in names:
+                    _take(name, reads)
     if len(sys.modules) < least:
         raise Unfit("", reading.stopped)
     return {"modules": len(sys.modules), "took_s": time.monotonic() - began, "packages": packages}
@@ -51,21 +86,23 @@ def installed() -> dict[str, int]:
     return {folder: os.stat(folder).st_mtime_ns for folder in folders}
 
 
-def _take(name: str) -> None:
+def _take(name: str, reads: _Reads) -> None:
     """Import a module, or its parent where it is no module but something in one; one that fails is the program's."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
         parent, _, child = name.rpartition(".")
         if parent:
-            _take(parent)
+            _take(parent, reads)
             getattr(sys.modules.get(parent), child, None)
     except Exception as error:
         sys.stderr.write(f"holdfast: import {name}: {error!r}\n")
-    _look(name.partition(".")[0])
+    _look(name.partition(".")[0], reads)
 
 
-def _look(module: str) -> None:
+def _look(module: str, reads: _Reads) -> None:
+    if used := reads.used():
+        raise Unfit(module, f"it reads {used}")
     if _threads() > 1:
         # OpenBLAS, and others with care, end their threads before a fork and start them again when they are needed.
         if (child := os.fork()) == 0:
