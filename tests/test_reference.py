@@ -15,6 +15,8 @@ SOURCE = Path(holdfast.__file__).parent
 NO_CODES = {"events", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
+    "dist-packages",
+    "site-packages",
     "holdfast-checkpoint",
     "holdfast-checkpoint-store",
     "holdfast-seal",
