@@ -18,6 +18,7 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
@@ -76,13 +77,27 @@ def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:
     return controllers_end(folder.identity)
 
 
-def _place(name: str) -> tuple[Callable[..., Backend], Callable[[Job, Mapping[str, str]], tuple[Share, ...]]]:
-    """The back end of this name, and what a node of it may use of its machine; imported when it is used."""
-    if name == KUBERNETES:
-        from holdfast.launch.kubernetes.backend import KubernetesBackend, own_machines
+class _Place(NamedTuple):
+    """What is different from one kind of place to another."""
 
-        return KubernetesBackend, own_machines
-    return LocalBackend, shares
+    backend: Callable[..., Backend]
+    shares: Callable[[Job, Mapping[str, str]], tuple[Share, ...]]
+    """What a node may use of its machine."""
+    known_as: Callable[[RunFolder, str], str]
+    """The name by which nodes reach what listens where the controller does."""
+
+
+def _place(name: str) -> _Place:
+    """The kind of place of this name; imported when it is used."""
+    if name == KUBERNETES:
+        from holdfast.launch.kubernetes.backend import KubernetesBackend, known_as, own_machines
+
+        return _Place(KubernetesBackend, own_machines, known_as)
+    return _Place(LocalBackend, shares, _as_bound)
+
+
+def _as_bound(_folder: RunFolder, host: str) -> str:
+    return host
 
 
 def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
@@ -111,13 +126,13 @@ def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
     return () if taken in told else (taken,)
 
 
-def _quorum(folder: RunFolder, job: Job, host: str) -> QuorumKeeper | None:
+def _quorum(folder: RunFolder, job: Job, host: str, known_as: str) -> QuorumKeeper | None:
     """What decides which replicas step together, where there are several."""
     recovery = job.recovery
     if recovery.replicas == 1:
         return None
     grace_s = recovery.controller_grace_s
-    return QuorumKeeper(folder.path, host=host, min_replicas=recovery.min_replicas, grace_s=grace_s)
+    return QuorumKeeper(folder.path, host=host, known_as=known_as, min_replicas=recovery.min_replicas, grace_s=grace_s)
 
 
 async def _beat(keeper: int) -> None:
@@ -153,14 +168,14 @@ async def serve(
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    made_by, shared_by = _place(accepted.backend)
-    backend = (place or made_by)(
+    kind = _place(accepted.backend)
+    backend = (place or kind.backend)(
         folder=folder,
         accepted=accepted,
         isolation=isolation,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
     )
-    share = shared_by(accepted.job, os.environ)
+    share = kind.shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = accepted.created(folder.run)
     history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
@@ -174,7 +189,7 @@ async def serve(
             return
 
     keys = Keys(folder.token.read_text().strip())
-    quorum = _quorum(folder, accepted.job, host)
+    quorum = _quorum(folder, accepted.job, host, kind.known_as(folder, host))
     keeping = asyncio.ensure_future(quorum.run()) if quorum else None
 
     def start_orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:

@@ -90,7 +90,7 @@ def test_attempt_is_known_by_its_store_where_its_name_says_nothing() -> None:
 
 def test_keeper_starts_the_service_again_at_its_port_and_tells_it_all(tmp_path: Path) -> None:
     async def check() -> None:
-        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", min_replicas=1, grace_s=60.0)
+        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", known_as="127.0.0.1", min_replicas=1, grace_s=60.0)
         keeper.tell({0: "a:1"})
         run = asyncio.ensure_future(keeper.run())
         await asyncio.wait_for(keeper.known(), 120)
@@ -115,7 +115,7 @@ def test_service_that_does_not_answer_is_replaced_at_its_port(tmp_path: Path, mo
     monkeypatch.setattr(keeping, "BEAT_S", 0.05)
 
     async def check() -> None:
-        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", min_replicas=1, grace_s=60.0)
+        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", known_as="127.0.0.1", min_replicas=1, grace_s=60.0)
         run = asyncio.ensure_future(keeper.run())
         await asyncio.wait_for(keeper.known(), 120)
         url, stopped = keeper.url, keeper.pid

@@ -37,9 +37,10 @@ def at_folder(folder: Path) -> Generator[Path]:
 class QuorumKeeper:
     """Keeps one service alive for a run, on one port for as long as it can."""
 
-    def __init__(self, folder: Path, *, host: str, min_replicas: int, grace_s: float) -> None:
+    def __init__(self, folder: Path, *, host: str, known_as: str, min_replicas: int, grace_s: float) -> None:
         self._folder = folder
         self._host = host
+        self._known_as = known_as
         self._more = (str(min_replicas), f"{grace_s:g}")
         self._record = folder / "quorum.port"
         self._port = int(self._record.read_text()) if self._record.exists() else 0
@@ -53,7 +54,7 @@ class QuorumKeeper:
 
     @property
     def url(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        return f"http://{self._known_as}:{self._port}"
 
     async def known(self) -> None:
         """Return when it is known where the service is; once it was, it is there for good."""

@@ -102,7 +102,7 @@ class Peers:
                 lighthouse_addr=told.lighthouse,
                 replica_id=str(told.replica),
                 hostname=host,
-                checkpoint_transport=_transport(),
+                checkpoint_transport=_Transport(_address_towards(host)),
                 quorum_retries=QUORUM_RETRIES,
             )
         except RuntimeError as error:
@@ -138,7 +138,12 @@ class Peers:
         Where all stand at 0, they take what one of them has. Waits until enough replicas are there. All ranks call it.
         """
         self._manager.load_state_dict({"step": standing, "batches_committed": 0})
+        said = ""
         while not self._meet():
+            why = str(self._manager.errored() or "another rank of this replica could not")
+            if why != said:
+                self._news.found(_met_in_vain(why))
+                said = why
             self._group.leave()
             self._manager.should_commit()
 
@@ -297,15 +302,42 @@ class _Nccl(_Parting, ProcessGroupNCCL):
     pass
 
 
-def _transport() -> HTTPTransport[Any]:
-    transport = HTTPTransport[Any](timeout=WAIT, num_chunks=0)
-    # Python's server would write a line for each that catches up into the rank's log.
-    cast("Any", transport)._server.RequestHandlerClass.log_message = _silent
-    return transport
+class _Transport(HTTPTransport[Any]):
+    """Gives a rank's state to one that catches up, at an address that the other can reach."""
+
+    def __init__(self, host: str) -> None:
+        self._host = f"[{host}]" if ":" in host else host
+        super().__init__(timeout=WAIT, num_chunks=0)
+        # Python's server would write a line for each that catches up into the rank's log.
+        cast("Any", self)._server.RequestHandlerClass.log_message = _silent
+
+    def address(self) -> str:
+        """TorchFT's own has the machine's name in it, which nobody else knows in a Kubernetes pod."""
+        port = cast("Any", self)._server.socket.getsockname()[1]
+        return f"http://{self._host}:{port}/checkpoint/"
 
 
 def _silent(*_: object) -> None:
     pass
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address in the network where a host is; nothing is sent."""
+    family, _, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)
+        return probe.getsockname()[0]
+
+
+def _met_in_vain(why: str) -> Finding:
+    return Finding(
+        code="replicas-not-joined",
+        severity=Severity.WARNING,
+        what="this replica could not join the others, or not take their state, and tries again",
+        evidence=(why,),
+        remedy="Nothing, if one was lost just now. Else see whether each node reaches the others at any port.",
+        fault=Fault.CLUSTER,
+    )
 
 
 def _waiting(told: Environment) -> Finding:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, ControllerStarted, DrillAction, DrillTarget, Outcome, RunFinished
+from holdfast.events import AnyEvent, ControllerStarted, DrillAction, DrillTarget, Outcome, RunFinished, StepCommitted
 from holdfast.folder import RunFolder
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
@@ -24,7 +25,8 @@ from lab import Lab
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 240.0
-STEPPER = Path(__file__).parents[2] / "programs" / "stepper.py"
+PROGRAMS = Path(__file__).parents[2] / "programs"
+STEPPER = PROGRAMS / "stepper.py"
 
 PROFILE = """
 backend: kubernetes
@@ -148,6 +150,28 @@ def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Si
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.CANCELLED
     until(lambda: not site.left(), f"left: {site.left()}")
+
+
+def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Site) -> None:
+    out = site.folder.parent / "out"
+    out.mkdir()
+    shutil.copy(PROGRAMS / "holder.py", site.folder)
+    run = site.start("python", "holder.py", "0.05", str(out), **{"recovery.replicas": 2})
+
+    def committed(replica: int, attempt: int, beyond: int = 0) -> bool:
+        steps = (event for event in api.events(run) if isinstance(event, StepCommitted))
+        return any((one.replica, one.attempt) == (replica, attempt) and one.step > beyond for one in steps)
+
+    reach(run, lambda _: committed(0, 0) and committed(1, 0))
+    api.drill(run, target=DrillTarget.RANK, index=1, action=DrillAction.KILL)
+    reach(run, lambda _: committed(1, 1))
+    reach(run, lambda known: committed(0, 0, beyond=known.replicas[1].step or 0))
+    (out / "enough").touch()
+    finished, _ = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    (step, weights), (other_step, other) = (torch.load(out / f"{replica}.end") for replica in range(2))
+    assert step == other_step
+    assert all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:

@@ -446,6 +446,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A folder that all nodes share.",
     ),
     (
+        "replicas-not-joined",
+        "A replica found the others, and could not connect to them or take the training state from one.",
+        "The evidence; whether one of them was lost at that moment; a connection from node to node at any port.",
+        "Nothing where one was lost. Else open the ports between the job's nodes, also to the ranks' own.",
+    ),
+    (
         "step-not-committed",
         "The loop body ended without exactly one session.commit.",
         "The script's loop.",

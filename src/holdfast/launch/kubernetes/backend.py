@@ -22,7 +22,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
 from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.lives import Lives, Pod
-from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
 from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.refusals import Unanswered
 
@@ -66,6 +66,11 @@ END_S = 60.0
 def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
     """Every node has a machine, or a part of one, that its agent alone sees."""
     return (Share(cpus=job.resources.cpu or job.local_world_size, python=PYTHON),) * job.nodes.max
+
+
+def known_as(folder: RunFolder, _host: str) -> str:
+    """The name by which pods reach the controller's."""
+    return Names(folder.run).controller
 
 
 class KubernetesBackend:
