@@ -157,11 +157,15 @@ class Unavailable(Exception):
     """This machine cannot carry the drill out."""
 
 
-def judged(case: Case, answer: Answer) -> bool:
-    """Whether class and culprit are those of the drill; where nothing fails, whether nothing is blamed."""
+def judged(case: Case, answer: Answer, replicas: int = 1) -> bool:
+    """Whether class and culprit are those of the drill; where nothing fails, whether nothing is blamed.
+
+    Of two replicas each is a node with a rank 0.
+    """
+    culprit = case.culprit if replicas == 1 else case.culprit.replace("rank 1", "rank 0")
     if case.klass is None:
         return answer.klass is Class.UNKNOWN and not answer.code and answer.culprit is None
-    return answer.klass is case.klass and (not case.culprit or str(answer.culprit) == case.culprit)
+    return answer.klass is case.klass and (not culprit or str(answer.culprit) == culprit)
 
 
 def diagnosed(action: DrillAction, target: DrillTarget, base: Path, replicas: int = 1) -> Answer:
@@ -333,7 +337,7 @@ def main() -> int:
         if case.peer is not None:
             with tempfile.TemporaryDirectory(prefix="drilled-") as base:
                 peer = asked_torchrun(case, Path(base)) if options.peer else "not asked"
-        right = judged(case, answer)
+        right = judged(case, answer, max(options.replicas, case.replicas))
         asked, wrong = asked + 1, wrong + (not right)
         told = f"{answer.klass}, {answer.culprit or 'nobody'}" if answer.code else "nothing failed"
         say(f"{name}: {'right' if right else 'WRONG'}: {told} ({answer.what})")

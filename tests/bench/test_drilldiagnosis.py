@@ -43,7 +43,8 @@ def test_drill_is_diagnosed_for_what_it_is(tmp_path: Path, action: DrillAction, 
         answer = diagnosed(action, target, tmp_path)
     except Unavailable as error:
         pytest.skip(str(error))
-    assert judged(CASES[action, target], answer), answer
+    case = CASES[action, target]
+    assert judged(case, answer, case.replicas), answer
 
 
 @pytest.mark.slow
@@ -52,7 +53,7 @@ def test_drill_of_one_replica_of_two_is_diagnosed_likewise(
     tmp_path: Path, action: DrillAction, target: DrillTarget
 ) -> None:
     answer = diagnosed(action, target, tmp_path, 2)
-    assert judged(CASES[action, target], answer), answer
+    assert judged(CASES[action, target], answer, 2), answer
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
         "HOLDFAST_RUN": "RUN_ID",
         "HOLDFAST_NODE": "RUN_ID/node1.0",
         "HOLDFAST_RANK_SOCKET": "RANK_SOCKET",
+        "HOLDFAST_HANDOVER": "HANDOVER",
         "HOLDFAST_CHECKPOINT_PATH": str(watched.folder.path.with_name("RUN_ID") / "checkpoints"),
     }
     assert {name: shown[name] for name in run_time} == run_time

@@ -6,10 +6,13 @@ is in it, and whether it is whole, is the ranks' affair (train/handover.py).
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from holdfast.agent.warmth import Slot
+
+log = logging.getLogger("holdfast.agent")
 
 
 class Handed:
@@ -18,10 +21,14 @@ class Handed:
     def __init__(self) -> None:
         self._pieces: dict[Slot, int] = {}
 
-    def path(self, slot: Slot) -> Path:
-        """Where the ranks of a slot find theirs, one after the other."""
+    def path(self, slot: Slot) -> Path | None:
+        """Where the ranks of a slot find theirs, one after the other; none while no file can be opened."""
         if slot not in self._pieces:
-            self._pieces[slot] = os.memfd_create("holdfast-handover", os.MFD_CLOEXEC)
+            try:
+                self._pieces[slot] = os.memfd_create("holdfast-handover", os.MFD_CLOEXEC)
+            except OSError as error:
+                log.error("no memory to hand state over in: %s", error)
+                return None
         return Path(f"/proc/{os.getpid()}/fd/{self._pieces[slot]}")
 
     def release(self, replica: int) -> None:

@@ -83,10 +83,10 @@ class RankProcess:
         )
         return {rank: next(iter(pids), self.pid) for rank, pids in found}
 
-    def wanted(self, code: Path, handover: Path) -> Wanted:
+    def wanted(self, code: Path, handover: Path | None) -> Wanted:
         """What it is to be started as, in the folder of its code; its state it may leave at `handover`."""
         ours = {"HOLDFAST_RANK_SOCKET": str(self._socket)}
-        if self.launch.ranks == 1:
+        if handover is not None and self.launch.ranks == 1:
             ours["HOLDFAST_HANDOVER"] = str(handover)
         environ = self.launch.defaults | os.environ | self.launch.env | ours
         return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ)

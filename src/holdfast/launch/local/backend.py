@@ -359,12 +359,18 @@ def render(accepted: Accepted) -> str:
     for node, share in enumerate(shares(job, os.environ)):
         plan = Plan.of(accepted, folder, _first_attempt(job, node), dict.fromkeys(job.secrets, "SECRET"))
         place = NodePlace(node=node, generation=0)
-        at_run_time = {"HOLDFAST_NODE": _mark(folder.run, place), "HOLDFAST_RANK_SOCKET": "RANK_SOCKET"}
+        mark = {"HOLDFAST_NODE": _mark(folder.run, place)}
         env, ranks = launches(plan, node, share)
         for launch in ranks:
             code = Path("CODE") if accepted.code else Path()
-            lines.extend(_section(place, launch, code, env | launch.env | at_run_time))
+            lines.extend(_section(place, launch, code, env | launch.env | mark | _from_agent(launch)))
     return "\n".join(lines)
+
+
+def _from_agent(launch: RankLaunch) -> dict[str, str]:
+    """What the agent adds (agent/rank.py)."""
+    handover = {"HOLDFAST_HANDOVER": "HANDOVER"} if launch.ranks == 1 else {}
+    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **handover}
 
 
 def _first_attempt(job: Job, node: int) -> Attempt:
