@@ -8,7 +8,7 @@ import signal
 import pytest
 from tests.runs.conftest import Runs
 
-from holdfast import api
+from holdfast import api, asking
 from holdfast.errors import HoldfastError
 from holdfast.events import CancelRequested, CheckpointCommitted, ControllerStarted, Outcome, StepCommitted
 
@@ -22,8 +22,8 @@ def test_cancel_that_a_stopped_controller_did_not_answer_is_not_obeyed_when_it(
     controller = watched.all(ControllerStarted)[-1].pid
     os.kill(controller, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr(api, "ASK_S", 0.3)
-        impatient.setattr(api, "ANSWER_S", 0.3)
+        impatient.setattr(asking, "ASK_S", 0.3)
+        impatient.setattr(asking, "ANSWER_S", 0.3)
         with pytest.raises(HoldfastError) as refused:
             api.cancel(watched.folder)
     assert refused.value.findings[0].code == "controller-silent"
