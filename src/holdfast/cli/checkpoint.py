@@ -24,9 +24,8 @@ def checkpoint(
     from holdfast import api
 
     found = api.find_run(run)
-    if output is Output.TEXT:
-        console(stderr=True).print(f"{found.run} was asked for a checkpoint; it has {within_s:g} s for it")
-    taken = api.checkpoint(found, within_s=within_s)
+    with console(stderr=True).status(f"{found.run} is asked for a checkpoint; it has {within_s:g} s for it"):
+        taken = api.checkpoint(found, within_s=within_s)
     if output is Output.JSON:
         say_json({"run": found.run, "step": taken.step, "path": taken.path, "took_s": taken.took_s})
     else:

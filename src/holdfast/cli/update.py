@@ -40,9 +40,8 @@ def update(
 
     after_s = _after_s(when)
     found = api.find_run(run)
-    if output is Output.TEXT and after_s == 0.0:
-        console(stderr=True).print(f"{found.run} is updated; its first step with the new code has {within_s:g} s")
-    updated = api.update(found, code=code, after_s=after_s, within_s=within_s)
+    with console(stderr=True).status(f"{found.run} is asked to go on with other code, within {within_s:g} s"):
+        updated = api.update(found, code=code, after_s=after_s, within_s=within_s)
     if output is Output.JSON:
         step = updated.step.step if updated.step else None
         say_json({"run": found.run, "code": updated.digest, "former": updated.former, "step": step})
