@@ -25,6 +25,7 @@ CASES = {
     "fsdp:straggler": (Part.COMMUNICATION, Part.DATA),
 }
 """What is heavy, and where rank 0 and rank 1 must see it."""
+OWN = set(Part) - {Part.COMMUNICATION}
 
 
 def told(step: Step) -> dict[Part, float]:
@@ -48,8 +49,10 @@ def test_heavy_part_of_two_ranks_shows_in_its_row_and_the_parts_add_up(agent, tm
             assert steps[0][-1].step == steps[1][-1].step, case
             for seen, part in zip(steps, expected, strict=True):
                 spent, took_s = told(seen[-1]), [step.ended - step.started for step in seen[-STEPS:]]
-                assert max(spent, key=spent.__getitem__) is part, (case, spent)
-                assert spent[part] > sum(spent.values()) / 2, (case, spent)
+                # A rank that waits for the other does so in the communication, however late a busy machine makes it.
+                own = {each: s for each, s in spent.items() if each in (part, *OWN)}
+                assert max(own, key=own.__getitem__) is part, (case, spent)
+                assert own[part] > sum(own.values()) / 2, (case, spent)
                 # The profiler starts within the first step.
                 assert 0.8 * sum(took_s[1:]) < STEPS * sum(spent.values()) < 1.2 * sum(took_s), (case, spent, took_s)
             for line in lines:

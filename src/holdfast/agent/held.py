@@ -153,9 +153,10 @@ class Held:
         return self._wanted.differs(wanted)
 
     async def ended(self) -> None:
-        """Return when it has ended, by whatever: its end of the link is closed then."""
+        """Return when it has ended, by whatever: its end of the link is closed then, a moment before it is gone."""
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_recv(self._link, 1)
+        self.end()
 
     async def fork(self, wanted: Wanted, log: int) -> int:
         """Have a fork become the rank that writes to `log`; its number, of a child of this process. Raises Cold."""
@@ -187,8 +188,9 @@ class Held:
     def end(self) -> None:
         """End it, and take in its end."""
         self._link.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
