@@ -6,11 +6,13 @@ Refuses to own reading the lines (reading.py), and which communicators of differ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from holdfast.diagnose.transport.records import Joined, ProcessRecord, Session, ThreadRecord
 from holdfast.diagnose.transport.result import COLLNET, P2P, SHM, Link
 
 _NO_NODES: Mapping[int, str] = {}
+_SENDER, _RECEIVER = attrgetter("sender"), attrgetter("receiver")
 
 
 class Placing:
@@ -37,11 +39,13 @@ class Placing:
     def _give(self, session: Session, joined: Sequence[Joined], last: dict[ThreadRecord, Joined]) -> None:
         links = session.links
         own = {link.own for link in links}
-        highest = max(max(link.sender, link.receiver) for link in links)
-        possible = [one for one in joined if own == {one.rank} and highest < one.size]
-        if session.joined in possible:
-            possible = [session.joined]
-        elif len(possible) > 1:
+        highest = max(*map(_SENDER, links), *map(_RECEIVER, links))
+        told = session.joined
+        if told is not None and own == {told.rank} and highest < told.size:
+            possible = [told]
+        else:
+            possible = [one for one in joined if own == {one.rank} and highest < one.size]
+        if len(possible) > 1:
             scores = [
                 (_agreement(links, self._nodes.get(id(one), _NO_NODES)), session.stage not in one.stages)
                 for one in possible
