@@ -172,18 +172,23 @@ def run(job: Job) -> None:
     try:
         for replica in range(job.count):
             start(replica, 0)
-        while living := [each for ranks in replicas.values() for each in ranks if each.exitcode is None]:
-            assert wait([each.sentinel for each in living], DEADLINE_S), f"stuck: {living}"
-            for (replica, life), ranks in [*replicas.items()]:
-                killed = any(each.exitcode == -signal.SIGKILL for each in ranks)
-                if killed and (replica, life + 1) not in replicas:
-                    for each in ranks:
-                        each.kill()
-                        each.join()
-                    start(replica, life + 1)
+        while True:
+            # asked once a round: of one that dies within it the next round knows, for its sentinel wakes the wait
+            codes = {each: each.exitcode for ranks in replicas.values() for each in ranks}
+            lost = [key for key, ranks in replicas.items() if any(codes[each] == -signal.SIGKILL for each in ranks)]
+            for (replica, life), ranks in replicas.items():
                 for rank, each in enumerate(ranks):
                     told = job.out / f"{replica}.{life}.{rank}.err"
-                    assert killed or each.exitcode in {None, 0}, told.read_text()
+                    assert (replica, life) in lost or codes[each] in {None, 0}, told.read_text()
+            for replica, life in (key for key in lost if (key[0], key[1] + 1) not in replicas):
+                for each in replicas[replica, life]:
+                    each.kill()
+                    each.join()
+                start(replica, life + 1)
+            living = [each for ranks in replicas.values() for each in ranks if codes.get(each) is None]
+            if not living:
+                break
+            assert wait([each.sentinel for each in living], DEADLINE_S), f"stuck: {living}"
     finally:
         for process in (lighthouse, *(each for ranks in replicas.values() for each in ranks)):
             if process.pid is not None:
