@@ -32,8 +32,9 @@ from bench.pairs import headline, say, table
 from holdfast import api, server
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
-from holdfast.control.controller import AgentLink, Controller
+from holdfast.control.controller import Controller
 from holdfast.control.crowd import GATHER_S
+from holdfast.control.links import AgentLink
 from holdfast.control.machine import Machine
 from holdfast.events import (
     AgentEvent,

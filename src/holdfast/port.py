@@ -26,7 +26,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
-from holdfast.control.controller import Controller, NotItsOwn
+from holdfast.control.controller import Controller
+from holdfast.control.links import NotItsOwn
 from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentJoined,

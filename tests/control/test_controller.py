@@ -15,7 +15,8 @@ from tests.conftest import SmallDisk, fill
 from holdfast.clock import Clock
 from holdfast.control import controller, thinning
 from holdfast.control.commands import Start
-from holdfast.control.controller import AgentLink, Controller, NotItsOwn
+from holdfast.control.controller import Controller
+from holdfast.control.links import AgentLink, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState, ReplicaPhase
 from holdfast.errors import ExitCode, failure

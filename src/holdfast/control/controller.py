@@ -13,38 +13,30 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from holdfast.clock import LOOK_S, Clock, clock_jumped
 from holdfast.control.commands import (
-    Checkpoint,
     Command,
     Cordon,
-    Fetch,
     Finish,
     Inject,
-    Look,
     Prepare,
     Record,
-    Release,
     ReplaceNode,
-    Split,
     Start,
-    Stop,
     SubmitNodes,
-    TellBack,
-    TellLost,
     Uncordon,
-    WindDown,
 )
 from holdfast.control.crowd import GATHER_S, Crowd
+from holdfast.control.dispatch import dispatch_of
+from holdfast.control.links import AgentLink, AgentPeer, Links, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
 from holdfast.control.state import NodeState, ReplicaPhase, State
@@ -70,21 +62,13 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     StepCommitted,
-    orders,
 )
 from holdfast.events.log import EventWriter, Superseded
 from holdfast.events.orders import (
-    Acknowledge,
-    AskCheckpoint,
-    AskSplit,
-    Break,
-    FetchCode,
     GetReady,
     Leave,
-    Order,
     Progress,
     StartRanks,
-    StopRanks,
 )
 from holdfast.findings import Finding, Severity
 from holdfast.folder import SUPERSEDED_STATUS
@@ -104,47 +88,11 @@ ONE_CLOCK_S = 0.001
 AHEAD_STEPS = 100_000
 """Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
 
-ACKNOWLEDGED_AT_ONCE, ACKNOWLEDGE_S = 64, 0.02
-"""Agents that are told in one go that their words are safe, a few milliseconds' work, and seconds until the next go.
-
-Nobody waits for it, and with thousands of agents it would hold up those who do: a node that joins, an order to start.
-"""
-
 HOLD_S = 1.0
 """Seconds between two tries of what the operating system had no room for."""
 
 LEAVE_S = 3.0
 """Seconds that dismissed agents get to leave by themselves before the back end removes them."""
-
-
-class NotItsOwn(ValueError):
-    """An agent spoke of what is not its own, or cannot be."""
-
-
-class AgentPeer(Protocol):
-    """The controller's end of one agent's connection."""
-
-    def send(self, order: Order) -> None:
-        """Queue an order; a closed connection is no error (the agent asks again when it returns)."""
-        ...
-
-    def close(self, reason: str) -> None:
-        """Close the connection once what is queued has gone out."""
-        ...
-
-
-@dataclass
-class AgentLink:
-    """What the controller keeps of one connected agent."""
-
-    peer: AgentPeer
-    joined: AgentJoined
-    clock_ahead_s: float
-    received: int = 0
-    """Highest sequence number taken in."""
-    acknowledged: int = 0
-    unsettled: deque[tuple[int, Callable[[], bool]]] = field(default_factory=deque[tuple[int, Callable[[], bool]]])
-    """Words that are not in the log yet, by number, and how to tell that they are; not acknowledged before."""
 
 
 class Controller:
@@ -175,7 +123,7 @@ class Controller:
         self._drill = drill
         self._attend = attend
         self._incarnation = incarnation
-        self._links: dict[int, AgentLink] = {}
+        self._links = Links()
         self._ledgers: dict[int, StepLedger] = {}
         self._thinning: defaultdict[int, Thinning] = defaultdict(Thinning)
         self._crowd = Crowd()
@@ -188,11 +136,7 @@ class Controller:
         self._state = State()
         self._began = 0.0
         self._due: asyncio.TimerHandle | None = None
-        self._owed: deque[AgentLink] = deque()
-        """Agents that may have words that are safe and have not been told so."""
-        self._owing: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self._parted = asyncio.Event()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         former, latest = None, 0.0
@@ -275,8 +219,7 @@ class Controller:
         for command in commands:
             self._carry_out(command)
         if again or any(isinstance(event, StepCommitted | CrowdEvent) for event in events):
-            self._owed = deque(self._links.values())
-            self._acknowledge_some()
+            self._links.acknowledge_all()
         if state.finished:
             self._done.set()
         if more := (*self._settled_steps(), *self._room_findings()):
@@ -285,6 +228,7 @@ class Controller:
     def _hold(self, error: OSError) -> None:
         if not self.holding:
             self.holding = True
+            self._links.withhold()
             log.error("%s", finding_of(error, "the event log cannot be written, so the run waits", self._writer.path))
             self._spawn(self._wait_for_room())
 
@@ -342,11 +286,8 @@ class Controller:
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Leave())
             return None
-        former = self._links.pop(joined.node, None)
-        if former is not None:
-            former.peer.close("the agent connected again")
         link = AgentLink(peer=peer, joined=joined, clock_ahead_s=self._lead_s(joined))
-        self._links[joined.node] = link
+        self._links.add(link)
         self.feed(msgspec.structs.replace(joined, at=self._clock()))
         return link
 
@@ -357,8 +298,9 @@ class Controller:
         """
         events: list[AnyEvent] = []
         seen = self._seen.get(link.joined.source, 0)
+        replica = self._state.nodes[link.joined.node].replica
         for message in messages:
-            self._check_own(link, message)
+            link.check_own(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
                 events.extend(self._take_progress(link, message))
             elif message.seq > seen:
@@ -375,15 +317,14 @@ class Controller:
             self._write_within(GATHER_S)
         if events or (events := self._settled_steps()):
             self._enter(events)
-        self._acknowledge(link)
+        if not self.holding:
+            link.acknowledge()
 
     def agent_left(self, link: AgentLink) -> None:
         """An agent's connection has closed."""
-        joined = link.joined
-        if self._links.get(joined.node) is not link:
+        if not self._links.remove(link):
             return
-        del self._links[joined.node]
-        self._parted.set()
+        joined = link.joined
         self.feed(
             AgentLeft(at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation)
         )
@@ -393,19 +334,6 @@ class Controller:
         exact = self._clock.lead_s(joined.clock)
         ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, ONE_CLOCK_S)
         return ahead_s if abs(ahead_s) > alike_s else 0.0
-
-    def _check_own(self, link: AgentLink, message: AgentEvent | Progress) -> None:
-        """An agent speaks for its own node, and joins once, when it connects."""
-        joined = link.joined
-        replica = self._state.nodes[joined.node].replica
-        own = (
-            message.source == joined.source
-            and getattr(message, "node", joined.node) == joined.node
-            and getattr(message, "replica", replica) == replica
-            and getattr(message, "rank", 0) < self._machine.job.world_size
-        )
-        if not own or isinstance(message, AgentJoined):
-            raise NotItsOwn(f"node{joined.node} said {message}")
 
     def _take_progress(self, link: AgentLink, progress: Progress) -> list[AnyEvent]:
         ledger = self._ledger(progress.replica)
@@ -461,29 +389,6 @@ class Controller:
             ledger = self._ledgers[index] = StepLedger(index, replica.attempt, replica.members)
         return ledger
 
-    def _acknowledge_some(self) -> None:
-        """Tell some of those who are owed it, and the others a little later."""
-        if self._owing is not None:
-            self._owing.cancel()
-        for _ in range(min(ACKNOWLEDGED_AT_ONCE, len(self._owed))):
-            self._acknowledge(self._owed.popleft())
-        later = asyncio.get_running_loop().call_later
-        self._owing = later(ACKNOWLEDGE_S, self._acknowledge_some) if self._owed else None
-
-    def _acknowledge(self, link: AgentLink) -> None:
-        """Tell an agent how far its words are safe: written, or of an attempt that is over."""
-        if self.holding:
-            return
-        while link.unsettled:
-            _, is_written = link.unsettled[0]
-            if not is_written():
-                break
-            link.unsettled.popleft()
-        safe = link.unsettled[0][0] - 1 if link.unsettled else link.received
-        if safe > link.acknowledged:
-            link.acknowledged = safe
-            link.peer.send(Acknowledge(seq=safe))
-
     # Commands
 
     def _carry_out(self, command: Command) -> None:
@@ -499,48 +404,19 @@ class Controller:
             case Start():
                 numbers = self._state.replicas[command.replica].members
                 members = tuple(self._state.nodes[number] for number in numbers)
-                self._order(command.nodes, self._start_orders(command, members))
+                self._links.send(command.nodes, self._start_orders(command, members))
             case Prepare(node=node):
                 members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])
                 start = Start(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
                 launches = self._start_orders(start, members)
-                self._order((node,), lambda node: GetReady(start=launches(node)))
-            case Stop():
-                order = StopRanks(replica=command.replica, attempt=command.attempt, grace_s=command.grace_s)
-                self._order(command.nodes, lambda _: order)
-            case WindDown(nodes=nodes, reason=reason, hand_over=hand_over):
-                self._order(nodes, lambda _: orders.WindDown(reason=reason, hand_over=hand_over))
-            case Fetch(nodes=nodes, digest=digest):
-                self._order(nodes, lambda _: FetchCode(digest=digest))
-            case Release(node=node, replica=replica):
-                self._order((node,), lambda _: orders.Release(replica=replica))
-            case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
-                self._order(nodes, lambda _: orders.Look(replica=replica, attempt=attempt, everyone=everyone))
-            case TellLost(replica=replica, attempt=attempt, nodes=nodes):
-                self._order(nodes, lambda _: orders.ReplicaLost(replica=replica, attempt=attempt))
-            case TellBack(replica=replica, attempt=attempt, nodes=nodes):
-                self._order(nodes, lambda _: orders.ReplicaBack(replica=replica, attempt=attempt))
+                self._links.send((node,), lambda node: GetReady(start=launches(node)))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
-            case Inject(drill=drill, node=int(node)):
-                order = Break(
-                    requested_at=drill.at,
-                    target=drill.target,
-                    rank=drill.index % self._machine.job.replica_world_size,
-                    action=drill.action,
-                    at_step=drill.at_step,
-                    for_s=drill.for_s,
-                    amount=drill.amount,
-                )
-                self._order((node,), lambda _: order)
-            case Checkpoint():
-                self._order(tuple(self._links), lambda _: AskCheckpoint())
-            case Split():
-                self._order(tuple(self._links), lambda _: AskSplit())
             case Finish():
                 self._spawn(self._finish())
             case _:
-                raise AssertionError(f"{command} is for the log")
+                nodes, order = dispatch_of(command, replica_world_size=self._machine.job.replica_world_size)
+                self._links.send(nodes, lambda _: order)
 
     async def _made(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
         """Have the back end make nodes; what it has no room for now is tried again until it has."""
@@ -558,12 +434,6 @@ class Controller:
                 said = finding.what
             await asyncio.sleep(HOLD_S)
 
-    def _order(self, nodes: tuple[int, ...], make: Callable[[int], Order]) -> None:
-        """Send each node its order; one that is away is told when it joins again."""
-        for node in nodes:
-            if node in self._links:
-                self._links[node].peer.send(make(node))
-
     async def _break(self, drill: DrillRequested) -> None:
         """Do what no agent can, said first: it may be this process that breaks."""
         log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
@@ -578,13 +448,10 @@ class Controller:
             self.tell(*error.findings)
 
     async def _finish(self) -> None:
-        for link in list(self._links.values()):
-            link.peer.send(Leave())
+        self._links.send(None, lambda _: Leave())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                while self._links:
-                    self._parted.clear()
-                    await self._parted.wait()
+                await self._links.emptied()
         await self._backend.cancel()
         ending = self._state.ending
         assert ending is not None, "Finish follows the decision to end"
