@@ -47,7 +47,7 @@ class AgentLink:
     unsettled: deque[tuple[int, Callable[[], bool]]] = field(default_factory=deque[tuple[int, Callable[[], bool]]])
     """Words that are not in the log yet, by number, and how to tell that they are; not acknowledged before."""
 
-    def check_own(self, message: AgentEvent | Progress, *, replica: int, world_size: int) -> None:
+    def check_own(self, message: AgentEvent | Progress, *, replica: int | None, world_size: int) -> None:
         """Raise `NotItsOwn` for a word about another node, or of joining: an agent joins once, when it connects."""
         own = (
             message.source == self.joined.source
