@@ -35,6 +35,11 @@ class Client:
         """Make an object."""
         return self._answer(self._http.post(path_of(one), json=one))
 
+    def change(self, path: str, change: dict[str, Any]) -> Any:
+        """Change an object: a JSON merge patch."""
+        kind = {"Content-Type": "application/merge-patch+json"}
+        return self._answer(self._http.patch(path, json=change, headers=kind))
+
     def close(self) -> None:
         self._http.close()
 

@@ -1,42 +1,69 @@
-"""Owns how a fresh control plane gets what the operators publish, with webhooks led to the lab's own ports."""
+"""Owns how a control plane gets what the operators publish: what is the same in every lab, and what leads to one.
+
+A lab has no services, so webhooks are led to its own ports, with its own certificate authority.
+"""
 
 from __future__ import annotations
 
 import base64
-import copy
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from holdfast.errors import ExitCode, failure
-from lab.client import Client
+from lab.client import Client, path_of
 from lab.manifests import COMPONENT
 from lab.programs import Place
 
 _AT_ONCE = 8
 _ESTABLISHED_WITHIN_S = 120
-_LOOK_S = 0.05
+_LOOK_S = 0.3
 
 # Where certificates are renewed by an operator itself: it finds these, and nothing to do.
 _CERTIFICATES = (("kueue-system", "kueue-webhook-server-cert"), ("kubeflow", "training-operator-webhook-cert"))
+_KINDS = ("Namespace", "CustomResourceDefinition")
+_WEBHOOKS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 
 
-def install(client: Client, place: Place, objects: Iterable[dict[str, Any]]) -> None:
-    """Create them all, kinds first, and return when every kind is served."""
-    ready = [_led_here(one, place) for one in objects]
-    kinds = [one for one in ready if one["kind"] in ("Namespace", "CustomResourceDefinition")]
-    others = [one for one in ready if one["kind"] not in ("Namespace", "CustomResourceDefinition")]
+def install(client: Client, objects: Iterable[dict[str, Any]]) -> None:
+    """Create all that is the same in every lab, kinds first, and return when every kind is served."""
+    same = [_unconverted(one) for one in objects if one["kind"] not in _WEBHOOKS]
+    kinds = [one for one in same if one["kind"] in _KINDS]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(client.create, kinds))
-        list(pool.map(client.create, [*others, *_secrets(place)]))
+        list(pool.map(client.create, [one for one in same if one["kind"] not in _KINDS]))
     _await_established(client, {one["metadata"]["name"] for one in kinds if one["kind"] == "CustomResourceDefinition"})
 
 
-def _led_here(one: dict[str, Any], place: Place) -> dict[str, Any]:
-    """The object with its webhooks at the lab's ports, since a lab has no services."""
-    one = copy.deepcopy(one)
-    port = place.ports.get(f"{one['metadata']['labels'][COMPONENT]}-webhook")
+def lead(client: Client, place: Place, objects: Iterable[dict[str, Any]]) -> None:
+    """Have what was installed ask this lab's own programs: webhooks, conversions, and the keys they serve with."""
+    here = list(objects)
+    webhooks = [_led(one, place) for one in here if one["kind"] in _WEBHOOKS]
+    converted = [_led(one, place) for one in here if _converts(one)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(client.create, [*webhooks, *_secrets(place)]))
+        list(pool.map(partial(_convert, client), converted))
+
+
+def _unconverted(one: dict[str, Any]) -> dict[str, Any]:
+    if not _converts(one):
+        return one
+    return one | {"spec": {key: value for key, value in one["spec"].items() if key != "conversion"}}
+
+
+def _convert(client: Client, one: dict[str, Any]) -> None:
+    client.change(f"{path_of(one)}/{one['metadata']['name']}", {"spec": {"conversion": one["spec"]["conversion"]}})
+
+
+def _converts(one: dict[str, Any]) -> bool:
+    return one.get("spec", {}).get("conversion", {}).get("strategy") == "Webhook"
+
+
+def _led(one: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The object with its webhooks at the lab's ports."""
+    port = place.ports[f"{one['metadata']['labels'][COMPONENT]}-webhook"]
     authority = base64.b64encode((place.pki / "ca.crt").read_bytes()).decode()
     for target in _targets(one):
         path = target.pop("service").get("path", "/")
@@ -47,10 +74,8 @@ def _led_here(one: dict[str, Any], place: Place) -> dict[str, Any]:
 def _targets(one: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for webhook in one.get("webhooks", ()):
         yield webhook["clientConfig"]
-    if one["kind"] == "CustomResourceDefinition":
-        conversion = one["spec"].get("conversion", {})
-        if conversion.get("strategy") == "Webhook":
-            yield conversion["webhook"]["clientConfig"]
+    if _converts(one):
+        yield one["spec"]["conversion"]["webhook"]["clientConfig"]
 
 
 def _secrets(place: Place) -> Iterator[dict[str, Any]]:

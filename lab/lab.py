@@ -26,10 +26,10 @@ import msgspec
 from holdfast.errors import ExitCode, failure
 from holdfast.host import processes
 from holdfast.launch.local import netns
-from lab import manifests, pki, ports, programs, runner, state, toolchain
+from lab import manifests, pki, ports, programs, runner, seed, state, toolchain
 from lab.cache import locked
 from lab.client import Client
-from lab.install import install
+from lab.install import lead
 from lab.kubelet.nodes import POWER, NodeSpec
 from lab.programs import Place, Program
 from lab.state import State
@@ -59,12 +59,13 @@ _END_WITHIN_S = 30.0
 _EVIDENCE_LINES = 15
 
 
-def build() -> tuple[Path, Path, Path]:
-    """The folders of the control plane's programs, of the operators', and of what these publish; built if need be."""
+def build() -> tuple[Path, Path, Path, Path]:
+    """The control plane's programs, the operators, what these publish, and etcd's seed; built if need be."""
     return (
         toolchain.program_folder(toolchain.CONTROLPLANE),
         toolchain.program_folder(toolchain.OPERATORS),
         manifests.collected(),
+        seed.seed(),
     )
 
 
@@ -156,9 +157,9 @@ class Lab:
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
             place = self._place()
             self._write_kubeconfig(place)
-            self._run(programs.etcd(place), keep=block)
-            self._run(programs.apiserver(place), keep=block)
-            install(self.client(), place, manifests.published(manifests.collected()))
+            seed.plant(place.data)
+            self._run(programs.etcd(place), programs.apiserver(place), keep=block)
+            lead(self.client(), place, manifests.published(place.published))
             rest = [make for make in programs.ALL if make not in (programs.etcd, programs.apiserver)]
             self._run(*(make(place) for make in rest), keep=block)
         finally:
@@ -207,13 +208,13 @@ class Lab:
 
     def _place(self) -> Place:
         known = self._known()
-        controlplane, operators, published = build()
+        controlplane, operators, published, _ = build()
         return Place(
             folder=self.folder,
             data=Path(known.data),
             controlplane=controlplane,
             operators=operators,
-            stages=published / "stages.yaml",
+            published=published,
             ports=known.ports,
             nodes=known.nodes,
         )

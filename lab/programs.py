@@ -28,8 +28,8 @@ class Place:
     """etcd's."""
     controlplane: Path
     operators: Path
-    stages: Path
-    """KWOK's."""
+    published: Path
+    """What the operators publish (manifests.py)."""
     ports: Mapping[str, int]
     nodes: tuple[NodeSpec, ...]
 
@@ -302,7 +302,7 @@ def kwok(place: Place) -> Program:
             place.operators / "kwok",
             f"--kubeconfig={place.kubeconfig}",
             "--manage-nodes-with-label-selector=type=kwok",
-            f"--config={place.stages}",
+            f"--config={place.published / 'stages.yaml'}",
             "--node-lease-duration-seconds=40",
             f"--server-address={place.address('kwok')}",
         ),

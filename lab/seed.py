@@ -1,0 +1,69 @@
+"""Owns what every lab begins with: etcd's files as they are once all that the operators publish is installed.
+
+Made once and kept, since the API server needs longer for it than for all else of a start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from holdfast.host import processes
+from lab import manifests, pki, ports, programs, runner, toolchain
+from lab.cache import cached
+from lab.client import Client
+from lab.install import install
+from lab.programs import Place
+
+_END_WITHIN_S = 60.0
+
+
+def seed() -> Path:
+    """The folder of etcd's files."""
+    published = manifests.collected()
+    controlplane = toolchain.program_folder(toolchain.CONTROLPLANE)
+    here = Path(__file__)
+    sources = [here.read_bytes(), here.with_name("install.py").read_bytes()]
+    ingredients = [published.name.encode(), controlplane.name.encode(), *sources]
+    return cached("seed", ingredients, lambda folder: _make(folder, controlplane, published))
+
+
+def plant(data: Path) -> None:
+    """Have etcd begin with it, in a folder that is not there yet."""
+    shutil.copytree(seed(), data, ignore=shutil.ignore_patterns("*.tmp"))
+    data.chmod(0o700)
+
+
+def _make(folder: Path, controlplane: Path, published: Path) -> None:
+    making = folder / "making"
+    making.mkdir()
+    for name in ("log", "configuration"):
+        (making / name).mkdir()
+    pki.make(making / "pki")
+    block, chosen = ports.claim()
+    place = Place(
+        folder=making,
+        data=folder,
+        controlplane=controlplane,
+        operators=making,
+        published=published,
+        ports=chosen,
+        nodes=(),
+    )
+    started = [programs.etcd(place), programs.apiserver(place)]
+    try:
+        running = [(program, runner.run(program, place, tied=True)) for program in started]
+        runner.await_ready(running, place)
+        client = Client(place.server, place.pki)
+        install(client, manifests.published(published))
+        client.close()
+        for _, process in reversed(running):  # the API server does not end while it cannot reach etcd
+            os.kill(process.pid, signal.SIGTERM)
+            processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
+    finally:
+        processes.end_all(lambda: processes.marked(processes.all_pids(), **{runner.MARK: str(making)}), within_s=10)
+        os.close(block)
+    shutil.rmtree(making)
