@@ -101,6 +101,33 @@ def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
     assert second.extra.count == 2
 
 
+class Odd(torch.nn.Module):
+    """Tensors of many types, and in orders that a file's bytes have or have not."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(6, 4, 3, 5, generator=random)
+        kinds = (torch.float64, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.int16, torch.bool)
+        odd = [drawn.to(kind) for kind in kinds]
+        odd += [drawn[0, 0, 0, 0], drawn[:0], drawn.to(memory_format=torch.channels_last), drawn.transpose(0, 1)]
+        odd += [drawn[1:3], drawn[:, 1:3]]
+        for number, tensor in enumerate(odd):
+            self.register_buffer(f"odd{number}", tensor)
+        self.weight = torch.nn.Parameter(drawn.clone().transpose(2, 3))
+
+
+def test_tensors_of_any_type_and_order_are_loaded_as_they_were(tmp_path: Path):
+    saved, loaded = (
+        Training(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) for model in (Odd(1), Odd(2))
+    )
+    checkpoints(tmp_path, saved).save(1)
+    checkpoints(tmp_path, loaded).restore()
+    for (name, was), now in zip(saved.model.state_dict().items(), loaded.model.state_dict().values(), strict=True):
+        assert (now.dtype, now.stride()) == (was.dtype, was.stride()), name
+        assert torch.equal(now.to(torch.complex64), was.to(torch.complex64)), name
+
+
 def flip_a_bit(folder: Path) -> None:
     content = bytearray((folder / "__0_0.distcp").read_bytes())
     content[len(content) // 2] ^= 1
