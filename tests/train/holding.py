@@ -2,8 +2,9 @@
 
 Faults, each `replica:step:moment`, kill a replica in its first life: `computing` (before it makes the gradients of that
 step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is to take its state, at
-that step or later). Of several ranks it is the last that is killed. All begin together; the last steps are left until
-those that were killed have come back.
+that step or later), `saving` (while it computes the next step, and the files of that step's checkpoint are written) and
+`sealing` (the same, and it only lacks its name). Of several ranks it is the last that is killed. All begin together;
+the last steps are left until those that were killed have come back.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
 
-from holdfast.train import Session, lending
+from holdfast.train import Session, lending, seal
+from holdfast.train.seal import Seal
+from holdfast.train.tenure import Tenure
 
 GLOBAL = 24
 """Samples of a step: a share for each of one, two and three replicas."""
 DEADLINE_S = 200.0
+DYING = {"computing", "agreed", "saving", "sealing"}
+"""At a step of their own, so that it is known when they are to be back."""
 
 forks = get_context("forkserver")
 forks.set_forkserver_preload([__name__, "holdfast.train.peers"])
@@ -49,6 +54,8 @@ class Job:
     """Of each replica; more than one share the model out among them (FSDP2)."""
     faults: tuple[str, ...] = ()
     checkpoints: bool = False
+    tiers: bool = False
+    """Whether each replica saves on a disk of its own first."""
     lighthouse: str = ""
 
     @property
@@ -73,6 +80,27 @@ def wait_for(out: Path, marks: Collection[str]) -> None:
         time.sleep(0.005)
 
 
+def die_in_its_save(job: Job, replica: int) -> None:
+    """Have this process die while it saves, where it is to, once it computes the step after."""
+    fault = job.faults_of(replica)
+    write, commit = seal.write, Tenure.commit
+    dead = [f"{each}.dead" for each in range(job.count) if job.faults_of(each)]
+
+    def written(folder: Path, sealed: Seal) -> None:
+        if fault.get("saving") == sealed.step:
+            wait_for(job.out, dead)
+            die()
+        write(folder, sealed)
+
+    def committed(tenure: Tenure, final: Path) -> None:
+        if f"{final.name}".endswith(f"-{fault.get('sealing', 0):08d}"):
+            wait_for(job.out, dead)
+            die()
+        commit(tenure, final)
+
+    seal.write, Tenure.commit = written, committed
+
+
 def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {
@@ -87,6 +115,8 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
     }
     if job.checkpoints:
         os.environ |= {"HOLDFAST_CHECKPOINT_PATH": str(job.out / "kept"), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "2"}
+    if job.tiers:
+        os.environ["HOLDFAST_CHECKPOINT_LOCAL"] = str(job.out / f"disk-{replica}")
     fault = job.faults_of(replica) if life == 0 and rank == job.ranks - 1 else {}
     if life and job.survivors:  # they show that they can do without it
         wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
@@ -94,6 +124,8 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     if job.ranks > 1:
         dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
+    if fault:
+        die_in_its_save(job, replica)
     train(job, replica, life, rank, fault)
 
 
@@ -114,15 +146,19 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int]) -
     wait_for(job.out, [f"{each}.{life}.there" for each in together])
     with (job.out / f"{replica}.{life}.{rank}.jsonl").open("w", buffering=1) as told:
         for step in session.steps(job.steps):
-            back = [each for each in range(job.count) if {"computing", "agreed"} & job.faults_of(each).keys()]
+            back = [each for each in range(job.count) if DYING & job.faults_of(each).keys()]
             back += [each for each in range(job.count) if job.faults_of(each) and step == job.steps - 1]
             if step >= job.steps - 4:
                 wait_for(job.out, [f"{each}.1.there" for each in back])
             taken: list[int] = []
             model.begun += 1
             for micro in session.micro_batches(GLOBAL // job.count // job.ranks):
-                if fault.get("computing") == step:
+                if step == fault.get("computing"):
+                    (job.out / f"{replica}.dead").touch()
                     die()
+                if step - 1 in {fault.get("saving"), fault.get("sealing")}:
+                    (job.out / f"{replica}.dead").touch()
+                    signal.pause()
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
                 loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
                 (loss * micro.weight).backward()

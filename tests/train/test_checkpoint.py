@@ -401,6 +401,23 @@ def test_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path):
     assert same(weights(third), weights(new_loop))
 
 
+def test_step_that_another_replica_saved_before_it_was_lost_stays_and_the_next_is_saved(tmp_path: Path):
+    loops = training(), training()
+    of_each = (Writer(run="run", replica=number) for number in range(2))
+    lost, left = (checkpoints(tmp_path, loop, writer=each) for loop, each in zip(loops, of_each, strict=True))
+    train(loops[0])
+    lost.save(1)
+    train(loops[1])
+    left.save(1)
+    left.save(2)
+    assert complete(tmp_path) == ["step-00000001", "step-00000002"]
+    assert [*tmp_path.glob("writing-*/*")] == []
+    found = training()
+    (tmp_path / "step-00000002").rename(tmp_path / "later")
+    assert checkpoints(tmp_path, found).restore()[:2] == (1, [])
+    assert same(weights(found), weights(loops[0]))
+
+
 def test_attempt_replaced_in_the_middle_of_a_commit_does_not_get_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

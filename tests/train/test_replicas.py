@@ -9,6 +9,8 @@ import pytest
 import torch
 from tests.train.holding import GLOBAL, Job, run
 
+from holdfast.train import seal
+
 pytestmark = pytest.mark.slow
 
 STEPS = 12
@@ -74,6 +76,32 @@ def test_replicas_that_are_all_killed_at_once_go_on_from_their_checkpoint(tmp_pa
     assert steps_of(tmp_path, 1, 1)[0] == (step, counts)
     assert step in {3, 5}
     assert_exact(job, undone_from=step)
+
+
+@pytest.mark.parametrize("moment", ["saving", "sealing"])
+def test_a_replica_that_dies_in_its_save_leaves_nothing_and_the_others_save_the_next(
+    tmp_path: Path, moment: str
+) -> None:
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=(f"0:4:{moment}",), checkpoints=True)
+    run(job)
+    assert_exact(job)
+    kept = tmp_path / "kept"
+    assert [folder.name for folder in sorted(kept.glob("step-*"))] == [f"step-{step:08d}" for step in (8, 10, 12)]
+    assert [*kept.glob("*writing*/*")] == []
+
+
+def test_a_replica_that_is_back_saves_in_the_store_that_it_had_before(tmp_path: Path) -> None:
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("0:4:saving",), checkpoints=True, tiers=True)
+    run(job)
+    assert_exact(job)
+    assert (tmp_path / "kept" / f"step-{STEPS:08d}.1" / seal.NAME).exists()
+
+
+def test_replicas_that_are_all_killed_in_a_save_go_on_from_the_one_before(tmp_path: Path) -> None:
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("0:4:saving", "1:5:computing"), checkpoints=True)
+    run(job)
+    assert steps_of(tmp_path, 0, 1)[0] == steps_of(tmp_path, 1, 1)[0] == (3, True)
+    assert_exact(job, undone_from=3)
 
 
 def test_a_donor_that_dies_is_followed_by_another(tmp_path: Path):

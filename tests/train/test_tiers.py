@@ -282,11 +282,14 @@ def test_what_another_attempt_left_half_brought_is_removed(url: str, tmp_path: P
 def test_writer_whose_store_another_has_taken_over_seals_nothing_more(
     url: str, tmp_path: Path, run: str, number: int, code: str
 ):
-    old = tiers(tmp_path / "node0", url)
-    loop = saved(old, 1)
+    loop = training()
+    saving = checkpoints(tiers(tmp_path / "node0", url), loop)
+    saving.restore()
+    train(loop)
+    saving.save(1)
+    assert saving.close() is None
     new = tiers(tmp_path / "node1", url, run=run, attempt=number)
     assert checkpoints(new, training()).restore()[:2] == (1, [])
-    saving = checkpoints(old, loop)
     saving.save(2)
     assert saving.close().code == code
     assert in_store(url) == ["step-00000001.0"]

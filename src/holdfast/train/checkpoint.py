@@ -87,6 +87,8 @@ class Checkpoints:
         """For the thread that writes."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-checkpoint")
         """One; the process waits for it when it ends."""
+        self._taken_over = False
+        """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
         self._prepared = False
         self._saving: Future[Saved] | None = None
         self._tidying: Future[None] | None = None
@@ -108,7 +110,11 @@ class Checkpoints:
         self._prepared = True
         began, own = time.monotonic(), self._training.own()
         try:
+            if not self._taken_over:
+                self._take_over()
             staged = self._staging.begin(self._training.tensors())
+        except HoldfastError as error:  # on all ranks
+            staged = error.findings[0]
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = failed(self._depot.partial(step), self._ranks.rank, error)
         self._saving = self._thread.submit(self._save, sealed, staged, own, began)
@@ -168,7 +174,7 @@ class Checkpoints:
 
         Checkpoints that are not what their seal says are set aside.
         """
-        copies = self._depot.take_over()
+        copies = self._take_over()
         handed, noticed = self._handed()
         if handed is not None and all(copy.step <= handed.seal.step for copy in copies):
             return self._take(handed, noticed)
@@ -197,6 +203,11 @@ class Checkpoints:
                 fault=Fault.CLUSTER,
             )
         return Restored(0, noticed)
+
+    def _take_over(self) -> list[Copy]:
+        copies = self._depot.take_over()
+        self._taken_over = True
+        return copies
 
     def _handed(self) -> tuple[Handed | None, list[Finding]]:
         """What was handed over, where that is whole and the same on all ranks; and what is to be said of it."""

@@ -116,11 +116,17 @@ class Tenure:
     def commit(self, final: Path) -> None:
         """Make what was written for this name complete; raises HoldfastError when another attempt has taken over."""
         self.check()
+        partial = self.partial(final)
         try:
-            self.partial(final).rename(final)
+            partial.rename(final)
         except FileNotFoundError:
             self._refuse_successor()
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # A replica that was lost right after had saved the step, which another did again: both are as good.
+            shutil.rmtree(partial, ignore_errors=True)
 
     def check(self) -> None:
         """Raise HoldfastError when another attempt has taken over, or another run has the folder."""
