@@ -552,7 +552,7 @@ def test_newcomer_is_told_which_generation_it_is(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         async with here.client(KEYS.of_newcomer(1)) as client:
             known = await client.post("/v1/enrol", json={"address": "127.0.0.1"})
-            assert known.json() == {"generation": 0, "token": KEYS.of_node(1, 0)}
+            assert known.json() == {"generation": 0, "token": KEYS.of_node(1, 0), "code": ""}
             unknown = await client.post("/v1/enrol", json={"address": "127.0.0.2"})
             assert (unknown.status_code, "token" in unknown.text) == (404, False)
             for garbage in (b"", b"[]", b"\xff", b'{"address": 1}', b"{}"):

@@ -58,7 +58,7 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.survey import Survey
 from holdfast.launch.local.backend import render as render_local
-from holdfast.launch.starting import keep
+from holdfast.launch.starting import keep, keeping
 from holdfast.measure.catalog import lasting
 from holdfast.report.advance import fold
 from holdfast.report.brief import Brief, brief
@@ -220,7 +220,6 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
 
 def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
     from holdfast.launch.kubernetes.names import Names, stem
-    from holdfast.launch.kubernetes.starting import started
 
     if not (place := _profile(profile, base)).agent:
         what = "`agent: false`: without its agents holdfast hears nothing of a run, and starts none"
@@ -230,8 +229,11 @@ def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
         code = _ship(job, base, folder.code)
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
         _fill(folder, asked.accepted)
-        with started(folder, asked, _secrets(job, base)):
-            keep(folder, asked.accepted)
+        with keeping(folder, asked.accepted) as listens:
+            from holdfast.launch.kubernetes.starting import started  # its client takes as long as the mirror's start
+
+            with started(folder, asked, _secrets(job, base)):
+                listens()
     return folder
 
 

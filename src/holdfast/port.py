@@ -117,6 +117,7 @@ class Port:
         code: Path | None = None,
         limits: Limits = LIMITS,
         generation: Callable[[int, str], int | None] = lambda _node, _address: None,
+        first_code: str = "",
     ) -> None:
         self._controller = controller
         self._generation = generation
@@ -124,6 +125,8 @@ class Port:
         self._limits = limits
         self._buckets: dict[NodeAgent, Bucket] = {}
         self._code = code
+        self._first_code = first_code
+        """Digest of what the run was started with: who enrols may have it before it is told to start anything."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(_AGENT_PATH, self._agent),
@@ -192,7 +195,7 @@ class Port:
         if generation is None:
             return JSONResponse({"error": "it is not known yet who you are"}, status_code=404)
         token = self._keys.of_node(holder.node, generation)
-        return JSONResponse({"generation": generation, "token": token})
+        return JSONResponse({"generation": generation, "token": token, "code": self._first_code})
 
     async def _body(self, request: Request) -> bytes:
         """All of a request's body; raises _TooLarge."""

@@ -49,6 +49,7 @@ from holdfast.job.backend import Backend
 from holdfast.job.profile import KUBERNETES
 from holdfast.job.silence import Silence
 from holdfast.job.spec import Job
+from holdfast.launch.code.archive import archive_path
 from holdfast.launch.environment import Attempt, Share, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
@@ -66,6 +67,9 @@ fifth of a restart on looking through a million objects that live as long as it 
 
 BEAT_S = 1.0
 """Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/keeping.py)."""
+
+LOOK_S = 0.02
+"""Seconds between looks for the code that is brought."""
 
 
 def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:
@@ -106,6 +110,12 @@ def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
     if code is None:
         return ()
     return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files, cwd=code.cwd),)
+
+
+async def _until_brought(folder: RunFolder, accepted: Accepted) -> None:
+    """Wait for the code: elsewhere than here it is brought while this process starts."""
+    while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(LOOK_S)
 
 
 def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
@@ -175,6 +185,7 @@ async def serve(
         isolation=isolation,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
     )
+    await _until_brought(folder, accepted)
     share = kind.shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
     created = accepted.created(folder.run)
@@ -239,7 +250,8 @@ async def serve(
     )
     controller.feed(*news)
     controller.tell(*_port_taken(folder))
-    port = Port(controller, keys, folder.code, generation=backend.generation)
+    first_code = accepted.code.digest if accepted.code else ""
+    port = Port(controller, keys, folder.code, generation=backend.generation, first_code=first_code)
     silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
     server = listening(port, nodes=accepted.job.node_slots, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))

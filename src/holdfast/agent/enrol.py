@@ -7,23 +7,28 @@ told beforehand which one it is. It asks the controller, which knows, and is giv
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
+from holdfast.agent.fetch import fetch
+from holdfast.errors import HoldfastError
 from holdfast.folder import write_private
 from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
 
 PATH = "/v1/enrol"
-RETRY_S = 0.5
+RETRY_S = (0.05, 0.1, 0.2)
+"""Seconds between requests, from the first answer of a kind on; then `PATIENT_S` each."""
+PATIENT_S = 0.5
 TIMEOUT_S = 10.0
 OK, UNAUTHORIZED = 200, 401
 
@@ -38,26 +43,48 @@ def main() -> None:
     parser.add_argument("--ca", type=Path)
     parser.add_argument("--address", required=True)
     parser.add_argument("--controller-grace-s", required=True, type=float)
+    parser.add_argument("--code", required=True, type=Path)
     options, rest = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    generation, token = _enrol(options)
+    enrolled = _enrol(options)
     options.token_file.unlink(missing_ok=True)
-    write_private(options.token_file, token)
+    write_private(options.token_file, enrolled.token)
+    _fetch(options, enrolled)
     named = {"controller": options.controller, "token-file": options.token_file, "address": options.address}
-    named |= {"controller-grace-s": options.controller_grace_s} | ({"ca": options.ca} if options.ca else {})
+    named |= {"controller-grace-s": options.controller_grace_s, "code": options.code}
+    named |= {"ca": options.ca} if options.ca else {}
     words = [word for name, value in named.items() for word in (f"--{name}", str(value))]
-    argv = [sys.executable, "-m", "holdfast.agent", str(options.node), str(generation), *words, *rest]
+    argv = [sys.executable, "-m", "holdfast.agent", str(options.node), str(enrolled.generation), *words, *rest]
     os.execv(sys.executable, argv)
 
 
-def _enrol(options: argparse.Namespace) -> tuple[int, str]:
-    """Which generation runs here, and its token; leaves when nobody has said so for the controller's grace."""
+class Enrolled(msgspec.Struct, frozen=True):
+    """Which generation runs here, its token, and the digest of the code that it will need."""
+
+    generation: int
+    token: str
+    code: str = ""
+
+
+def _fetch(options: argparse.Namespace, enrolled: Enrolled) -> None:
+    """Have the code here before ranks are to start. What goes wrong goes wrong again for the agent, which says so."""
+    if enrolled.code:
+        with contextlib.suppress(HoldfastError, httpx.TransportError):
+            fetch(_url(options, f"/v1/code/{enrolled.code}"), enrolled.token, options.code, ca=options.ca)
+
+
+def _url(options: argparse.Namespace, path: str) -> str:
     controller = urlsplit(str(options.controller))
-    url = controller._replace(scheme="https" if controller.scheme == "wss" else "http", path=PATH).geturl()
+    return controller._replace(scheme="https" if controller.scheme == "wss" else "http", path=path).geturl()
+
+
+def _enrol(options: argparse.Namespace) -> Enrolled:
+    """Who runs here; leaves when nobody has said so for the controller's grace."""
+    url = _url(options, PATH)
     headers = {"Authorization": f"Bearer {options.newcomer_token_file.read_text().strip()}"}
     verify = True if options.ca is None else agents_end(options.ca)
     deadline = time.monotonic() + options.controller_grace_s
-    said = ""
+    said, waits = "", iter(RETRY_S)
     with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
         while time.monotonic() < deadline:
             try:
@@ -65,8 +92,7 @@ def _enrol(options: argparse.Namespace) -> tuple[int, str]:
                     url, json={"address": options.address}, extensions={"sni_hostname": NAME} if options.ca else {}
                 )
                 if answer.status_code == OK:
-                    given: dict[str, Any] = answer.json()
-                    return int(given["generation"]), str(given["token"])
+                    return msgspec.json.decode(answer.content, type=Enrolled)
                 problem = f"it answers {answer.status_code} {answer.text[:200]}"
                 if answer.status_code == UNAUTHORIZED:
                     sys.exit(f"the controller does not know this node: {problem}")
@@ -74,8 +100,8 @@ def _enrol(options: argparse.Namespace) -> tuple[int, str]:
                 problem = f"it is out of reach: {error}"
             if problem != said:
                 log.info("the controller does not say yet who this is: %s", problem)
-                said = problem
-            time.sleep(RETRY_S)
+                said, waits = problem, iter(RETRY_S)
+            time.sleep(next(waits, PATIENT_S))
     sys.exit(f"no controller said who this is: {said}")
 
 

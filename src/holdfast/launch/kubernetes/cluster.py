@@ -49,6 +49,7 @@ class Cluster:
         """None are those of the kubeconfig, or inside a pod those of its own account."""
         self._context, self._namespace, self._answer_s = context, namespace or _own_namespace(), answer_s
         self._api: Any = None
+        self._opening = anyio.Lock()
 
     async def read(self, path: str, **params: str) -> dict[str, Any]:
         """What lies at a path."""
@@ -138,8 +139,9 @@ class Cluster:
             yield response
 
     async def _connected(self) -> Any:
-        if self._api is None:
-            self._api = await self._open()
+        async with self._opening:
+            if self._api is None:
+                self._api = await self._open()
         return self._api
 
     async def _open(self) -> Any:

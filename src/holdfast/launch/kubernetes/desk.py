@@ -30,6 +30,8 @@ PIECE_BYTES = 1 << 18
 LONGEST_LOG_BYTES = 64 << 20
 """Of a rank's log that its reader has nothing of, the end that is sent; what is before it is a hole there, which says
 that it was dropped. A multiple of every file system's blocks."""
+KEPT_S = 86_400
+"""Seconds that what is over is kept for whoever looks at it."""
 COLLECTED = "collected"
 """In a run's folder: somebody has all of it, so that its pod need not wait any longer."""
 

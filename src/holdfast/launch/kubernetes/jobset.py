@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from holdfast.launch.kubernetes.agent import agent
 from holdfast.launch.kubernetes.command import command, place_in_jobset
 from holdfast.launch.kubernetes.controller import NEVER_TOO_OFTEN
+from holdfast.launch.kubernetes.desk import KEPT_S
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.names import NODE
 from holdfast.launch.kubernetes.pod import Occupant, template
 from holdfast.launch.kubernetes.submission import Submission
-
-KEPT_S = 86_400
-"""Seconds that a finished run's objects are kept for whoever looks at them."""
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
 

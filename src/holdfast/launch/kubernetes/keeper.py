@@ -1,6 +1,7 @@
 """The keeper of a run on Kubernetes: the controller's pod starts it, and it makes the run's folder on the volume.
 
-A pod that is started again finds the folder as it was left, and its controller goes on from the log in it.
+A pod that is started again finds the folder as it was left, and its controller goes on from the log in it. Imports
+little: a run cannot begin before it has.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from holdfast.folder import RunFolder, write_private
 from holdfast.host.processes import adopt_orphans
-from holdfast.launch.code.archive import archive_path
 from holdfast.launch.keeping import keep, listen, take
-from holdfast.launch.kubernetes.desk import COLLECTED
-from holdfast.launch.kubernetes.jobset import KEPT_S
+from holdfast.launch.kubernetes.desk import COLLECTED, KEPT_S
 
 EVERYWHERE = "0.0.0.0"
 """Nodes come over the network; the run's NetworkPolicy says which."""
@@ -44,7 +42,6 @@ def main() -> int:
     if lock is None:
         sys.exit("the run has a controller already")
     _fill(folder, options.job.read_text(), options.keys)
-    _await_code(folder)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
         code = keep(folder, agents, clients, lock)
         _await_collection(folder, agents)
@@ -74,13 +71,6 @@ def _fill(folder: RunFolder, job: str, keys: Path) -> None:
     for path, text in written.items():
         path.unlink(missing_ok=True)
         write_private(path, text)
-
-
-def _await_code(folder: RunFolder) -> None:
-    """Wait until whoever started the run has brought its code; the pod's startup probe bounds the wait."""
-    code: dict[str, Any] | None = json.loads(folder.job.read_text()).get("code")
-    while code is not None and not archive_path(folder.code, code["digest"]).is_file():
-        time.sleep(BEAT_S)
 
 
 def _await_collection(folder: RunFolder, agents: socket.socket) -> None:

@@ -27,15 +27,12 @@ from holdfast.events import Outcome, RunFinished, StopDecided
 from holdfast.events.log import EventWriter, last_event
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.launch.code.archive import archive_path
 from holdfast.launch.keeping import clients_at, describe, take
+from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there
 from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, retimed
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
-from holdfast.launch.kubernetes.names import CONTROLLER, PART_LABEL, RUN_LABEL
-from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
-from holdfast.launch.kubernetes.submission import HOME
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -44,10 +41,13 @@ log = logging.getLogger("holdfast.mirror")
 
 AGAIN_S = 0.5
 """Pause before the controller's pod is looked for again."""
+LOOK_S = 0.02
+"""Pause before it is looked again whether the run's objects are made."""
+MADE_S = 300.0
+"""Longest that this is waited for: who makes them may have been killed."""
 QUESTION_BYTES = 1 << 16
 HEAD_BYTES = 512
 """Longest that the line before a part of a file is."""
-_DESK = ("python", "-m", "holdfast.launch.kubernetes.desk")
 
 
 class RunGone(Exception):
@@ -59,7 +59,7 @@ class Mirror:
 
     def __init__(self, folder: RunFolder, cluster: Cluster, place: Place) -> None:
         self._folder, self._cluster, self._place = folder, cluster, place
-        self._there = f"{HOME}/runs/{folder.run}"
+        self._there = folder_there(folder.run)
         self._pod: str | None = None
         """The controller's, as far as it was heard of."""
         self._accepted = Accepted.model_validate_json(folder.job.read_text())
@@ -88,7 +88,7 @@ class Mirror:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if self._pod is not None:
-                async with self._cluster.execute(self._pod, *_DESK, self._there, "ask") as desk:
+                async with self._cluster.execute(self._pod, *DESK, self._there, "ask") as desk:
                     await desk.send(retimed(head, lambda: -time.monotonic()))
                     handing = asyncio.ensure_future(_hand_in(reader, desk))
                     async for data in desk.output():
@@ -110,7 +110,7 @@ class Mirror:
         if pod is None:
             return
         await self._bring_code(pod)
-        async with self._cluster.execute(pod, *_DESK, self._there, "follow") as desk:
+        async with self._cluster.execute(pod, *DESK, self._there, "follow") as desk:
             await desk.send(json.dumps(self._have()).encode() + b"\n")
             self._pod = pod
             async for piece, data in _pieces(desk.output()):
@@ -122,29 +122,16 @@ class Mirror:
 
     async def _controllers_pod(self) -> str | None:
         """The controller's pod where it runs; raises RunGone where there will be none."""
-        selector = f"{RUN_LABEL}={self._folder.run},{PART_LABEL}={CONTROLLER}"
-        found = await self._cluster.read(PODS, labelSelector=selector)
-        for pod in found["items"]:
-            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                return pod["metadata"]["name"]
-        if not await self._cluster.exists(self._place.owner):
+        pod = await controllers_pod(self._cluster, self._folder.run)
+        if pod is None and not await self._cluster.exists(self._place.owner):
             raise RunGone
-        return None
+        return pod
 
     async def _bring_code(self, pod: str) -> None:
-        """Put the run's code where the controller looks for it, unless it is there."""
+        """Deliver the run's code, unless that was done already."""
         code = self._accepted.code
-        if code is None or last_event(self._folder.events) is not None:
-            return
-        archive = archive_path(self._folder.code, code.digest)
-        name = str(archive.relative_to(self._folder.path))
-        async with self._cluster.execute(pod, *_DESK, self._there, "bring", name, code.digest) as desk:
-            with archive.open("rb") as file:
-                while data := file.read(1 << 20):
-                    await desk.send(data)
-            await desk.end_input()
-            async for _ in desk.output():
-                pass
+        if code is not None and last_event(self._folder.events) is None:
+            await deliver(self._cluster, pod, self._folder, code)
 
     def _have(self) -> dict[str, int]:
         """How much of each file is here."""
@@ -231,11 +218,21 @@ def _put(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
+async def _placed(folder: RunFolder) -> Place:
+    """Where the run is: its objects are made while this process starts."""
+    deadline = time.monotonic() + MADE_S
+    while not folder.place.exists():
+        if time.monotonic() > deadline:
+            sys.exit("the run was not started")
+        await asyncio.sleep(LOOK_S)
+    return recorded(folder)
+
+
 async def mirrored(folder: RunFolder) -> None:
     """Mirror a run until it is over."""
     from holdfast.launch.kubernetes.cluster import Cluster
 
-    place = recorded(folder)
+    place = await _placed(folder)
     mirror = Mirror(folder, Cluster(context=place.context, namespace=place.namespace), place)
     server = await asyncio.start_unix_server(mirror.answer, sock=clients_at(folder))
     describe(folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.command import command, environment
-from holdfast.launch.kubernetes.jobset import KEPT_S, owner_metadata, suspended
+from holdfast.launch.kubernetes.desk import KEPT_S
+from holdfast.launch.kubernetes.jobset import owner_metadata, suspended
 from holdfast.launch.kubernetes.manifest import Because, Node, plain
 from holdfast.launch.kubernetes.pod import Occupant, aside, template
 from holdfast.launch.kubernetes.submission import Submission

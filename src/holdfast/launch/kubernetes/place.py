@@ -19,7 +19,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 def record(folder: RunFolder, place: Place) -> None:
     """Write down where a run is."""
-    folder.place.write_bytes(msgspec.json.encode(place))
+    fresh = folder.place.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(place))
+    fresh.rename(folder.place)
 
 
 def recorded(folder: RunFolder) -> Place:

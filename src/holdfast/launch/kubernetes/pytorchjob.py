@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.agent import agent
 from holdfast.launch.kubernetes.command import command
-from holdfast.launch.kubernetes.jobset import KEPT_S, owner_metadata, suspended
+from holdfast.launch.kubernetes.desk import KEPT_S
+from holdfast.launch.kubernetes.jobset import owner_metadata, suspended
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.pod import template
 from holdfast.launch.kubernetes.submission import Submission

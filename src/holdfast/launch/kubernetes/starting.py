@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from typing import Any
 
 from holdfast.folder import RunFolder
@@ -16,13 +16,19 @@ from holdfast.guard.keys import Keys
 from holdfast.guard.tls import make_identity
 from holdfast.launch.kubernetes.access import judged_alone
 from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.delivery import controllers_pod, deliver
+from holdfast.launch.kubernetes.execution import CommandFailed
 from holdfast.launch.kubernetes.manifest import plain
 from holdfast.launch.kubernetes.names import RUN_LABEL
 from holdfast.launch.kubernetes.paths import folder_of, path_of
 from holdfast.launch.kubernetes.place import Place, record
-from holdfast.launch.kubernetes.refusals import RefusedBy, told
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, told
 from holdfast.launch.kubernetes.render import render
 from holdfast.launch.kubernetes.submission import Submission
+
+AT_ONCE_S = 3.0
+"""Longest that a start waits for the controller's pod: to bring it the code itself is quickest."""
+LOOK_S = 0.1
 
 
 @contextlib.contextmanager
@@ -34,9 +40,8 @@ def started(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) ->
     """
     cluster = Cluster(context=asked.profile.context, namespace=asked.profile.namespace)
     with told():
-        place = asyncio.run(_make(cluster, asked, _values(folder, asked, secrets)))
+        place = asyncio.run(_begin(cluster, folder, asked, _values(folder, asked, secrets)))
     try:
-        record(folder, place)
         yield
     except BaseException:
         # Of another event loop than the first, hence another connection.
@@ -60,12 +65,36 @@ def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) ->
     return {asked.names.controller: own, asked.names.keys: {"ca.pem": ca, **nodes}}
 
 
+async def _begin(
+    cluster: Cluster, folder: RunFolder, asked: Submission, values: Mapping[str, Mapping[str, str]]
+) -> Place:
+    """Make the objects, and bring the code to the controller's pod if that comes at once; else its mirror will."""
+    place = await _make(cluster, asked, values)
+    try:
+        record(folder, place)
+        if asked.accepted.code is not None:
+            with contextlib.suppress(ClusterError, CommandFailed, TimeoutError):
+                async with asyncio.timeout(AT_ONCE_S):
+                    await deliver(cluster, await _running_controller(cluster, folder), folder, asked.accepted.code)
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what is told
+            await cluster.remove(place.owner)
+        raise
+    return place
+
+
+async def _running_controller(cluster: Cluster, folder: RunFolder) -> str:
+    while (pod := await controllers_pod(cluster, folder.run)) is None:  # noqa: ASYNC110 - only asking tells
+        await asyncio.sleep(LOOK_S)
+    return pod
+
+
 async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mapping[str, str]]) -> Place:
     rendering = render(asked)
     before, owner = [plain(each) for each in rendering.before], plain(rendering.owner)
     owned = [_filled(plain(each), values) for each in rendering.owned]
-    for each in filter(judged_alone, owned):  # whatever would be refused is refused before anything is there
-        await cluster.make(folder_of(each), each, dryRun="All")
+    # Whatever would be refused is refused before anything is there.
+    await _all(cluster.make(folder_of(each), each, dryRun="All") for each in owned if judged_alone(each))
     made: list[str] = []
     try:
         for each in before:
@@ -76,14 +105,27 @@ async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mappin
         owners = {"ownerReferences": [_reference(said)]}
         for each in filter(_is_runs_own, before):
             await cluster.change(path_of(each), {"metadata": owners})
-        for each in owned:
-            await cluster.make(folder_of(each), {**each, "metadata": each["metadata"] | owners})
+        for wave in (True, False):
+            ready = ({**each, "metadata": each["metadata"] | owners} for each in owned if _asks_nothing(each) == wave)
+            await _all(cluster.make(folder_of(each), each) for each in ready)
     except BaseException:
         for path in reversed(made):
             with contextlib.suppress(Exception):  # what went wrong first is what is told
                 await cluster.remove(path)
         raise
     return Place(context=asked.profile.context, namespace=asked.profile.namespace, owner=path_of(owner))
+
+
+async def _all(asked: Iterable[Coroutine[None, None, object]]) -> None:
+    """Ask for several things at once; raises the first error once all are answered."""
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+
+
+def _asks_nothing(thing: Mapping[str, Any]) -> bool:
+    """Whether an object can be made before the others: a binding asks for its Role, a Job's pod for all else."""
+    return judged_alone(thing) and thing["kind"] != "Job"
 
 
 async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:

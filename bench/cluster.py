@@ -1,0 +1,158 @@
+"""Owns a bench's place on the lab: a cluster of its own, a namespace, profiles, and what is started there by whom.
+
+Refuses to own what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.sides import BIN, SideFailed
+from holdfast import api
+from holdfast.guard.keys import Keys, fresh_token
+from holdfast.guard.tls import make_identity
+from holdfast.job.spec import Job
+from holdfast.launch.kubernetes.names import UNKNOWN_ID
+from lab import Lab
+
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "lab": {},
+    "bare": {"agent": False},
+    "trainjob": {"agent": False, "workload": "trainjob"},
+}
+"""Places on the cluster: with holdfast, and without it as the two kinds of object."""
+
+CLEARED_S = 60.0
+BEAT_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A namespace of a cluster, and a project whose profiles lead there."""
+
+    lab: Lab
+    namespace: str
+    folder: Path
+
+    def out(self) -> Path:
+        """A new folder for what ranks say; pods see this machine's files."""
+        return Path(tempfile.mkdtemp(prefix="out-", dir=self.folder))
+
+    def job(self, *command: str, **fields: Any) -> Job:
+        """Two nodes with a command."""
+        given = {"image": "none", "nodes": 2, "name": "bench", "recovery.max_restarts": 1000, **fields}
+        return api.load_job(None, command=command, overrides=[f"{name}={value}" for name, value in given.items()])
+
+    def kubectl(self, *words: str, input: str | None = None) -> str:
+        """What kubectl answers, asked about this namespace."""
+        return self.lab.kubectl("-n", self.namespace, *words, input=input)
+
+    @contextlib.contextmanager
+    def command(self, *words: str, input: str | None = None) -> Generator[subprocess.Popen[str]]:
+        """A command of a user's in this project, ended with the block; what it says is kept for its last words."""
+        with (self.folder / "commands.log").open("a") as log:
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, cwd=self.folder, start_new_session=True
+            )
+        assert process.stdin is not None
+        try:
+            with process.stdin as given:
+                given.write(input or "")
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def holdfast(self, job: Job, profile: str = "lab") -> list[str]:
+        """`holdfast run --on PROFILE` of a job."""
+        path = self.folder / "job.json"
+        path.write_text(job.model_dump_json(exclude_defaults=True))
+        return [str(BIN / "holdfast"), "run", "--on", profile, str(path)]
+
+    def applied(self) -> list[str]:
+        """`kubectl apply` of what comes on its input."""
+        return self.lab.kubectl_command("-n", self.namespace, "apply", "-f", "-")
+
+    def manifest(self, job: Job, profile: str = "lab") -> str:
+        """What would be sent for a job, with a name and secrets of its own, its code in the image already."""
+        objects = api.render(job, profile, base=self.folder).objects
+        fresh = "".join(secrets.choice("abcdefghij") for _ in UNKNOWN_ID)
+        text = json.dumps(objects).replace(UNKNOWN_ID, fresh)
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": [self._whole(one) for one in json.loads(text)]})
+
+    def _whole(self, one: dict[str, Any]) -> dict[str, Any]:
+        values: dict[str, str] = one.get("stringData", {})
+        if one["kind"] == "ConfigMap":
+            accepted = json.loads(one["data"]["job.json"])
+            accepted.pop("code")
+            return {**one, "data": {"job.json": json.dumps(accepted)}}
+        return {**one, "stringData": {name: self._keys[name] for name in values}} if values else one
+
+    @property
+    def _keys(self) -> Mapping[str, str]:
+        return json.loads((self.folder / "keys.json").read_text())
+
+    def wait_for(self, ready: Callable[[], bool], within_s: float) -> None:
+        """Wait until something holds; raises SideFailed with what was said last."""
+        deadline = time.monotonic() + within_s
+        while not ready():
+            if time.monotonic() > deadline:
+                raise SideFailed(f"not within {within_s:g} s: {self.last_words()}")
+            time.sleep(BEAT_S)
+
+    def last_words(self) -> str:
+        """What the commands said last, and which pods there are."""
+        return (self.folder / "commands.log").read_text()[-3000:] + self.kubectl("get", "pods", "-o", "wide")
+
+    def clear(self) -> None:
+        """Remove whatever runs, and wait until it is gone."""
+        kinds = "jobsets,trainjobs,trainingruntimes,jobs,services,configmaps,secrets,networkpolicies,roles,rolebindings"
+        chosen = ("-l", "app.kubernetes.io/name=holdfast")
+        self.kubectl("delete", f"{kinds},serviceaccounts", *chosen, "--wait=false", "--ignore-not-found")
+        self.wait_for(lambda: not self.kubectl("get", "pods,jobsets", "-o", "name"), CLEARED_S)
+        for run in api.runs():
+            self.wait_for(lambda run=run: not run.alive(), CLEARED_S)
+
+
+@contextlib.contextmanager
+def site() -> Generator[Site]:
+    """A cluster of the bench's own, which ends with it."""
+    folder = Path(tempfile.mkdtemp(prefix="hfcluster-"))
+    lab, namespace, project = Lab(folder / "lab"), "bench", folder / "project"
+    os.environ |= {"KUBECONFIG": str(lab.kubeconfig), "HOLDFAST_HOME": str(folder / "home")}
+    profiles = project / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    volume = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
+    place = {"backend": "kubernetes", "namespace": namespace, "user": os.geteuid(), "volume": volume}
+    for name, more in PROFILES.items():
+        (profiles / f"{name}.yaml").write_text(json.dumps({**place, **more}))
+    (project / "keys.json").write_text(json.dumps(_keys(folder)))
+    (project / "commands.log").touch()
+    lab.up(tied=True)
+    try:
+        lab.kubectl("create", "namespace", namespace)
+        yield Site(lab=lab, namespace=namespace, folder=project)
+    finally:
+        lab.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keys(folder: Path) -> dict[str, str]:
+    """What Secrets of a run hold, by name: one set serves every manifest that is applied by hand."""
+    ca, identity = folder / "ca.pem", folder / "identity.pem"
+    make_identity(ca, identity)
+    token = fresh_token()
+    keys = Keys(token)
+    own = {"token": token, "ca.pem": ca.read_text(), "identity.pem": identity.read_text()}
+    return own | {f"node{node}": keys.of_newcomer(node) for node in range(2)}
