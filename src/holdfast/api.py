@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
-from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, UPDATE, after, ask, controller_gone, finished, refuse_finished
+from holdfast import updating
+from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, after, ask, controller_gone, finished, refuse_finished
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
-    AttemptStarted,
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
@@ -39,9 +39,6 @@ from holdfast.events import (
     RunFinished,
     SplitRequested,
     StepCommitted,
-    UpdateEnded,
-    UpdateOutcome,
-    UpdateRequested,
 )
 from holdfast.events.log import EventReader, line_of, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES, resolve
@@ -56,11 +53,11 @@ from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
-from holdfast.launch.code.survey import Survey
+from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.local.backend import render as render_local
 from holdfast.launch.starting import keep, keeping
 from holdfast.measure.catalog import lasting
-from holdfast.report.advance import fold
+from holdfast.report.advance import status_of
 from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import RunStatus
@@ -111,7 +108,7 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     place, loaded = _profile(profile, base), _loaded(job)
     if place.backend == KUBERNETES:
         return (*loaded.findings, *_possible_there(loaded, place, profile, base))
-    code = _survey(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
+    code = survey_of(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
     here = possible(
         loaded.job,
         isolation=place.isolation,
@@ -187,7 +184,7 @@ def _render_objects(loaded: Loaded, place: Profile, profile: str, base: Path) ->
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
     with tempfile.TemporaryDirectory() as aside:
-        code = _ship(loaded.job, base, Path(aside)) if place.agent else None
+        code = ship(loaded.job, base, Path(aside)) if place.agent else None
         rendering = render(_submission(loaded.job, place, profile, code))
     return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
 
@@ -226,7 +223,7 @@ def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
         remedy = f"`holdfast render --on {profile}` shows what to send; or remove `agent: false`."
         raise failure("needs-agent", what, exit_code=ExitCode.IMPOSSIBLE, where="agent", remedy=remedy)
     with _fresh_folder(stem(job)) as folder:
-        code = _ship(job, base, folder.code)
+        code = ship(job, base, folder.code)
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
         _fill(folder, asked.accepted)
         with keeping(folder, asked.accepted) as listens:
@@ -286,93 +283,8 @@ def split(run: RunFolder, *, within_s: float) -> StepCommitted:
     raise AssertionError("it is waited for until it is there or will not be")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Updated:
-    """What came of an update that was asked for."""
-
-    digest: str
-    former: str
-    """Both are empty where code lies in place."""
-    step: StepCommitted | None = None
-    """The first with the new code, where that was waited for."""
-
-
-def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 0.0, within_s: float) -> Updated:
-    """Have a run's ranks go on with other code, from the step they are at; by itself what lies there now.
-
-    With `after_s` they are stopped for it so many seconds later, unless they restart before; with None only then. At 0
-    it returns with the first step of the new code. Raises HoldfastError where that does not come within `within_s`
-    seconds, and where the code cannot be shipped; then nothing was stopped.
-    """
-    refuse_finished(run)
-    request = _update_requested(run, code, after_s)
-    updated = Updated(digest=request.digest, former=request.former)
-    if after_s != 0.0:
-        ask(run, UPDATE.path, request)
-        return updated
-    attempts: set[tuple[int, int]] = set()
-    for _, event in after(run, request, UPDATE, within_s):
-        match event:
-            case AttemptStarted(code=request.digest):
-                attempts.add((event.replica, event.attempt))
-            case StepCommitted() if (event.replica, event.attempt) in attempts:
-                return replace(updated, step=event)
-            case UpdateEnded() if event.outcome is not UpdateOutcome.APPLIED:
-                raise _not_updated(run, event)
-            case _:
-                pass
-    raise AssertionError("it is waited for until it is there or will not be")
-
-
-def _update_requested(run: RunFolder, code: Path | None, after_s: float | None) -> UpdateRequested:
-    """What to ask for, with its archive in the run's folder."""
-    before, former = accepted(run), status(run).code
-    if before.backend == KUBERNETES:
-        remedy = "Cancel it and start it again: it goes on from its newest checkpoint."
-        raise failure(
-            "not-yet", "runs on Kubernetes cannot be updated yet", exit_code=ExitCode.IMPOSSIBLE, remedy=remedy
-        )
-    if before.code is None and code is not None:
-        raise failure(
-            "code-in-place",
-            f"the ranks of {run.run} run in place, and not from a copy of the code",
-            exit_code=ExitCode.IMPOSSIBLE,
-            where=before.base,
-            remedy="Change the files there and leave `--code` out; a profile with `code: shipped` ships copies.",
-        )
-    if before.code is None:
-        return UpdateRequested(at=time.time(), after_s=after_s)
-    shipped = _ship(before.job, Path(before.base) if code is None else code.absolute(), run.code)
-    if shipped.digest == former:
-        raise failure(
-            "code-unchanged",
-            f"{run.run} runs this very code already",
-            exit_code=ExitCode.IMPOSSIBLE,
-            where=str(code or before.base),
-            evidence=(f"sha256 {former}",),
-            remedy="Change it first, or name another folder with `--code`.",
-        )
-    return UpdateRequested(
-        at=time.time(),
-        digest=shipped.digest,
-        former=former,
-        bytes=shipped.bytes,
-        files=shipped.files,
-        cwd=shipped.cwd,
-        after_s=after_s,
-    )
-
-
-def _not_updated(run: RunFolder, ended: UpdateEnded) -> HoldfastError:
-    found = ended.finding
-    return failure(
-        "update-failed",
-        f"the update of {run.run} was {ended.outcome}{f': {found.what}' if found else ''}",
-        exit_code=ExitCode.UNAVAILABLE,
-        where=run.run,
-        evidence=found.evidence if found else (),
-        remedy=f"The run goes on with the code it had. {found.remedy if found else ''}",
-    )
+Updated, update = updating.Updated, updating.update
+"""Have a run's ranks go on with other code."""
 
 
 def drill(
@@ -406,7 +318,7 @@ def drills(run: RunFolder, asked: Sequence[DrillRequested]) -> None:
 
 def accepted(run: RunFolder) -> Accepted:
     """What a run was started with."""
-    return Accepted.model_validate_json(run.job.read_text())
+    return Accepted.read(run.job)
 
 
 def abandoned(run: RunFolder) -> bool:
@@ -421,8 +333,7 @@ def events(run: RunFolder) -> list[AnyEvent]:
 
 def status(run: RunFolder) -> RunStatus:
     """How a run is doing, or how it went."""
-    reader = EventReader(run.events)
-    return replace(fold(reader.read(), RunStatus(run=run.run)), damaged_lines=reader.damaged_lines)
+    return status_of(run)
 
 
 def waits_for(run: RunFolder) -> Finding | None:
@@ -638,23 +549,6 @@ def _profile(name: str, base: Path) -> Profile:
     return find_profile(name, start=base, environ=os.environ, fabrics=NAMES)
 
 
-def _survey(job: Job, base: Path) -> Survey:
-    """The job's code, without the runs and checkpoints that may lie in the same folder."""
-    from holdfast.launch.code.survey import survey
-
-    checkpoints = (base / job.checkpoint.written,) if job.checkpoint.written is not None else ()
-    return survey(job, base, apart=(runs_root(), *checkpoints))
-
-
-def _ship(job: Job, base: Path, into: Path) -> Shipped:
-    """Put the job's code into an archive as it is now: later edits change nothing for this run."""
-    from holdfast.launch.code.archive import pack
-
-    found = _survey(job, base)
-    packed = pack(found, into)
-    return Shipped(digest=packed.digest, bytes=packed.bytes, files=found.files, cwd=found.cwd)
-
-
 def _submission(
     job: Job, place: Profile, name: str, code: Shipped | None, *, at: float = 0.0, names: Names | None = None
 ) -> Submission:
@@ -688,7 +582,7 @@ def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
         job=job,
         base=str(base.absolute()),
         created_at=time.time(),
-        code=_ship(job, base, archives) if profile.code is Delivery.SHIPPED else None,
+        code=ship(job, base, archives) if profile.code is Delivery.SHIPPED else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         isolation=profile.isolation,

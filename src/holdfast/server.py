@@ -171,7 +171,7 @@ async def serve(
         return
     gc.set_threshold(GARBAGE_OBJECTS)
     beat = asyncio.ensure_future(_beat(keeper))
-    accepted = Accepted.model_validate_json(folder.job.read_text())
+    accepted = Accepted.read(folder.job)
     private = json.loads(folder.secrets.read_text())
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)

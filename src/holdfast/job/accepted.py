@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import holdfast
 from holdfast.events import RunCreated
 from holdfast.job.profile import LOCAL, Workload
@@ -45,6 +47,11 @@ class Accepted(Model):
     """The profile's folder for checkpoints of jobs that name none; each run has one of its own in it."""
     capacity: int | None = None
     """How many nodes the place has machines for; none means as many as the job asks for."""
+
+    @classmethod
+    def read(cls, path: Path) -> Accepted:
+        """What a run's folder says."""
+        return cls.model_validate_json(path.read_text())
 
     def created(self, run: str) -> RunCreated:
         """The first event of its run's log."""

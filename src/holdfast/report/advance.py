@@ -43,7 +43,9 @@ from holdfast.events import (
     WorldChanged,
     numbers,
 )
+from holdfast.events.log import EventReader
 from holdfast.findings import Finding
+from holdfast.folder import RunFolder
 from holdfast.report.ranks import Change, RankPhase, Ranks, RankStatus
 from holdfast.report.status import (
     CheckpointStatus,
@@ -72,6 +74,12 @@ def fold(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStat
     for event in events:
         status = advance(status, event)
     return status
+
+
+def status_of(run: RunFolder) -> RunStatus:
+    """How a run is doing, or how it went, by its log."""
+    reader = EventReader(run.events)
+    return replace(fold(reader.read(), RunStatus(run=run.run)), damaged_lines=reader.damaged_lines)
 
 
 def exit_in_words(event: RankExited | RanksExited) -> str:

@@ -62,7 +62,7 @@ class Mirror:
         self._there = folder_there(folder.run)
         self._pod: str | None = None
         """The controller's, as far as it was heard of."""
-        self._accepted = Accepted.model_validate_json(folder.job.read_text())
+        self._accepted = Accepted.read(folder.job)
 
     async def run(self) -> None:
         """Keep up until the run is over, whatever becomes of pods and connections."""
