@@ -67,6 +67,20 @@ PROGRAMS = {
     "print(open('/proc/self/oom_score_adj').read())",
 }
 
+WHERE_IT_LIES = (
+    "ends well",
+    "error in a module of its own",
+    "no module",
+    "main",
+    "stack",
+    "environment",
+    "child's environment",
+    "descriptors",
+    "spawn",
+    "fork",
+)
+"""Programs that show, one way or another, in which folder they run."""
+
 BESIDE = "def fail():\n    raise ValueError('beside')\n\ndef double(x):\n    return 2 * x\n"
 
 
@@ -140,6 +154,91 @@ def test_forked_rank_does_what_a_cold_one_does(place: Place, name: str) -> None:
         try:
             assert held.differs(wanted) == ""
             assert await place.warm(held, wanted) == place.cold(wanted)
+        finally:
+            held.end()
+
+    play(scene)
+
+
+class Codes:
+    """Folders of unpacked code, each with a program, that ranks of one command may run."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def wanted(self, name: str, text: str, *words: str, **variables: str) -> Wanted:
+        """The rank that runs a program with this text, in a folder of its code."""
+        code = self._place.folder / "codes" / name
+        (code / "part").mkdir(parents=True, exist_ok=True)
+        (code / "part" / "program.py").write_text(text)
+        (code / "part" / "beside.py").write_text(f"NAME = {name!r}\n{BESIDE}")
+        wanted = self._place.wanted(*(words or ("program.py",)), **variables)
+        return replace(wanted, code=code, cwd=code / "part")
+
+
+def test_rank_with_other_code_does_what_a_cold_one_does(place: Place) -> None:
+    codes = Codes(place)
+    held_with = codes.wanted("former", "import multiprocessing", PYTHONPATH=".")
+    ranks = [
+        codes.wanted(name.replace(" ", "-"), f"import multiprocessing\n{PROGRAMS[name]}", PYTHONPATH=".")
+        for name in WHERE_IT_LIES
+    ]
+
+    async def scene() -> None:
+        held = await place.hold(held_with)
+        try:
+            for wanted in (*ranks, held_with):
+                await held.ask(wanted)
+                assert held.differs(wanted) == ""
+                assert await place.warm(held, wanted) == place.cold(wanted), wanted.code.name
+        finally:
+            held.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "words", [("-m", "program"), ("./program.py",), ("../part/program.py",), ("-c", "import program")]
+)
+def test_other_code_is_found_however_it_is_named(place: Place, words: tuple[str, ...]) -> None:
+    codes = Codes(place)
+    text = "import multiprocessing.process as m, sys, beside\nprint(__file__, beside.NAME, sys.path, m.ORIGINAL_DIR)"
+    former, latter = (codes.wanted(name, text, *words) for name in ("a", "another"))
+
+    async def scene() -> None:
+        held = await place.hold(former)
+        try:
+            for wanted in (latter, former):
+                await held.ask(wanted)
+                assert held.differs(wanted) == ""
+                assert await place.warm(held, wanted) == place.cold(wanted)
+        finally:
+            held.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "lacks"),
+    [
+        ("import json, numpy", "", False),
+        ("import json, numpy, csv", "", True),
+        ("import csv, json, beside, numpy", "", True),
+        ("import numpy, json", "numpy is not imported any more where it was", False),
+        ("import json", "numpy is not imported any more where it was", False),
+        ("no Python", "json is not imported any more where it was", False),
+    ],
+)
+def test_other_code_must_import_what_was_imported(place: Place, text: str, why: str, lacks: bool) -> None:
+    codes = Codes(place)
+    former, latter = codes.wanted("former", "import json, numpy"), codes.wanted("latter", text)
+
+    async def scene() -> None:
+        held = await place.hold(former)
+        try:
+            assert held.differs(latter) == "its code lies in another folder than before"
+            await held.ask(latter)
+            assert (held.differs(latter), held.lacks(latter)) == (why, lacks)
         finally:
             held.end()
 

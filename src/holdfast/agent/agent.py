@@ -301,6 +301,7 @@ class Agent:
             code = await self._code.get(digest)
             async with asyncio.timeout(PREPARE_S):
                 await asyncio.gather(*(team.prepare(code) for team in self._teams.values()))
+                await self._warmth.prepare_standby(code)
         except HoldfastError as error:
             problem = error.findings[0]
         except TimeoutError:

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,9 @@ HERE_S = 30.0
 
 IMPORTED_S = 1800.0
 """Longest that imports take: of many gigabytes from a file system that is far away, beside ranks at work."""
+
+ANSWERED_S = 30.0
+"""Longest that it takes to read a program anew: a thousand files, beside ranks at work."""
 
 FORKED_S = 10.0
 """Longest that a fork takes; one of a process of many gigabytes takes a tenth of a second."""
@@ -78,11 +81,17 @@ class Wanted:
     environ: Mapping[str, str]
     unknown: frozenset[str] = frozenset()
     """Variables whose values are a guess as yet, so that no import may read them."""
+    code: Path = Path()
+    """The folder that its code was unpacked in, which `cwd` is in; none where that lies in place."""
 
     @property
     def settled(self) -> dict[str, str]:
         """The variables that its imports may see."""
         return {name: value for name, value in self.environ.items() if not _VARYING.fullmatch(name)}
+
+    def with_code(self, code: Path) -> Wanted:
+        """The same with other code, unpacked in this folder."""
+        return replace(self, code=code, cwd=code / self.cwd.relative_to(self.code))
 
     def differs(self, other: Wanted) -> str:
         """Why a process that was held to be the one cannot be the other; empty when it can."""
@@ -100,10 +109,21 @@ class _Ready(msgspec.Struct):
     packages: dict[str, int] = {}
 
 
+class _Answer(msgspec.Struct):
+    """What it says of a rank with other code."""
+
+    stuck: str
+    """Why it cannot be that; empty when it can."""
+    more: bool = False
+    """Whether that imports more than was imported here."""
+
+
 class Held:
     """A process that waits to become one rank, again and again."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, wanted: Wanted) -> None:
+        self._answers: dict[Path, _Answer] = {}
+        """By the folder of other code, which never changes."""
         self._packages: dict[str, int] = {}
         """Folders that packages are installed in, and when one was added or taken away last, before the imports."""
         self._process = process
@@ -120,7 +140,7 @@ class Held:
         """
         await _probe(program, wanted, log)
         told = {"kind": program.kind, "program": program.text, "without": sorted(without), "least": least}
-        told["unknown"] = sorted(wanted.unknown)
+        told |= {"unknown": sorted(wanted.unknown), "code": str(wanted.code)}
         process, link = _spawn(wanted.argv, wanted, log, told)
         held = cls(process, link, wanted)
         try:
@@ -150,7 +170,23 @@ class Held:
         for folder, changed_ns in self._packages.items():
             if _changed_ns(folder) != changed_ns:
                 return f"packages in {folder} changed since it was held"
-        return self._wanted.differs(wanted)
+        if wanted.cwd != self._wanted.cwd:
+            answer = self._answers.get(wanted.cwd)
+            if answer is None or answer.stuck:
+                return answer.stuck if answer else "its code lies in another folder than before"
+        return replace(self._wanted, cwd=wanted.cwd).differs(wanted)
+
+    def lacks(self, wanted: Wanted) -> bool:
+        """Whether a rank imports more than is imported here, as far as was asked."""
+        return wanted.cwd in self._answers and self._answers[wanted.cwd].more
+
+    async def ask(self, wanted: Wanted) -> None:
+        """Find out whether a rank with other code can be a fork of this."""
+        if wanted.cwd == self._wanted.cwd or wanted.cwd in self._answers or Path() in (wanted.code, self._wanted.code):
+            return
+        with contextlib.suppress(Cold):
+            said = await self._send(b"?", wanted, 2, ANSWERED_S)  # the second is not used
+            self._answers[wanted.cwd] = msgspec.json.decode(said, type=_Answer)
 
     async def ended(self) -> None:
         """Return when it has ended, by whatever: its end of the link is closed then, a moment before it is gone."""
@@ -160,8 +196,13 @@ class Held:
 
     async def fork(self, wanted: Wanted, log: int) -> int:
         """Have a fork become the rank that writes to `log`; its number, of a child of this process. Raises Cold."""
+        return int(await self._send(b"!", wanted, log, FORKED_S))
+
+    async def _send(self, word: bytes, wanted: Wanted, log: int, within_s: float) -> bytes:
+        """Have a fork take in what a rank is given; what that answers. Raises Cold."""
         rank = {
             "environ": dict(wanted.environ),
+            "code": str(wanted.code),
             "cwd": str(wanted.cwd),
             "oom_score_adj": rank_oom_score(),
             "agent": os.getpid(),
@@ -171,12 +212,13 @@ class Held:
         try:
             os.write(given, json.dumps(rank).encode())
             with theirs:
-                socket.send_fds(self._link, [b"!"], [given, log, theirs.fileno()])
+                socket.send_fds(self._link, [word], [given, log, theirs.fileno()])
             ours.setblocking(False)
-            async with asyncio.timeout(FORKED_S):
-                said = await asyncio.get_running_loop().sock_recv(ours, 32)
-            return int(said)
-        except (OSError, ValueError, TimeoutError) as error:
+            async with asyncio.timeout(within_s):
+                if said := await asyncio.get_running_loop().sock_recv(ours, 4096):
+                    return said
+            raise OSError("its fork ended before it answered")
+        except (OSError, TimeoutError) as error:
             self.end()
             raise Cold(
                 f"the process that had its imports done did not fork ({error or type(error).__name__})"

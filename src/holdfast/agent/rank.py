@@ -89,7 +89,7 @@ class RankProcess:
         if handover is not None and self.launch.ranks == 1:
             ours["HOLDFAST_HANDOVER"] = str(handover)
         environ = self.launch.defaults | os.environ | self.launch.env | ours
-        return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ)
+        return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ, code=code)
 
     async def start(self, on_end: Callable[[RankProcess], None], wanted: Wanted, fork: Fork | None = None) -> None:
         """Start it, as a fork of its held program where there is one; `on_end` is called when it has ended or could

@@ -56,6 +56,7 @@ async def get_ready(
         if launch.warm:
             programs[STANDBY, slot] = replace(wanted, unknown=NOT_KNOWN)
     await warmth.prepare(programs)
+    warmth.keep(STANDBY, programs)
     return True
 
 

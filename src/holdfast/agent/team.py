@@ -11,7 +11,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -168,19 +167,18 @@ class Team:
         """Have the programs of these ranks held, for their next start, after so long."""
         if self._warming is not None:
             self._warming.cancel()
-        warm = {process.rank for process in self.processes if process.launch.warm}
-        programs = {slot: wanted for slot, wanted in self._programs.items() if wanted.rank in warm}
-        if programs:
+        if programs := self._warm_programs:
             later = asyncio.get_running_loop().call_later
             self._warming = later(delay_s, self._warmth.keep, self.replica, programs)
 
+    @property
+    def _warm_programs(self) -> dict[Slot, Wanted]:
+        warm = {process.rank for process in self.processes if process.launch.warm}
+        return {slot: wanted for slot, wanted in self._programs.items() if wanted.rank in warm}
+
     async def prepare(self, code: Path) -> None:
         """Have these ranks' programs held as they are in another folder of code, which they are to run soon."""
-        warm = {process.rank: process.launch for process in self.processes if process.launch.warm}
-        programs = {slot: wanted for slot, wanted in self._programs.items() if wanted.rank in warm}
-        await self._warmth.prepare(
-            {slot: replace(wanted, cwd=code / warm[wanted.rank].cwd) for slot, wanted in programs.items()}
-        )
+        await self._warmth.prepare({slot: wanted.with_code(code) for slot, wanted in self._warm_programs.items()})
 
     async def _ready_code(self) -> tuple[Path, Ended | None]:
         """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.agent.held import Cold, Held, Small, UnfitModule, Wanted
@@ -33,16 +33,26 @@ STANDBY = -1
 
 @dataclass
 class _Place:
-    """What is known of one slot."""
+    """What is held for one slot: one program, and another while code is on its way that the one cannot run."""
 
-    held: Held | None = None
+    held: list[Held] = field(default_factory=list[Held])
     why_not: str = "its imports were not done yet"
 
-    def leave(self, why: str) -> None:
+    async def fit(self, wanted: Wanted) -> Held | None:
+        """The one that can be forked as this rank."""
+        for each in self.held:
+            await each.ask(wanted)
+            if not (why := each.differs(wanted)):
+                return each
+            self.why_not = why
+        return None
+
+    def leave_all(self, but: Held | None = None) -> None:
         """End what is held."""
-        if self.held is not None:
-            self.held.end()
-        self.held, self.why_not = None, why
+        for each in self.held:
+            if each is not but:
+                each.end()
+        self.held = [] if but is None else [but]
 
 
 class Warmth:
@@ -56,8 +66,7 @@ class Warmth:
         self._ready = ready
         self._barred = ""
         """Why nothing is held any more."""
-        self._places: dict[tuple[Slot, Path], _Place] = {}
-        """By slot and folder: while an update is on its way a slot has two."""
+        self._places: dict[Slot, _Place] = {}
         self._wanted: dict[int, Mapping[Slot, Wanted]] = {}
         self._keepers: dict[int, asyncio.Task[None]] = {}
         """One a replica."""
@@ -70,24 +79,20 @@ class Warmth:
 
         The first start of a slot has nothing to be warm with, which is not worth a word.
         """
-        place = self._places.get((slot, wanted.cwd))
-        if place is None and any(other == slot for other, _ in self._places):
-            place = _Place(why_not="its code lies in another folder than before")
+        place = self._places.get(slot)
         if place is None:
             raise Cold("it is the first start")
         try:
-            if place.held is None:
+            held = await place.fit(wanted)
+            if held is None:
                 raise Cold(place.why_not)
-            if why := place.held.differs(wanted):
-                place.leave(why)
-                raise Cold(why)
-            return await place.held.fork(wanted, log)
+            return await held.fork(wanted, log)
         except Cold as cold:
             self._say(wanted.rank, str(cold))
             raise
 
     def keep(self, replica: int, wanted: Mapping[Slot, Wanted]) -> None:
-        """Have these programs of a replica held from now on."""
+        """Have these programs of a replica, or of a standby, held from now on."""
         if self._barred:
             return
         keeper, before = self._keepers.get(replica), self._wanted.get(replica, {})
@@ -101,8 +106,11 @@ class Warmth:
 
     def adopt(self, replica: int) -> None:
         """What was held by a standby is this replica's from now on."""
-        for slot, cwd in [(slot, cwd) for slot, cwd in self._places if slot[0] == STANDBY]:
-            self._places[(replica, slot[1]), cwd] = self._places.pop((slot, cwd))
+        if (keeper := self._keepers.pop(STANDBY, None)) is not None:
+            keeper.cancel()
+        self._wanted.pop(STANDBY, None)
+        for _, number in [slot for slot in self._places if slot[0] == STANDBY]:
+            self._places[replica, number] = self._places.pop((STANDBY, number))
 
     def give_way(self, why: str) -> None:
         """End every held program for good: what only waits goes first."""
@@ -110,29 +118,38 @@ class Warmth:
         for keeper in self._keepers.values():
             keeper.cancel()
         for place in self._places.values():
-            place.leave(why)
+            place.leave_all()
+            place.why_not = why
 
     async def prepare(self, wanted: Mapping[Slot, Wanted]) -> None:
         """Have these programs held beside those that are: ranks are to be started as them soon."""
         for slot, each in wanted.items():
-            if not self._barred:
-                async with self._turn:
-                    await self._hold(slot, self._places.setdefault((slot, each.cwd), _Place()), each)
+            async with self._turn:
+                place = self._places.setdefault(slot, _Place())
+                if not self._barred and await place.fit(each) is None:
+                    await self._hold(slot, place, each)
+
+    async def prepare_standby(self, code: Path) -> None:
+        """Have what a standby holds held with other code, beside."""
+        await self.prepare({slot: each.with_code(code) for slot, each in self._wanted.get(STANDBY, {}).items()})
 
     async def _keep(self, replica: int, wanted: Mapping[Slot, Wanted]) -> None:
-        """Hold what is not held; again when one of them has died, which none does by itself."""
-        places = {slot: self._places.setdefault((slot, each.cwd), _Place()) for slot, each in wanted.items()}
-        for slot, cwd in list(self._places):
-            if slot in wanted and cwd != wanted[slot].cwd:
-                self._places.pop((slot, cwd)).leave("it runs other code by now")
+        """Hold these and nothing else; again when one of them has died, which none does by itself."""
         while self._deaths <= MOST_DEATHS:
-            for slot, place in places.items():
+            held: dict[Slot, Held] = {}
+            for slot, each in wanted.items():
                 async with self._turn:
-                    await self._hold(slot, place, wanted[slot])
-            held = {slot: place.held for slot, place in places.items() if place.held is not None}
+                    place = self._places.setdefault(slot, _Place())
+                    fit = await place.fit(each)
+                    if fit is None or fit.lacks(each):
+                        fit = await self._hold(slot, place, each) or fit
+                    place.leave_all(but=fit)
+                if fit is not None:
+                    held[slot] = fit
             if not held:
                 return
-            self._ready(replica, tuple(wanted[slot].rank for slot in held))
+            if replica != STANDBY:
+                self._ready(replica, tuple(wanted[slot].rank for slot in held))
             ends = [asyncio.ensure_future(each.ended()) for each in held.values()]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -141,16 +158,15 @@ class Warmth:
                     each.cancel()
             self._deaths += 1
 
-    async def _hold(self, slot: Slot, place: _Place, wanted: Wanted) -> None:
-        if place.held is not None and (why := place.held.differs(wanted)):
-            place.leave(why)
-        if place.held is not None:
-            return
+    async def _hold(self, slot: Slot, place: _Place, wanted: Wanted) -> Held | None:
         try:
-            place.held = await self._begin(slot, wanted)
+            held = await self._begin(slot, wanted)
         except Cold as cold:
             place.why_not = "" if isinstance(cold, Small) else str(cold)
             log.info("replica %s, slot %s is not held: %s", *slot, cold)
+            return None
+        place.held.append(held)
+        return held
 
     async def _begin(self, slot: Slot, wanted: Wanted) -> Held:
         found = program(wanted.argv)

@@ -2,7 +2,8 @@
 
 It runs inside the user's own interpreter, before the program's first line (sitecustomize.py), so it uses nothing but
 the standard library of Python 3.10. What it says to its agent is a JSON object a line; what the agent sends are three
-descriptors: a file with what the rank is given, the rank's log, and a socket to say the rank's number on.
+descriptors: a file with what the rank is given, the rank's log, and a socket to say the rank's number on. In the same
+way it is asked whether a rank with other code could be started (moving.py).
 
 A rank is born by two forks, so that the agent adopts it: to the kernel it is the agent's own child, as any other rank.
 """
@@ -19,12 +20,13 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
+from moving import Home
 from preload import Unfit, preload
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OURS = ("hold", "preload", "reading")
+OURS = ("hold", "moving", "preload", "reading")
 """Modules that the program is not to find loaded."""
 NAME = b"holdfast-warm"
 """What `ps -o comm` shows of a held program, whose words are those of the rank."""
@@ -53,18 +55,17 @@ def hold(word: str) -> None:
         _site()
         without = frozenset(told["without"])
         unknown = frozenset(told["unknown"])
-        ready = preload(told["kind"], told["program"], without=without, unknown=unknown, least=told["least"])
+        kind, program = told["kind"], told["program"]
+        ready, imported = preload(kind, program, without=without, unknown=unknown, least=told["least"])
+        home = Home(told["code"], kind, program)
         _say(link, ready=ready)
     except Unfit as unfit:
         _say(link, unfit=unfit.module, why=unfit.why)
         os._exit(0)
-    given, log, gate = _wait(link)
-    with open(given, closefd=True) as file:
-        file.seek(0)
-        rank: dict[str, Any] = json.load(file)
+    rank, log, gate = _wait(link, home, imported)
     link.close()
     _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-    _become(rank, log, nice)
+    _become(rank, log, nice, home)
     with socket.socket(fileno=gate) as door:
         door.sendall(b"%d" % os.getpid())
     for module in OURS:
@@ -115,7 +116,7 @@ def _site() -> None:
     spec.loader.exec_module(module)
 
 
-def _wait(link: socket.socket) -> tuple[int, int, int]:
+def _wait(link: socket.socket, home: Home, imported: list[str]) -> tuple[dict[str, Any], int, int]:
     """Fork as often as asked; returns in the forks that are to be ranks."""
     while True:
         word, descriptors, _, _ = socket.recv_fds(link, 1, 3)
@@ -123,16 +124,31 @@ def _wait(link: socket.socket) -> tuple[int, int, int]:
             os._exit(0)
         between = os.fork()
         if between == 0:
+            given, log, gate = descriptors
+            with open(given) as file:
+                file.seek(0)
+                rank: dict[str, Any] = json.load(file)
+            if word == b"?":
+                _answer(gate, home, rank, imported)
             if os.fork():
                 os._exit(0)
-            given, log, gate = descriptors
-            return given, log, gate
+            return rank, log, gate
         for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(between, 0)
 
 
-def _become(rank: dict[str, Any], log: int, nice: int | None) -> None:
+def _answer(gate: int, home: Home, rank: dict[str, Any], imported: list[str]) -> NoReturn:
+    """Say whether such a rank could be started, and whether it would have more to import; never returns."""
+    with socket.socket(fileno=gate) as door:
+        try:
+            _say(door, stuck="", more=home.look(rank, imported))
+        except Exception as error:
+            _say(door, stuck=str(error))
+    os._exit(0)
+
+
+def _become(rank: dict[str, Any], log: int, nice: int | None, home: Home) -> None:
     """Be what a rank is that its agent has started itself; see agent/rank.py."""
     os.setsid()
     if nice is not None:
@@ -142,7 +158,7 @@ def _become(rank: dict[str, Any], log: int, nice: int | None) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.chdir(rank["cwd"])
+    home.leave(rank)
     _take_environment(rank["environ"])
     _be_adopted(rank["agent"])
     _forget()

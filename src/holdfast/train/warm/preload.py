@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 
-from reading import Reading
+from reading import Reading, read
 
 LATER = {"torch": ("torch.distributed", "torch._dynamo")}
 """What a package imports when it is first used: here by any optimiser, and by DistributedDataParallel."""
@@ -62,22 +62,26 @@ class _Reads:
 
 def preload(
     kind: str, program: str, *, without: frozenset[str], unknown: frozenset[str] = frozenset(), least: int
-) -> dict[str, object]:
-    """Import what the program will, unless that is less than so many modules; for the agent, how many. Raises Unfit."""
+) -> tuple[dict[str, object], list[str]]:
+    """Import what the program will, unless that is less than so many modules: what the agent is told, and the names.
+
+    Raises Unfit.
+    """
     began = time.monotonic()
     reading, packages = Reading(kind, program), installed()
     with _Reads(unknown) as reads:
         _look("site", reads)
-        for name in reading.imports():
+        names = read(reading)
+        for name in names:
             if name.partition(".")[0] not in without:
                 _take(name, reads)
-        for package, names in LATER.items():
+        for package, later in LATER.items():
             if package in sys.modules:
-                for name in names:
+                for name in later:
                     _take(name, reads)
     if len(sys.modules) < least:
         raise Unfit("", reading.stopped)
-    return {"modules": len(sys.modules), "took_s": time.monotonic() - began, "packages": packages}
+    return {"modules": len(sys.modules), "took_s": time.monotonic() - began, "packages": packages}, names
 
 
 def installed() -> dict[str, int]:

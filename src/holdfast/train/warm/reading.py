@@ -141,6 +141,11 @@ class Reading:
         return own if own is not None and own.has_location else _find_installed(top) or own
 
 
+def read(reading: Reading) -> list[str]:
+    """What a program imports, each once, in the order of the first time."""
+    return list(dict.fromkeys(reading.imports()))
+
+
 def _find_installed(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
