@@ -2,10 +2,10 @@
 
 .venv/bin/python -m bench.update [--quick | --rounds N]
 
-The same loop (bench/programs/updated.py: DDP and AdamW over two nodes of one rank, a Session) on all sides, at work and
-with its next start warm. Ours: `holdfast update`. The peer: `holdfast cancel`, which takes a checkpoint, and, once the
-run is over, `holdfast run` with the same checkpoints. Both count from just before the command until every rank has
-finished its first step after it. Each turn has a run of its own.
+The same loop (bench/programs/updated.py: DDP and AdamW over two nodes of one rank, a Session) on all sides, from
+shipped code which is then changed, at work and with its next start warm. Ours: `holdfast update`. The peer: `holdfast cancel`,
+which takes a checkpoint, and, once the run is over, `holdfast run` with the same checkpoints. Both count from just before
+the command until every rank has finished its first step after it. Each turn has a run of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ RANKS = 2
 SETTLED_STEPS = 20
 LONGEST_S = 240.0
 BEAT_S = 0.01
+PROGRAM = "updated.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +48,21 @@ class Place:
         """Have a command done; raises when it fails, but for the code of a run that was cancelled."""
         environ = os.environ | {"HOLDFAST_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
         argv = [str(BIN / "holdfast"), *words]
-        subprocess.run(argv, env=environ, cwd=self.folder, stdout=subprocess.DEVNULL, check=words[0] != "attach")
+        subprocess.run(
+            argv, env=environ, cwd=self.folder / "project", stdout=subprocess.DEVNULL, check=words[0] != "attach"
+        )
 
     def run(self) -> None:
         """Start the loop, from the newest of its checkpoints."""
         settings = (f"checkpoint.path={self.folder / 'checkpoints'}", "checkpoint.every_steps=1000000")
         options = [word for setting in settings for word in ("--set", setting)]
-        self.holdfast("run", "-d", "--nodes", "2", *options, "--", sys.executable, str(PROGRAMS / "updated.py"), ".")
+        command = (sys.executable, PROGRAM, str(self.folder))
+        self.holdfast("run", "-d", "--on", "shipped", "--nodes", "2", *options, "--", *command)
+
+    def edit(self) -> None:
+        """Change the program."""
+        with (self.folder / "project" / PROGRAM).open("a") as program:
+            program.write("# changed\n")
 
     def firsts(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
         """When each process that is not of these has finished its first step."""
@@ -106,6 +116,7 @@ def _turn(change: Callable[[Place], None]) -> float:
         _wait(place.at_work)
         old = frozenset(place.firsts())
         quiet.wait()
+        place.edit()
         began = time.time()
         change(place)
         _wait(lambda: len(place.firsts(old)) == RANKS)
@@ -116,6 +127,10 @@ def _turn(change: Callable[[Place], None]) -> float:
 def _place() -> Generator[Place]:
     with tempfile.TemporaryDirectory(prefix="hfbench-") as folder:
         place = Place(folder=Path(folder))
+        profiles = place.folder / "project" / ".holdfast" / "profiles"
+        profiles.mkdir(parents=True)
+        (profiles / "shipped.yaml").write_text("code: shipped\n")
+        shutil.copy(PROGRAMS / PROGRAM, place.folder / "project")
         place.run()
         try:
             yield place

@@ -42,7 +42,7 @@ def test_standby_takes_the_place_of_a_killed_node_and_another_is_made(runs: Runs
     api.cancel(watched.folder)
     watched.end()
     assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["node-lost", "node-lost"]
-    assert not any(event.node == 2 for event in watched.all(RankExited) if not event.stopped)
+    assert [event for event in watched.all(RankExited) if event.node == 2 and not event.stopped] == []
 
 
 @pytest.fixture
