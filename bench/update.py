@@ -2,10 +2,10 @@
 
 .venv/bin/python -m bench.update [--quick | --rounds N]
 
-The same loop (bench/programs/updated.py: DDP and AdamW over two nodes of one rank, a Session) on all sides, from
-shipped code which is then changed, at work and with its next start warm. Ours: `holdfast update`. The peer: `holdfast cancel`,
-which takes a checkpoint, and, once the run is over, `holdfast run` with the same checkpoints. Both count from just before
-the command until every rank has finished its first step after it. Each turn has a run of its own.
+The same loop (bench/programs/updated.py: DDP and AdamW over two nodes of one rank, a Session) on all sides, at work and
+with its next start warm; its code is shipped, and then changed. Ours: `holdfast update`. The peer: `holdfast cancel`,
+which takes a checkpoint, and, once the run is over, `holdfast run` with the same checkpoints. Both count until every
+rank has finished its first step after the command. Each turn has a run of its own.
 """
 
 from __future__ import annotations
