@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
-from holdfast.diagnose.transport.result import Kind, Side, Way
+from holdfast.diagnose.transport.result import RECEIVE, Kind, Side, Way
 
 MARK = b" NCCL INFO "
 _REMEMBERED = 1 << 16
 """Of what repeats from line to line, how many are parsed once."""
+_CONNECTIONS = 1 << 12
+"""Of connections: a process tells of the same ones again for trees and rings, and for each communicator."""
 SWITCH = -1
 """The receiver of a connection to a switch that reduces (CollNet)."""
 
@@ -35,20 +37,16 @@ REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
 _END = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
 
 
+CHANNEL_BYTES = len(b"Channel 00")
+# What may stand between that and ` : `, as in `Channel 00/0 : `. The number is the connection's (0 collective, 1 point
+# to point); up to 2.13, and for SHM, there is none; in the order of a ring it is how many channels there are.
+ENDS = frozenset((b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10))))
+
+
 @cache
 def channels() -> Mapping[bytes, int]:
-    """The bit of each channel's label, such as `Channel 00/0`; NCCL has at most 64 channels.
-
-    The number behind the slash is the connection's (0 collective, 1 point to point); up to 2.13, and for SHM, there is
-    none; in the order of a ring it is how many channels there are.
-    """
-    ends = (b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10)))
-    return {
-        b"%s %02d%s" % (kind, channel, end): 1 << channel
-        for kind in (b"Channel", b"CollNet")
-        for channel in range(64)
-        for end in ends
-    }
+    """The bit of each channel by its name, such as `Channel 00`; NCCL has at most 64 channels."""
+    return {b"%s %02d" % (kind, channel): 1 << channel for kind in (b"Channel", b"CollNet") for channel in range(64)}
 
 
 # 12[1a000]: the busId in hex up to 2.18.1, the nvmlDev in decimal since; CollNet's lines name the rank alone
@@ -103,6 +101,21 @@ PATTERN = re.compile(rb"Pattern 4, [^\n]*type (\w{2,4})/\w{2,4}, sameChannels")
 # Using network AWS Libfabric
 NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
 DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
+
+
+@lru_cache(_CONNECTIONS)
+def connection(said: bytes) -> tuple[int, int, Way, int] | None:
+    """Sender, receiver, way and whose word it is, of what follows `Channel 00/0 : `; None for what is no connection."""
+    # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
+    parts = said.split(b" ", 3)
+    if len(parts) == 4 and parts[1] == b"->":
+        sender, receiver, joined = rank(parts[0]), rank(parts[2]), way(parts[3])
+    else:
+        first, _, joining = said.partition(b" ")
+        sender, receiver, joined = rank(first), SWITCH, way(joining)
+    if sender is None or receiver is None or joined is None:
+        return None
+    return sender, receiver, joined, receiver if joined.side is RECEIVE and receiver != SWITCH else sender
 
 
 @lru_cache(_REMEMBERED)

@@ -62,9 +62,18 @@ def _begins(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quot
 
 def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     """A ring or tree is complete: the next one may be another communicator's."""
-    cut(thread, process, message.partition(b" ")[2].partition(b",")[0].partition(b" comm ")[0])
-    if (match := grammar.RINGS.match(message)) and match[2]:
-        process.note(f"ring gdr {words(match[2])}", message, quote)
+    stage, fact = _completes(message)
+    cut(thread, process, stage)
+    if fact:
+        process.note(fact, message, quote)
+
+
+@lru_cache(_REMEMBERED)
+def _completes(message: bytes) -> tuple[bytes, str]:
+    """What is connected, and what the message says of how."""
+    stage = message.partition(b" ")[2].partition(b",")[0].partition(b" comm ")[0]
+    match = grammar.RINGS.match(message)
+    return stage, f"ring gdr {words(match[2])}" if match and match[2] else ""
 
 
 def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:

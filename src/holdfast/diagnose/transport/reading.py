@@ -17,7 +17,7 @@ from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
 from holdfast.diagnose.transport.messages import Handler, cut, handler
 from holdfast.diagnose.transport.records import ProcessRecord, Quote, ThreadRecord
-from holdfast.diagnose.transport.result import RECEIVE, Evidence, Link, Transport
+from holdfast.diagnose.transport.result import Evidence, Link, Transport
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
 
@@ -34,6 +34,7 @@ _MOST_ALIKE = 1 << 12
 """Of a thread's connections, how many are known again by the line after them too."""
 _MOST_WORDS = 1 << 16
 """Of first words of messages, how many are remembered."""
+_NOTHING: dict[bytes, Link] = {}
 _LONGEST_BYTES = 1024
 """NCCL's own buffer for a line."""
 _QUOTED_BYTES = 240
@@ -62,7 +63,9 @@ class Reading:
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._threads: dict[str | None, dict[bytes, ThreadRecord]] = {}
         self._quoted: dict[tuple[str, str], dict[bytes | str, Evidence]] = {}
-        self._handlers: dict[bytes, Handler | None] = {}
+        self._handlers: dict[bytes, Handler] = {}
+        self._dull: set[bytes] = set()
+        """Beginnings of messages that have no handler."""
         self._versions: dict[str, Evidence] = {}
         self._replicas: dict[str, int | None] = {}
         self.info_lines = 0
@@ -103,81 +106,91 @@ class Reading:
         source, node = block.source.name, block.source.node
         threads = self._threads.setdefault(node, {})
         channels = grammar.channels()
-        handlers = self._handlers
+        dull = self._dull
         line, counted, offset, number = 0, 0, 0, 0
 
         def quote() -> Evidence:
             """The line that the mark before this message stands in."""
             nonlocal line, counted, offset
             line, begin = line or int(block.first_line), offset
-            offset += sum(map(len, islice(pieces, counted, number))) + (number - counted) * len(MARK)
+            offset += sum(map(len, pieces[counted:number])) + (number - counted) * len(MARK)
             line += block.data.count(b"\n", begin, offset)
             counted = number
             if self._quotes >= _MOST_QUOTES:
                 raise _TooMuch
             self._quotes += 1
-            begun = pieces[number - 1].rpartition(b"\n")[2][-_QUOTED_BYTES:]
-            text = begun + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
+            text = tail[-_QUOTED_BYTES:] + MARK + pieces[number].partition(b"\n")[0][:_QUOTED_BYTES]
             return Evidence(source, line, words(text).strip())
 
-        thread, last, head = None, None, pieces[0]
+        thread, alike, tail = self._writer(threads, b"\n" + pieces[0], block.source)
         for number, piece in enumerate(islice(pieces, 1, None), 1):  # noqa: B007 - quote() asks for it
-            if head != last:
-                thread = threads.get(head) or self._thread(threads, head[head.rfind(b"\n") + 1 :], block.source)
-                last = head
-            label, _, rest = piece.partition(b" : ")
-            bit = channels.get(label)
-            if bit is not None and thread is not None:
-                known = thread.alike.get(rest)
+            bit = channels.get(begin := piece[: grammar.CHANNEL_BYTES])
+            if bit is not None:
+                known = alike.get(rest := piece[grammar.CHANNEL_BYTES :])
                 if known is not None:
-                    known.channels |= bit  # and the line after it begins as this one does
-                    continue
-                key, newline, next_head = rest.partition(b"\n")
-                if not newline:
-                    self._torn += 1  # what is missing could be "/GDRDMA"
-                elif (known := thread.connections.get(key) or self._connect(bit, key, thread, quote)) is not None:
                     known.channels |= bit
-                    if next_head == head and len(thread.alike) < _MOST_ALIKE:
-                        thread.alike[rest] = known
-                head = next_head
-                continue
-            message, _, head = piece.partition(b"\n")
-            word = message.partition(b" ")[0]
-            found = handlers[word] if word in handlers else self._handler(word)
-            if found is not None and thread is not None:
-                try:
-                    found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
-                except _TooMuch:
-                    self._left_out += 1
+                    continue  # the line after it begins as this one does
+                if thread is not None:
+                    self._connection(bit, rest, thread, tail, quote)
+            elif begin not in dull and thread is not None:
+                message = piece.partition(b"\n")[0]
+                if (found := self._handler(message)) is not None:
+                    try:
+                        found(message[:_LONGEST_BYTES], thread, self._processes[thread.process], quote)
+                    except _TooMuch:
+                        self._left_out += 1
+            if not piece.endswith(tail):
+                thread, alike, tail = self._writer(threads, piece, block.source)
 
-    def _handler(self, word: bytes) -> Handler | None:
+    def _handler(self, message: bytes) -> Handler | None:
+        """That of a message; remembered where there is none."""
+        word = message.partition(b" ")[0]
+        if word in self._handlers:
+            return self._handlers[word]
         found = handler(word)
-        if len(self._handlers) < _MOST_WORDS:
-            self._handlers[word] = found
+        if found is not None:
+            if len(self._handlers) < _MOST_WORDS:
+                self._handlers[word] = found
+        elif len(word) < grammar.CHANNEL_BYTES < len(message) and len(self._dull) < _MOST_WORDS:
+            self._dull.add(message[: grammar.CHANNEL_BYTES])
         return found
 
-    def _connect(self, bit: int, key: bytes, thread: ThreadRecord, quote: Quote) -> Link | None:
-        """A connection that this thread has not told of yet; None for a line that tells of none, or of one too many."""
-        # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
-        parts = key[: _LONGEST_BYTES + 1].split(b" ", 3)
-        if len(parts) == 4 and parts[1] == b"->":
-            sender, receiver, way = grammar.rank(parts[0]), grammar.rank(parts[2]), grammar.way(parts[3])
-        else:
-            first, _, said = key[: _LONGEST_BYTES + 1].partition(b" ")
-            sender, receiver, way = grammar.rank(first), grammar.SWITCH, grammar.way(said)
-        if sender is None or receiver is None or way is None or len(key) > _LONGEST_BYTES:
-            self._torn += not grammar.is_ring(key)
-        elif self._connections >= _MOST_CONNECTIONS:
-            self._left_out += 1
-        else:
+    def _connection(self, bit: int, rest: bytes, thread: ThreadRecord, tail: bytes, quote: Quote) -> None:
+        """Note a connection that no line before told of, or none with the same line after it."""
+        said, newline, _ = rest.partition(b"\n")
+        end, _, key = said.partition(b" : ")
+        if end not in grammar.ENDS:
+            return
+        if not newline:
+            self._torn += 1  # what is missing could be "/GDRDMA"
+            return
+        known = thread.connections.get(key)
+        if known is None:
+            ends = grammar.connection(key) if len(key) <= _LONGEST_BYTES else None
+            if ends is None:
+                self._torn += not grammar.is_ring(key)
+                return
+            if self._connections >= _MOST_CONNECTIONS:
+                self._left_out += 1
+                return
             self._connections += 1
-            own = receiver if way.side is RECEIVE and receiver != grammar.SWITCH else sender
+            sender, receiver, way, own = ends
             known = thread.connections[key] = Link(sender, receiver, bit, way, own)
             process = self._processes[thread.process]
             if way.route not in process.evidence and self._quotes < _MOST_QUOTES:
                 process.note(way.route, way.route, quote)
-            return known
-        return None
+        known.channels |= bit
+        if rest.endswith(tail) and len(thread.alike) < _MOST_ALIKE:
+            thread.alike[rest] = known
+
+    def _writer(
+        self, threads: dict[bytes, ThreadRecord], piece: bytes, source: Source
+    ) -> tuple[ThreadRecord | None, dict[bytes, Link], bytes]:
+        """Who writes the line whose beginning ends this piece, its known connections, and that line's beginning."""
+        _, newline, head = piece.rpartition(b"\n")
+        head = head if newline else b""
+        thread = threads.get(head) or self._thread(threads, head, source)
+        return thread, _NOTHING if thread is None else thread.alike, b"\n" + head
 
     def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, source: Source) -> ThreadRecord | None:
         """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""

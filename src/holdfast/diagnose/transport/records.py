@@ -6,7 +6,8 @@ Refuses to own reading (reading.py) and what becomes of it (placing.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from holdfast.diagnose.transport.result import Evidence, Link
 
@@ -14,8 +15,7 @@ Quote = Callable[[], Evidence]
 """The line that is read, as evidence; only called for what is kept."""
 
 
-@dataclass(slots=True, eq=False)
-class Joined:
+class Joined(msgspec.Struct, kw_only=True, eq=False):
     """A communicator as one of its processes sees it."""
 
     process: int
@@ -32,14 +32,13 @@ class Joined:
     """Which split of its parent it came from, and of which colour; empty where that is not said."""
     complete: bool = False
     nodes: int | None = None
-    links: list[Link] = field(default_factory=list[Link])
-    stages: set[bytes] = field(default_factory=set[bytes])
+    links: list[Link] = []
+    stages: set[bytes] = set()
     """What of it is connected: rings, trees, …; each is connected once."""
     inferred: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+class Session(msgspec.Struct, eq=False):
     """Connections that one thread made in one go, all of one communicator."""
 
     thread: ThreadRecord
@@ -50,8 +49,7 @@ class Session:
     """None for those made after the set-up (all of them, from 2.22 on): whose they are is found at the end."""
 
 
-@dataclass(slots=True, eq=False)
-class ThreadRecord:
+class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
     """A thread of a process: what it sets up now, and what it has connected meanwhile."""
 
     process: int
@@ -59,18 +57,17 @@ class ThreadRecord:
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
     said: bytes = b""
     """What the line that began it says of it; the one that ends it says the same."""
-    connections: dict[bytes, Link] = field(default_factory=dict[bytes, Link])
+    connections: dict[bytes, Link] = {}
     """By what follows `Channel 00/0 : ` in their lines."""
-    alike: dict[bytes, Link] = field(default_factory=dict[bytes, Link])
+    alike: dict[bytes, Link] = {}
     """The same by that and the beginning of the line after it, where that is this thread's too: nearly always."""
-    recent: list[Session] = field(default_factory=list[Session])
+    recent: list[Session] = []
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")
     """Parent and colour of the split that it is about to set up."""
 
 
-@dataclass(slots=True, eq=False)
-class ProcessRecord:
+class ProcessRecord(msgspec.Struct, kw_only=True, eq=False):
     """What one process has said so far."""
 
     node: str
@@ -80,15 +77,15 @@ class ProcessRecord:
     source: str = ""
     """Where its first line stands."""
     replica: int | None = None
-    facts: dict[str, str] = field(default_factory=dict[str, str])
-    env: dict[str, str] = field(default_factory=dict[str, str])
+    facts: dict[str, str] = {}
+    env: dict[str, str] = {}
     hcas: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
-    evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence])
-    quoted: dict[bytes | str, Evidence] = field(default_factory=dict[bytes | str, Evidence])
+    evidence: dict[str, Evidence] = {}
+    quoted: dict[bytes | str, Evidence] = {}
     """What is quoted already, by its words; all processes of a host share it, since they mostly say the same."""
-    joined: list[Joined] = field(default_factory=list[Joined])
-    sessions: list[Session] = field(default_factory=list[Session])
+    joined: list[Joined] = []
+    sessions: list[Session] = []
 
     def note(self, name: str, said: bytes | str, quote: Quote) -> None:
         """Keep the line that a fact comes from, or one of the same words on the same host."""

@@ -59,26 +59,26 @@ def survey(processes: Sequence[Process], communicators: Sequence[Communicator]) 
     nodes: dict[str, NodeSurvey] = {process.node: NodeSurvey() for process in processes}
     across: Counter[str] = Counter()
     disagreements: list[Disagreement] = []
-    noted: set[tuple[str, int]] = set()  # ways that a node has been seen to use, by their id(), which costs no hashing
+    noted: dict[str, set[int]] = {node: set() for node in nodes}  # ways, by their id(), which costs no hashing
     for communicator in communicators:
         places = places_of(communicator, processes)
+        sends: dict[tuple[int, int], Way] = {}
+        receives: dict[tuple[int, int], Way] = {}
         for link in communicator.links:
-            way, node = link.way, places[link.own]
-            if (node, id(way)) not in noted:
-                noted.add((node, id(way)))
-                nodes[node].routes[way.route].add(way.side)
-                if way.kind is NET and way.nic is not None and way.proxy is None:
-                    nodes[node].nics[way.name].add(way.nic)
-            if way.kind is NET or (way.kind is P2P and _crosses(link, places)):
+            way, node, sender, receiver = link.way, places[link.own], link.sender, link.receiver
+            kind, used = way.kind, nodes[node]
+            if id(way) not in noted[node]:
+                noted[node].add(id(way))
+                used.routes[way.route].add(way.side)
+                if kind is NET and way.nic is not None and way.proxy is None:
+                    used.nics[way.name].add(way.nic)
+            if kind is NET or (kind is P2P and places.get(sender, node) != places.get(receiver, node)):
                 across[way.route] += link.channels.bit_count()
-                nodes[node].across += 1
-        disagreements += _disagreements(communicator, places)
+                used.across += 1
+            if kind is not COLLNET:
+                (receives if way.side is RECEIVE else sends).setdefault((sender, receiver), way)
+        disagreements += _disagreements(communicator, places, sends, receives)
     return Survey(nodes=nodes, across=across, disagreements=disagreements)
-
-
-def _crosses(link: Link, places: Mapping[int, str]) -> bool:
-    sender, receiver = places.get(link.sender), places.get(link.receiver)
-    return sender is not None and receiver is not None and sender != receiver
 
 
 def places_of(communicator: Communicator, processes: Sequence[Process]) -> Mapping[int, str]:
@@ -86,13 +86,12 @@ def places_of(communicator: Communicator, processes: Sequence[Process]) -> Mappi
     return {member.rank: processes[member.process].node for member in communicator.members}
 
 
-def _disagreements(communicator: Communicator, places: Mapping[int, str]) -> list[Disagreement]:
-    sends: dict[tuple[int, int], Way] = {}
-    receives: dict[tuple[int, int], Way] = {}
-    for link in communicator.links:
-        if link.way.kind is not COLLNET:
-            ends = receives if link.way.side is RECEIVE else sends
-            ends.setdefault((link.sender, link.receiver), link.way)
+def _disagreements(
+    communicator: Communicator,
+    places: Mapping[int, str],
+    sends: Mapping[tuple[int, int], Way],
+    receives: Mapping[tuple[int, int], Way],
+) -> list[Disagreement]:
     found: list[Disagreement] = []
 
     def add(pair: tuple[int, int], send: Way, receive: Way, back: bool) -> None:
