@@ -10,18 +10,26 @@ from holdfast.control.policy import BACK_OFF_S, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
 from holdfast.events import DeadlinePassed, FindingRaised, Outcome, RankHung, RecoveryDecided, StepCommitted
 
-WAITING = "all_reduce (torch/distributed/distributed_c10d.py:2)"
+WAITING = "Peers._listen (holdfast/train/peers.py:2)"
+WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
 
 
 def hung(
-    replica: int, *, at: float = 30.0, state: str = "S", innermost: str = WAITING, last_step: int = 3, attempt: int = 0
+    replica: int,
+    *,
+    at: float = 30.0,
+    state: str = "S",
+    innermost: str = WAITING,
+    last_step: int = 3,
+    attempt: int = 0,
+    rank: int = 0,
 ) -> RankHung:
     return RankHung(
         at=at,
         node=replica,
         replica=replica,
         attempt=attempt,
-        rank=0,
+        rank=rank,
         last_step=last_step,
         last_step_at=at - 9,
         waited_s=9.0,
@@ -55,6 +63,19 @@ def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(wor
     assert stops(run.do(word)) == [1]
     assert run.phase(0) is ReplicaPhase.RUNNING
     assert Deadline.JUDGE.of(0) not in run.state.deadlines
+
+
+def test_replica_that_waits_for_none_of_the_others_is_expelled_once_all_its_ranks_have_spoken() -> None:
+    run = Run(nodes=4, replicas=2).running()
+    run.do(*(step(replica) for replica in range(2)))
+    assert stops(run.do(hung(0, rank=0), hung(1, rank=0, innermost=WITHIN))) == []
+    assert stops(run.do(hung(0, rank=1, innermost=WITHIN))) == []
+    assert stops(run.do(hung(1, rank=1, innermost=WITHIN))) == [1]
+    assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_replica_of_which_no_stacks_are_known_gets_its_time() -> None:
+    assert stops(training().do(hung(1, innermost=""))) == []
 
 
 def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on() -> None:

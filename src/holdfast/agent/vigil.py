@@ -26,9 +26,12 @@ PATIENCE_FACTOR = 10.0
 """The first step of an attempt may take this many step deadlines, for it loads, compiles and connects; and so may a
 checkpoint."""
 
-AUTO_FACTOR, AUTO_MORE_S, AUTO_PATIENCE_S = 3.0, 1.0, 600.0
+AUTO_FACTOR, AUTO_MORE_S, AUTO_PATIENCE_S = 3.0, 0.9, 600.0
 """`auto`: so many times the 99th percentile of a rank's own steps, and so many seconds; what may take longer gets its
-own."""
+own. A tenth of the second that a hang may cost is left for its replica to be expelled."""
+
+LOOK_AHEAD_S = 0.5
+"""Of `auto`'s seconds: the stacks are taken so long before a deadline, and are there when it has passed."""
 
 AUTO_STEPS = 512
 """Of so many latest steps the percentile is taken."""
@@ -164,34 +167,37 @@ class Vigil:
                 self._report(rank, pulse)
 
     async def _watch_for_hangs(self, deadline_s: float | Literal["auto"]) -> None:
+        auto = deadline_s == "auto"
+        ahead_s = LOOK_AHEAD_S if auto else 0.0
         while True:
             now = time.monotonic()
-            next_at = now + (AUTO_MORE_S if deadline_s == "auto" else deadline_s)
+            next_at = now + (AUTO_MORE_S if auto else deadline_s) - ahead_s
             for rank, pulse in self.pulses.items():
                 if pulse.over:
                     continue
                 due = pulse.due(deadline_s)
-                if now >= due and now >= (due := due + pulse.starved_s()):
-                    self._report(rank, pulse)
+                if now >= due - ahead_s and now >= (due := due + pulse.starved_s()) - ahead_s:
+                    self._report(rank, pulse, due)
                     due = pulse.due(deadline_s)
-                next_at = min(next_at, due)
+                next_at = min(next_at, due - ahead_s)
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 
-    def _report(self, rank: int, pulse: Pulse) -> None:
+    def _report(self, rank: int, pulse: Pulse, due: float = 0.0) -> None:
         """Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away."""
         pulse.hung, pulse.reported_at = True, time.monotonic()
-        report = asyncio.ensure_future(self._report_hang(rank, pulse))
+        report = asyncio.ensure_future(self._report_hang(rank, pulse, due))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
 
-    async def _report_hang(self, rank: int, pulse: Pulse) -> None:
-        """Look at a silent rank and say what is seen, unless it went on or ended meanwhile."""
-        waited_s = time.monotonic() - pulse.at
-        last_step_at = self._clock() - waited_s
+    async def _report_hang(self, rank: int, pulse: Pulse, due: float) -> None:
+        """Look at a silent rank and say what is seen once it is due, unless it went on or ended meanwhile."""
+        spoke_at = pulse.at
+        last_step_at = self._clock() - (time.monotonic() - spoke_at)
         state = state_letter(pulse.pid)
         into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
         stacks = await take(pulse.pid, into, stopped=state == "T")
-        if pulse.over or not pulse.hung:
+        await self._come_due(pulse, due)
+        if pulse.over or pulse.at != spoke_at:
             return
         self._say(
             RankHung(
@@ -202,10 +208,18 @@ class Vigil:
                 rank=rank,
                 last_step=pulse.step,
                 last_step_at=last_step_at,
-                waited_s=waited_s,
+                waited_s=time.monotonic() - spoke_at,
                 process_state=state,
                 stacks=stacks.path,
                 innermost=stacks.innermost,
                 said_hello=pulse.said_hello,
             )
         )
+
+    async def _come_due(self, pulse: Pulse, due: float) -> None:
+        """Time without a CPU puts it off, also while it is waited for."""
+        while not pulse.over:
+            left_s = due + pulse.starved_s() - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)

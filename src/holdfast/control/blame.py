@@ -35,11 +35,11 @@ _GAVE_UP = re.compile(
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
     r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward|"
-    r"Peers\._listen|quorum|should_commit"
+    r"Peers\._listen|_Bucket\.give|quorum|should_commit"
 )
 
 # A frame in which a replica waits for the other replicas, and for nobody of its own.
-_FOR_REPLICAS = re.compile(r"Peers\._listen|wait_quorum")
+_FOR_REPLICAS = re.compile(r"Peers\._listen|wait_quorum|_Bucket\.give")  # the last on a GPU
 
 _KINDS: dict[RankExit, FailureKind] = {
     RankExit.CODE: FailureKind.CRASHED,
@@ -96,6 +96,11 @@ def gave_up(exited: RankExited) -> bool:
 def stands_apart(hung: RankHung) -> bool:
     """Whether a rank was seen to do something else than to wait for others."""
     return hung.process_state == "T" or bool(hung.innermost and not _waits(hung))
+
+
+def waits_within(hung: RankHung) -> bool:
+    """Whether a rank was seen to wait, and not for other replicas."""
+    return bool(hung.innermost) and not _FOR_REPLICAS.search(hung.innermost)
 
 
 Suspicion = tuple[bool, bool, int, bool, bool, float]

@@ -2,14 +2,15 @@
 
 In a hang everybody waits, and the one to blame differs only in its stack. One replica restarts whole, so it is only
 waited until all have spoken. Of several only the one to blame is expelled, and at once where its word leaves no doubt:
-it is stopped by a signal, or is anywhere but in a wait for its peers. Those that wait for it go on when it is gone.
+it is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks wait, and none of them for
+another replica. Those that wait for it go on when it is gone.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import Suspicion, stands_apart, suspicion
+from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_within
 from holdfast.control.course import enough, halt, judge_soon
 from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import RankHung, StepCommitted
@@ -25,7 +26,7 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
         return state, ()  # it waits for replicas that are lost
     heard = replica.heard | 1 << event.rank
     state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
-    if state.several and _says_enough(state, event):
+    if state.several and _says_enough(job, state, event):
         return _expel(job, state, event.replica, event.at)
     return judge_soon(job, state, event.replica, event.at)
 
@@ -64,13 +65,16 @@ def _pardoned(state: State, index: int) -> State:
     return state.with_replica(replica).with_deadline(Deadline.JUDGE.of(index), None)
 
 
-def _says_enough(state: State, hung: RankHung) -> bool:
-    """Whether a rank's word alone shows that it holds up the others; where it stands says less than that it is stopped.
+def _says_enough(job: Job, state: State, hung: RankHung) -> bool:
+    """Whether what is heard of a replica shows that it holds up the others; that it is stopped says more than a stack.
 
     While another replica is on its way back, a wait for that one may look like anything.
     """
-    others = (replica for replica in state.replicas if replica.replica != hung.replica)
-    return hung.process_state == "T" or (stands_apart(hung) and not any(map(_holds_up, others)))
+    replica = state.replicas[hung.replica]
+    if any(_holds_up(other) for other in state.replicas if other is not replica):
+        return hung.process_state == "T"
+    all_heard = (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size
+    return hung.process_state == "T" or stands_apart(hung) or (all_heard and all(map(waits_within, replica.hangs)))
 
 
 def _holds_up(replica: ReplicaState) -> bool:
