@@ -218,12 +218,9 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
 def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
     from holdfast.launch.kubernetes.names import Names, stem
 
-    if not (place := _profile(profile, base)).agent:
-        what = "`agent: false`: without its agents holdfast hears nothing of a run, and starts none"
-        remedy = f"`holdfast render --on {profile}` shows what to send; or remove `agent: false`."
-        raise failure("needs-agent", what, exit_code=ExitCode.IMPOSSIBLE, where="agent", remedy=remedy)
+    place = _profile(profile, base)
     with _fresh_folder(stem(job)) as folder:
-        code = ship(job, base, folder.code)
+        code = ship(job, base, folder.code) if place.agent else None
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
         _fill(folder, asked.accepted)
         with keeping(folder, asked.accepted) as listens:
@@ -557,7 +554,7 @@ def _submission(
     `at` and `names` are known when it is started.
     """
     from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
-    from holdfast.launch.kubernetes.submission import HOME, Submission
+    from holdfast.launch.kubernetes.submission import HOME, Submission, workload
 
     fabric = resolve(job.fabric.name, place.fabric)
     accepted = Accepted(
@@ -568,7 +565,8 @@ def _submission(
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         backend=place.backend,
-        workload=place.workload,
+        workload=workload(job, place),
+        agent=place.agent,
         profile=name,
     )
     return Submission(accepted=accepted, profile=place, names=names or Names.of(job, UNKNOWN_ID))

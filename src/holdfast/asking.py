@@ -18,6 +18,7 @@ from holdfast.events.log import EventReader, last_event
 from holdfast.events.operator import UNTIL, Request
 from holdfast.findings import Fault
 from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
 from holdfast.report.advance import advance, fold
 from holdfast.report.status import Phase, RunStatus
 from holdfast.shortage import room
@@ -65,6 +66,8 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
     import msgspec
 
     refuse_finished(run)
+    if what != "cancel":
+        _refuse_unheard(run, what)
     event = msgspec.structs.replace(event, request=secrets.token_hex(8))
     directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -104,6 +107,18 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
             exit_code=ExitCode.INTERNAL,
             evidence=(answer.text[:500],),
             fault=Fault.HOLDFAST,
+        )
+
+
+def _refuse_unheard(run: RunFolder, what: str) -> None:
+    """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
+    if not Accepted.model_validate_json(run.job.read_text()).agent:
+        raise failure(
+            "needs-agent",
+            f"{run.run} has no agent that could obey `{what}`: it was started with `agent: false`",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where="agent",
+            remedy="Start it with a profile that does not say so.",
         )
 
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from tests.cli.conftest import Cli
 
-from holdfast import api
 from holdfast.errors import ExitCode
 
 JOB = """\
@@ -71,15 +70,6 @@ def test_what_the_profile_lacks_is_said_with_its_file(cli: Cli, cluster: Path, d
     assert answer.code == ExitCode.IMPOSSIBLE
     where = {one["where"] for one in json.loads(answer.err)["findings"] if one["code"] == "fabric-device-unnamed"}
     assert where == {f"{path}{line}"}
-
-
-def test_a_run_that_nobody_would_hear_of_is_not_started(cli: Cli, cluster: Path) -> None:
-    path = cluster / ".holdfast" / "profiles" / "cluster.yaml"
-    path.write_text(f"{path.read_text()}agent: false\n")
-    answer = cli("run", "--on", "cluster")
-    assert answer.code == ExitCode.IMPOSSIBLE
-    assert "[needs-agent]" in answer.err
-    assert api.runs() == []
 
 
 def test_neither_torch_nor_a_client_is_loaded(cluster: Path) -> None:

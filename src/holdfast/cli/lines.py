@@ -153,9 +153,9 @@ def _controller_started(event: ControllerStarted) -> str:
 
 def _attempt_started(event: AttemptStarted) -> str:
     ranks = count(event.world_size, "rank")
-    where = f"{event.master_addr}:{event.master_port}"
+    where = f", meeting at {event.master_addr}:{event.master_port}" if event.master_addr else ""
     code = f", with code {short(event.code)}" if event.code else ""
-    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start, meeting at {where}{code}"
+    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start{where}{code}"
 
 
 def _step_committed(event: StepCommitted) -> str:

@@ -53,6 +53,7 @@ class ControllerStarted(Event, frozen=True, kw_only=True):
 class AttemptStarted(Event, frozen=True, kw_only=True):
     """All ranks of a replica were told to start, with a rendezvous nobody has used before.
 
+    Without agents it is the cluster that starts them, and `master_addr` is empty.
     `nodes` are those it has, in the order of their ranks.
     """
 

@@ -39,6 +39,8 @@ class Accepted(Model):
     """What makes the nodes."""
     workload: Workload = Workload.JOBSET
     """On Kubernetes: the kind of object that the run is."""
+    agent: bool = True
+    """Whether holdfast's agents start the ranks; without them the command is the cluster's to start."""
     isolation: str = "process"
     """How local nodes are kept apart: `process` or `netns`."""
     profile: str = "local"

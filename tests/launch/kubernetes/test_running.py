@@ -16,7 +16,16 @@ import torch
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, ControllerStarted, DrillAction, DrillTarget, Outcome, RunFinished, StepCommitted
+from holdfast.events import (
+    AnyEvent,
+    ControllerStarted,
+    DrillAction,
+    DrillTarget,
+    Outcome,
+    RankExited,
+    RunFinished,
+    StepCommitted,
+)
 from holdfast.folder import RunFolder
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
@@ -34,6 +43,7 @@ namespace: {namespace}
 user: {user}
 volume: {{claim: home, size: 1GiB, storage_class: lab}}
 workload: {workload}
+agent: {agent}
 """
 
 OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
@@ -47,10 +57,10 @@ class Site:
         self.lab, self.namespace, self.folder = lab, namespace, folder
         self.profile("jobset")
 
-    def profile(self, workload: str) -> None:
+    def profile(self, workload: str, *, agent: bool = True) -> None:
         profiles = self.folder / ".holdfast" / "profiles"
         profiles.mkdir(parents=True, exist_ok=True)
-        text = PROFILE.format(namespace=self.namespace, user=os.geteuid(), workload=workload)
+        text = PROFILE.format(namespace=self.namespace, user=os.geteuid(), workload=workload, agent=json.dumps(agent))
         (profiles / "lab.yaml").write_text(text)
 
     def start(self, *command: str, **job: Any) -> RunFolder:
@@ -152,6 +162,44 @@ def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Si
     until(lambda: not site.left(), f"left: {site.left()}")
 
 
+FAILS_WHEN_TOLD = """
+import os, sys, time
+print("rank", os.environ["RANK"], flush=True)
+while not (told := [name for name in ("fail", "enough") if os.path.exists(f"/holdfast/{name}")]):
+    time.sleep(0.05)
+os.rename(f"/holdfast/{told[0]}", "/holdfast/told") if told == ["fail"] else None
+sys.exit(3 if told == ["fail"] else 0)
+"""
+
+
+def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_pods(site: Site) -> None:
+    site.profile("jobset", agent=False)
+    run = site.start("python", "-c", FAILS_WHEN_TOLD)
+    until(lambda: _written(run, attempt=0) == ["rank 0\n", "rank 1\n"], "both are heard")
+    assert api.status(run).phase is Phase.RUNNING
+    assert site.pods("controller") == {}
+    with pytest.raises(HoldfastError) as refused:
+        api.checkpoint(run, within_s=60)
+    assert refused.value.findings[0].code == "needs-agent"
+    _touch(site, "fail")
+    reach(run, lambda known: known.restarts == 1)
+    until(lambda: _written(run, attempt=1) == ["rank 0\n", "rank 1\n"], "both are heard again")
+    _touch(site, "enough")
+    finished, heard = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0)
+    exits = {(one.attempt, one.rank, one.code) for one in heard if isinstance(one, RankExited)}
+    assert {(1, 0, 0), (1, 1, 0)} <= exits
+
+
+def _written(run: RunFolder, *, attempt: int) -> list[str]:
+    return [path.read_text() for log, path in rank_logs(run).items() if log.attempt == attempt]
+
+
+def _touch(site: Site, name: str) -> None:
+    pod = next(iter(site.pods("node").values()))
+    site.kubectl("exec", pod, "--", "touch", f"/holdfast/{name}")
+
+
 def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Site) -> None:
     out = site.folder.parent / "out"
     out.mkdir()
@@ -177,9 +225,14 @@ def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Sit
 def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
     run = site.stepper()
     nodes = site.pods("node")
+    assert (api.glance(run).phase, api.runs()) == (Phase.RUNNING, [run])
+    asked_at = _step(api.status(run))
+    assert api.checkpoint(run, within_s=WITHIN_S).step >= asked_at
     api.drill(run, target=DrillTarget.RANK, index=1, action=DrillAction.KILL)
     steps_on(run, restarts=1)
     assert site.pods("node") == nodes
+    told = api.diagnose_run(run)
+    assert "rank 1" in told.what
 
     second = next(name for name in nodes.values() if "node-1-" in name)
     site.kubectl("delete", "pod", second, "--wait=false")

@@ -53,7 +53,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "needs-agent",
-        "The ranks of this job are started by holdfast's agent, and the profile says `agent: false`.",
+        "What the job or the command asks for is done by holdfast's agents, and the profile says `agent: false`.",
         "`launch` in the job, `agent` in the profile.",
         "Remove `agent: false`, or start the ranks with torchrun and `launch: per-node`.",
     ),

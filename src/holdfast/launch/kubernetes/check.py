@@ -257,11 +257,16 @@ def needed(asked: Submission) -> tuple[Right, ...]:
         *(Right(verb="create", group=each, resource=kind) for each, kind in kinds),
         *(Right(verb=verb, group=group, resource=resource) for verb in ("get", "delete")),
         Right(verb="list", group="", resource="pods"),
-        *(Right(verb=verb, group="", resource="pods", subresource="exec") for verb in ("get", "create")),
+        *(Right(verb=verb, group="", resource="pods", subresource=into) for verb, into in _into_pods(asked)),
         Right(verb="list", group="", resource="events"),
         *(runtime if asked.workload is Workload.TRAINJOB else ()),
         *([Right(verb="list", group=KUEUE, resource="workloads")] if asked.queue else ()),
     )
+
+
+def _into_pods(asked: Submission) -> tuple[tuple[str, str], ...]:
+    """How what happens in pods is heard: by asking the controller, or without one by reading what they write."""
+    return (("get", "exec"), ("create", "exec")) if asked.profile.agent else (("get", "log"),)
 
 
 def _may_be_used(node: Thing, asked: Submission) -> bool:

@@ -94,6 +94,16 @@ class Cluster:
         except (ServerError, *_NO_ANSWER) as error:
             raise _of_execution(error, asked) from error
 
+    async def output(self, pod: str) -> AsyncIterator[bytes]:
+        """What a pod's container has written in its present life, and writes until it ends."""
+        path, params = f"/api/v1/namespaces/{{namespace}}/pods/{pod}/log", {"follow": "true"}
+        try:
+            async with self._call("GET", path, params=params, stream=True, timeout=None) as response:
+                async for data in response.aiter_bytes():
+                    yield data
+        except (ServerError, *_NO_ANSWER) as error:
+            raise _unanswered(error, f"read {path}") from error
+
     async def remove(self, path: str) -> None:
         """Remove an object and what it owns; nothing is done where there is none."""
         try:

@@ -229,11 +229,17 @@ async def _placed(folder: RunFolder) -> Place:
 
 
 async def mirrored(folder: RunFolder) -> None:
-    """Mirror a run until it is over."""
+    """Mirror a run until it is over, or look on where it has no controller to ask."""
     from holdfast.launch.kubernetes.cluster import Cluster
 
     place = await _placed(folder)
-    mirror = Mirror(folder, Cluster(context=place.context, namespace=place.namespace), place)
+    cluster = Cluster(context=place.context, namespace=place.namespace)
+    if Accepted.model_validate_json(folder.job.read_text()).agent:
+        mirror = Mirror(folder, cluster, place)
+    else:
+        from holdfast.launch.kubernetes.onlooker import Onlooker
+
+        mirror = Onlooker(folder, cluster, place)
     server = await asyncio.start_unix_server(mirror.answer, sock=clients_at(folder))
     describe(folder)
     async with server:

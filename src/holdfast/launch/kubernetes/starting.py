@@ -53,6 +53,8 @@ def started(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) ->
 
 def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
     """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
+    if not asked.profile.agent:
+        return {asked.names.secrets: secrets}
     token = folder.token.read_text().strip()
     make_identity(folder.ca, folder.identity)
     ca, identity = folder.ca.read_text(), folder.identity.read_text()

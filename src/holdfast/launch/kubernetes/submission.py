@@ -14,6 +14,11 @@ HOME = "/holdfast"
 """Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
 
 
+def workload(job: Job, profile: Profile) -> Workload:
+    """The kind of object a run becomes: what the profile says, but for `mpirun` without an agent to start it by."""
+    return Workload.MPIJOB if job.launch is Launch.MPI and not profile.agent else profile.workload
+
+
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """One run on its way to a cluster."""
@@ -38,10 +43,7 @@ class Submission:
 
     @property
     def workload(self) -> Workload:
-        """The kind of object it becomes: what the profile says, but for `mpirun` without an agent to start it by."""
-        if self.job.launch is Launch.MPI and not self.profile.agent:
-            return Workload.MPIJOB
-        return self.profile.workload
+        return workload(self.job, self.profile)
 
     @property
     def queue(self) -> str | None:

@@ -1,0 +1,134 @@
+"""Owns what a run without agents looks like from outside: from its object and its pods to events of its log.
+
+Pure. What starts such a run again, and how often, is its operator's to say; here it is only told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    NodeRequested,
+    Outcome,
+    RankExit,
+    RankExited,
+    RanksStarted,
+    RankState,
+)
+from holdfast.job.accepted import Accepted
+from holdfast.job.profile import Workload
+from holdfast.job.spec import Launch
+from holdfast.launch.kubernetes.backend import NUMBERINGS, Numbering
+from holdfast.launch.kubernetes.mpijob import LAUNCHER
+from holdfast.launch.kubernetes.names import NODE
+
+Thing = Mapping[str, Any]
+_INDEX = Numbering(label="batch.kubernetes.io/job-completion-index")
+NUMBERED: Mapping[Workload, Numbering] = {**NUMBERINGS, Workload.JOBSET: _INDEX, Workload.TRAINJOB: _INDEX}
+"""How pods that run a command of the user's say which node they are: without agents one Job has them all."""
+RESTARTS = "jobset.sigs.k8s.io/restart-attempt"
+"""The label that says how often a JobSet was made anew before this pod."""
+ENDED = {"Complete": Outcome.SUCCEEDED, "Completed": Outcome.SUCCEEDED, "Succeeded": Outcome.SUCCEEDED}
+"""What the kinds of object call their good end; all call the other one `Failed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The job's command in one pod, in one life of its container."""
+
+    pod: str
+    node: int
+    attempt: int
+    begun: bool
+    code: int | None = None
+    """What it exited with."""
+
+
+def part(workload: Workload) -> str:
+    """Which pods run the command: of an MPIJob one speaks for all."""
+    return LAUNCHER if workload is Workload.MPIJOB else NODE
+
+
+def commands(pods: Sequence[Thing], workload: Workload) -> Iterator[Command]:
+    """What the pods of that part run, as the API server gives them."""
+    for pod in pods:
+        labels: Mapping[str, str] = pod["metadata"].get("labels", {})
+        node = 0 if workload is Workload.MPIJOB else NUMBERED[workload].node(labels)
+        if node is None:
+            continue
+        for container in pod.get("status", {}).get("containerStatuses", ())[:1]:
+            state = container.get("state", {})
+            yield Command(
+                pod=pod["metadata"]["name"],
+                node=node,
+                attempt=int(labels.get(RESTARTS, "0")) + container.get("restartCount", 0),
+                begun=not state.get("waiting"),
+                code=state["terminated"]["exitCode"] if "terminated" in state else None,
+            )
+
+
+def rank(accepted: Accepted, node: int) -> int:
+    """The first rank of a node, in whose file lies what its command writes."""
+    job = accepted.job
+    return node if job.launch is Launch.PER_RANK else node * job.local_world_size
+
+
+def asked_for(accepted: Accepted, run: str) -> Iterator[AnyEvent]:
+    """How a run's log begins."""
+    yield accepted.created(run)
+    for node in range(accepted.job.nodes.max):
+        yield NodeRequested(at=accepted.created_at, node=node, generation=0)
+
+
+def news(seen: Sequence[Command], accepted: Accepted, known: Sequence[AnyEvent], *, now: float) -> Iterator[AnyEvent]:
+    """What is seen and is not in the log yet: an attempt begins as soon as any of its commands has."""
+    attempts = {event.attempt for event in known if isinstance(event, AttemptStarted)}
+    ranks = {(event.attempt, event.node) for event in known if isinstance(event, RanksStarted)}
+    exits = {(event.attempt, event.node) for event in known if isinstance(event, RankExited)}
+    for one in sorted((each for each in seen if each.begun), key=lambda each: (each.attempt, each.node)):
+        number, here = rank(accepted, one.node), (one.attempt, one.node)
+        if one.attempt not in attempts:
+            attempts.add(one.attempt)
+            yield AttemptStarted(
+                at=now,
+                replica=0,
+                attempt=one.attempt,
+                world_size=accepted.job.world_size,
+                master_addr="",
+                master_port=0,
+                nodes=tuple(range(accepted.job.nodes.max)),
+            )
+        if here not in ranks:
+            yield RanksStarted(
+                at=now, node=one.node, replica=0, attempt=one.attempt, ranks=(RankState(rank=number, pid=0),)
+            )
+        if one.code is not None and here not in exits:
+            yield RankExited(
+                at=now,
+                node=one.node,
+                replica=0,
+                attempt=one.attempt,
+                rank=number,
+                how=RankExit.CODE,
+                code=one.code,
+            )
+
+
+def end(owner: Thing) -> tuple[Outcome, str] | None:
+    """How the run's object says that it ended, and in which words; None while it goes on."""
+    for condition in owner.get("status", {}).get("conditions", ()):
+        outcome = Outcome.FAILED if condition["type"] == "Failed" else ENDED.get(condition["type"])
+        if outcome and condition["status"] == "True":
+            return outcome, condition.get("message") or condition.get("reason", "")
+    return None
+
+
+def exit_code(known: Sequence[AnyEvent]) -> int:
+    """Of a run that failed: that of the command that failed first in its last attempt; 1 where none is known."""
+    failed = [event for event in known if isinstance(event, RankExited) and event.code]
+    last = max((event.attempt for event in failed), default=0)
+    return next((event.code for event in failed if event.attempt == last), 1)
