@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.mortality import PRIORS, binomial_quantile, standbys
+from holdfast.mortality import PRIOR, PRIORS, binomial_quantile, standbys
 
 CHANCES = st.floats(1e-6, 0.5)
 QUANTILES = st.floats(0.5, 0.999)
@@ -18,6 +18,19 @@ QUANTILES = st.floats(0.5, 0.999)
 def within(trials: int, chance: float, count: int) -> float:
     """The chance that at most so many come true, by the definition."""
     return sum(math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(count + 1))
+
+
+def test_rates_are_those_that_were_published_each_with_its_source() -> None:
+    """Per 1,000 node-days; Llama 3's from its own figures: 419 interruptions, 16,384 GPUs, 8 a node, 54 days."""
+    published = {"Llama 3": 3.8, "RSC-1": 6.5, "RSC-2": 2.3, "ByteRobust": 1.2}
+    assert {prior.fleet: prior.per_1000_node_days for prior in PRIORS} == published
+    assert published["Llama 3"] == round(1000 * 419 / (16_384 / 8 * 54), 1)
+    sources = {prior.fleet: prior.source for prior in PRIORS}
+    assert "Llama 3 Herd" in sources["Llama 3"]
+    assert "Kokolis" in sources["RSC-1"]
+    assert "Kokolis" in sources["RSC-2"]
+    assert "ByteDance" in sources["ByteRobust"]
+    assert max(PRIORS, key=lambda prior: prior.per_1000_node_days) is PRIOR
 
 
 @given(trials=st.integers(1, 60), chance=CHANCES, quantile=QUANTILES)

@@ -31,7 +31,7 @@ PRIORS = (
         per_1000_node_days=6.5,
         source="Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024",
     ),
-    Prior(fleet="RSC-2", per_1000_node_days=2.3, source="the same"),
+    Prior(fleet="RSC-2", per_1000_node_days=2.3, source="Kokolis et al., 2024, as for RSC-1"),
     Prior(
         fleet="ByteRobust",
         per_1000_node_days=1.2,

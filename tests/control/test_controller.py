@@ -58,7 +58,7 @@ from holdfast.events.orders import (
     encode,
     order_decoder,
 )
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.spec import Job, Nodes
 
@@ -289,6 +289,25 @@ def test_event_sent_again_is_written_once(tmp_path: Path) -> None:
         assert len(desk.events(RankExited)) == 1
         assert len(desk.events(RanksStarted)) == NODES
         assert first.outbox == {}
+
+    run(tmp_path, scene)
+
+
+def test_what_many_nodes_only_let_know_is_told_once_and_a_warning_each_time(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        desk.running()
+        for agent in desk.agents:
+            for severity in (Severity.INFO, Severity.WARNING):
+                finding = Finding(code="a", what="b", severity=severity, where=f"rank {agent.node}")
+                agent.put(FindingRaised(at=1.0, finding=finding))
+            agent.speak(desk.controller)
+            assert agent.outbox == {}
+            desk.die()
+            for each in desk.agents:
+                each.join(desk.controller)
+        told = [event.finding for event in desk.events(FindingRaised) if isinstance(event, FindingRaised)]
+        assert [each.where for each in told if each.severity is Severity.INFO] == ["rank 0"]
+        assert [each.where for each in told if each.severity is Severity.WARNING] == ["rank 0", "rank 1"]
 
     run(tmp_path, scene)
 

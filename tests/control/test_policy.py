@@ -131,7 +131,7 @@ def test_signal_without_a_name_is_told_by_number() -> None:
 
 
 def test_rank_told_to_stop_by_somebody_else_is_started_again() -> None:
-    left = replace(CRASH, code=ExitCode.STOPPED_EARLY, step=0)
+    left = replace(CRASH, kind=FailureKind.LEFT, code=ExitCode.STOPPED_EARLY, step=0)
     verdict = judge(left, (), RECOVERY)
     assert verdict.action is Action.RESTART
     assert "told to stop by somebody else" in verdict.finding.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +112,16 @@ def test_recovery_that_fails_is_recovering_then_detecting_then_recovering() -> N
         ]
     )
     assert told.parts == {Part.TRAINING: 20, Part.DETECTING: 1 + 2, Part.RECOVERING: 4 + 3}
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [("rank-crashed", Part.REDONE), ("rank-told-to-stop", Part.RECOVERING), ("node-preempted", Part.RECOVERING)],
+)
+def test_ranks_that_left_between_two_steps_have_none_to_do_again(code: str, part: Part) -> None:
+    left = msgspec.structs.replace(failed(12, 13), finding=Finding(code=code, what=""))
+    told = account([created(0), attempt(0, 0), step(1, 0, 10), left])
+    assert told.parts == {Part.TRAINING: 10, part: 2, Part.DETECTING: 1}
 
 
 def test_job_without_steps_is_running_while_its_ranks_live() -> None:

@@ -52,7 +52,7 @@ def terminate_agent(watched: Watched) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tell", "code", "generations"),
-    [(terminate_rank, "rank-crashed", {0}), (terminate_agent, "node-preempted", {0, 1})],
+    [(terminate_rank, "rank-told-to-stop", {0}), (terminate_agent, "node-preempted", {0, 1})],
 )
 def test_sigterm_has_every_rank_save_and_the_next_attempt_goes_on_from_there(
     runs: Runs, tell: Callable[[Watched], None], code: str, generations: set[int]

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import SmallDisk, fill
@@ -99,6 +100,23 @@ def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
     assert same(weights(second), weights(first))
     assert second.optimizer.state_dict()["param_groups"] == first.optimizer.state_dict()["param_groups"]
     assert second.extra.count == 2
+
+
+def test_every_generator_goes_on_where_it_stood(tmp_path: Path):
+    def draw() -> tuple[float, ...]:
+        return random.random(), random.gauss(0, 1), *np.random.rand(2), np.random.randn(), torch.randn(1).item()
+
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(7)
+    draw()  # of a pair of normal numbers the second is kept back
+    checkpoints(tmp_path, training()).save(1)
+    unfailed = [draw() for _ in range(3)]
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(8)
+    other = training()
+    assert draw() != unfailed[0]
+    checkpoints(tmp_path, other).restore()
+    assert [draw() for _ in range(3)] == unfailed
 
 
 class Odd(torch.nn.Module):

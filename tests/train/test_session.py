@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,13 @@ def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_pat
     assert saved(folder) == ["step-00000002", "step-00000003"]
 
 
+def go_on(loop: Session, *, told_at: int, tell: Callable[[], None]) -> None:
+    for step in loop.steps(10):
+        if step == told_at:
+            tell()
+        loop.commit()
+
+
 def ask_the_agent(line) -> None:
     line.ask(StopNow(reason="cancelled"))
 
@@ -190,16 +197,30 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code(agent, tmp_path: Path, 
     folder = tmp_path / "ckpt"
     loop = session(rank_socket=agent.path, checkpoint_path=folder)
     line = agent.accept()
-    for step in loop.steps(10):
-        if step == 4:
-            break
-        loop.commit()
-    stop(line)
     with pytest.raises(SystemExit) as left:
-        loop.commit()
+        go_on(loop, told_at=4, tell=lambda: stop(line))
     assert left.value.code == ExitCode.STOPPED_EARLY
     assert saved(folder) == ["step-00000004"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_is_the_programs_own_again_once_the_loop_was_left_and_ours_in_the_next(tmp_path: Path):
+    told = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        loop = session(checkpoint_path=tmp_path / "ckpt")
+        for _ in loop.steps(3):
+            loop.commit()
+            break
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told == [signal.SIGTERM]
+        with pytest.raises(SystemExit) as left:
+            go_on(loop, told_at=2, tell=lambda: send_sigterm(None))
+        assert (left.value.code, saved(tmp_path / "ckpt"), len(told)) == (ExitCode.STOPPED_EARLY, ["step-00000002"], 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(told) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):

@@ -191,7 +191,7 @@ class Warmth:
             Finding(
                 code="started-cold",
                 severity=Severity.INFO,
-                what=f"rank {rank} was started cold: {why}",
+                what=f"a rank was started cold: {why}",
                 where=f"rank {rank}",
                 remedy="Nothing need be done; a warm start saves a restart the time of the program's imports.",
             )

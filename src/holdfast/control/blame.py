@@ -122,7 +122,9 @@ def _waits(hung: RankHung) -> bool:
 
 
 def _kind(exited: RankExited) -> FailureKind:
-    """What a rank's end was: one that speaks of a full disk is no error of the program's."""
+    """What a rank's end was: one that speaks of a full disk is no error of the program's, nor is to leave when told."""
+    if exited.how is RankExit.CODE and exited.code == ExitCode.STOPPED_EARLY:
+        return FailureKind.LEFT
     row = shortage_in(exited.error) if exited.how in (RankExit.CODE, RankExit.NOT_STARTED) else None
     if row is None:
         return _KINDS[exited.how]

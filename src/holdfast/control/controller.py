@@ -128,6 +128,8 @@ class Controller:
         self._thinning: defaultdict[int, Thinning] = defaultdict(Thinning)
         self._crowd = Crowd()
         self._seen: dict[str, int] = {}
+        self._told: set[Finding] = set()
+        """What is only to be known, without where it was found."""
         self._held: tuple[AnyEvent, ...] = ()
         """Events that wait for the log."""
         self._short = False
@@ -308,7 +310,7 @@ class Controller:
                 word = _on_our_clock(message, link.clock_ahead_s)
                 if self._crowd.takes(self._state, word):
                     link.unsettled.append((message.seq, partial(self._crowd.wrote, self._crowd.rounds)))
-                else:
+                elif _tiding(word) not in self._told:
                     events += [*self._kept(), word]
             link.received = max(link.received, message.seq)
         if self._crowd.complete(self._state):
@@ -494,6 +496,8 @@ class Controller:
         """Keep what is not the machine's: how far each source was heard, how far each attempt's steps are known."""
         if event.source:
             self._seen[event.source] = max(self._seen.get(event.source, 0), event.seq)
+        if tiding := _tiding(event):
+            self._told.add(tiding)
         if isinstance(event, RunCreated):
             self._began = event.at
         if isinstance(event, StepCommitted | CheckpointCommitted):
@@ -535,6 +539,13 @@ def _leave_to_another() -> NoReturn:
 
 
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
+
+
+def _tiding(event: AnyEvent) -> Finding | None:
+    """What an event only lets know, without where: many nodes find the same, and once is enough for who reads it."""
+    if isinstance(event, FindingRaised) and event.finding.severity is Severity.INFO:
+        return msgspec.structs.replace(event.finding, where="")
+    return None
 
 
 def _on_our_clock(message: Timed, ahead_s: float) -> Timed:

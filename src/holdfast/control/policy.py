@@ -61,6 +61,8 @@ class FailureKind(StrEnum):
     NOT_STARTED = "program-not-started"
     NO_CODE = "code-not-delivered"
     CRASHED = "rank-crashed"
+    LEFT = "rank-told-to-stop"
+    """Somebody else sent it SIGTERM: it saved, and left with the code for that."""
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
     LEFT_RANKS = "launcher-left-ranks"
@@ -190,7 +192,7 @@ def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recov
 
 def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A program that fails by itself before it has done anything would fail again."""
-    if failure.code == ExitCode.STOPPED_EARLY or (recovery.replicas > 1 and failure.attempt > 0):
+    if recovery.replicas > 1 and failure.attempt > 0:
         return None
     young = all(one.lived_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
     before = failure.step == 0 and not failure.secondary and (failure.said_hello or young)
@@ -295,7 +297,7 @@ def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
 def _exit_code(failure: Failure) -> int:
     """The job's own code where it has one; a signal's as a shell says it; else holdfast's."""
     match failure.kind:
-        case FailureKind.CRASHED | FailureKind.NOT_STARTED | FailureKind.PORT_TAKEN:
+        case FailureKind.CRASHED | FailureKind.LEFT | FailureKind.NOT_STARTED | FailureKind.PORT_TAKEN:
             return failure.code
         case FailureKind.KILLED | FailureKind.OUT_OF_MEMORY:
             return 128 + failure.code
@@ -317,6 +319,7 @@ _FAULTS: dict[FailureKind, Fault] = {
     FailureKind.NOT_STARTED: Fault.USER,
     FailureKind.NO_CODE: Fault.CLUSTER,
     FailureKind.CRASHED: Fault.USER,
+    FailureKind.LEFT: Fault.CLUSTER,
     FailureKind.KILLED: Fault.CLUSTER,
     FailureKind.OUT_OF_MEMORY: Fault.USER,
     FailureKind.PORT_TAKEN: Fault.CLUSTER,
@@ -366,7 +369,7 @@ def describe(failure: Failure) -> str:
             return f"{who} could not be started"
         case FailureKind.NO_CODE:
             return f"{who} did not get its code"
-        case FailureKind.CRASHED if failure.code == ExitCode.STOPPED_EARLY:
+        case FailureKind.LEFT:
             return f"{who} was told to stop by somebody else, and left after a checkpoint"
         case FailureKind.CRASHED:
             return f"{who} exited with code {failure.code}"

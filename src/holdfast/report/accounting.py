@@ -8,7 +8,7 @@
                    it fails, then detecting, then recovering again. Where nothing failed and the run only starts again
                    with more nodes, from its last step
     redone work    steps that had been committed before, and the piece of a step between the last one committed and
-                   the failure, which will be done again
+                   the failure, which will be done again; where ranks were told to leave, they did so between steps
     stopping       from the last step, or else from StopDecided, to RunFinished
     running        for a replica that never reports a step: from the start of its ranks to their end
 
@@ -66,6 +66,10 @@ class Account:
         if self.total_s <= 0 or self.steps == 0:
             return None
         return self.parts.get(Part.TRAINING, 0.0) / self.total_s
+
+
+_BETWEEN_STEPS = frozenset({"rank-told-to-stop", "node-preempted"})
+"""Codes of failures before which all ranks end the step in hand, and save."""
 
 
 class _Mode(StrEnum):
@@ -247,7 +251,8 @@ def _recovery_decided(ledger: Ledger, event: RecoveryDecided) -> Ledger:
     column = ledger.column(event.replica)
     decided = _microseconds(event.at)
     failed = min(_microseconds(event.failed_at), decided)
-    column = column.until(failed, Part.REDONE) if column.mode is _Mode.STEPPING else column.wait(failed)
+    lost = Part.RECOVERING if event.finding.code in _BETWEEN_STEPS else Part.REDONE
+    column = column.until(failed, lost) if column.mode is _Mode.STEPPING else column.wait(failed)
     column = column.until(decided, Part.DETECTING)
     mode = _Mode.STOPPING if column.mode is _Mode.STOPPING else _Mode.RECOVERING
     failed_attempt = max(column.failed_attempt, event.attempt)

@@ -80,16 +80,31 @@ class Liaison:
         self._doing = Doing.STEPS
         self._terminated = False
         self._previous_sigterm: Handler = None
+        self._listening = False
+        """Whether SIGTERM is ours."""
         self._saved_at = time.monotonic()
         self._boundary = self._clock()
         self._waited_s = 0.0
 
     def begin(self) -> None:
         """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
-        self._previous_sigterm = _on_sigterm(self._note_sigterm)
+        self.listen()
         atexit.register(time.sleep, DRAIN_S)
         self._saved_at = time.monotonic()
         self._boundary = self._clock()
+
+    def listen(self) -> None:
+        """Have SIGTERM wait for the end of a step, until `rest`."""
+        if not self._listening:
+            self._listening = True
+            self._previous_sigterm = _on_sigterm(self._note_sigterm)
+
+    def rest(self) -> None:
+        """No step follows: SIGTERM means again what it did."""
+        self.turn(Doing.REST)
+        if self._listening:
+            self._listening = False
+            _on_sigterm(self._previous_sigterm)
 
     def report(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
         """Say that a step is finished; a metric that is None is left out, and a tensor on a GPU is waited for."""
@@ -190,9 +205,8 @@ class Liaison:
         return lost
 
     def end(self) -> None:
-        """No step follows: SIGTERM means again what it did."""
-        self.turn(Doing.REST)
-        _on_sigterm(self._previous_sigterm)
+        """All that was to be done is done."""
+        self.rest()
         self._profiler.end()
         if self._journal is not None:
             self._journal.close()

@@ -122,6 +122,7 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
         self._total = total
+        self._liaison.listen()
         try:
             while True:
                 self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
@@ -138,7 +139,7 @@ class Session:
                         remedy="call session.commit(...) exactly once at the end of each step",
                     )
         finally:
-            self._liaison.turn(Doing.REST)
+            self._liaison.rest()
 
     @contextmanager
     def aside(self) -> Generator[None]:

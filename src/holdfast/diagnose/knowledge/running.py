@@ -17,6 +17,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Mend that error; the others only lost their peer.",
     ),
     (
+        "rank-told-to-stop",
+        "Somebody sent a rank SIGTERM; all ranks saved after the same step, and left with exit code 75.",
+        "The rank's own log: `stopped after step ..., as asked`.",
+        "Nothing: training goes on from that checkpoint. If it comes again, find out who sends it.",
+    ),
+    (
         "rank-killed",
         "A signal ended a rank that holdfast did not send.",
         f"{_DIAGNOSE} Then `holdfast explain` with the signal's name.",

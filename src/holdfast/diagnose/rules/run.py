@@ -26,6 +26,15 @@ RULES: tuple[Rule, ...] = (
         source=_SOURCE,
     ),
     Rule(
+        code="run-rank-told-to-stop",
+        classes=(Class.KILLED,),
+        sure=Sureness.CERTAIN,
+        says="{what}",
+        remedy=("nothing is lost: it had saved; if it comes again, look for who sends SIGTERM",),
+        decides=("who-sent-signal",),
+        source=_SOURCE,
+    ),
+    Rule(
         code="run-rank-crashed",
         classes=(Class.PROGRAM_ERROR,),
         sure=Sureness.UNSURE,
