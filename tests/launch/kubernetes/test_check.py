@@ -92,6 +92,16 @@ def test_what_is_lacking_is_named_with_its_remedy(cluster: Inventory, code: str,
     assert findings[code].remedy
 
 
+@pytest.mark.parametrize(("quota", "cohort", "fits"), [("15", "", False), ("16", "", True), ("15", "all", True)])
+def test_queue_that_is_too_small_for_all_nodes_together_is_named(quota: str, cohort: str, fits: bool) -> None:
+    flavors = [{"name": name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]} for name in "ab"]
+    spec = {"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": flavors}], "cohortName": cohort}
+    findings = found(replace(GOOD, cluster_queue={"metadata": {"name": "train"}, "spec": spec}))
+    assert set(findings) == (set() if fits else {"quota-too-small"})
+    if not fits:
+        assert findings["quota-too-small"].evidence == ("ClusterQueue train has at most 15",)
+
+
 def test_names_that_pods_rely_on_are_looked_for() -> None:
     case = CASES["jobset-rdma-shared"]
     offers = {"rdma/hca_shared_devices_a": "63"}

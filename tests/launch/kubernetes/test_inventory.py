@@ -42,6 +42,7 @@ PLACES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "": (QUEUE.replace("QUOTA", "8") + "---" + CLAIM.replace("MODE", "ReadWriteMany"), {}),
     "queue-missing": ("", {"queue": "train"}),
     "queue-closed": (QUEUE.replace("QUOTA", "8").replace("STOP", "Hold"), {"queue": "train"}),
+    "quota-too-small": (QUEUE.replace("QUOTA", "8"), {"queue": "train"}),
     "claim-missing": ("", {"volume": {"claim": "checkpoints"}}),
     "claim-not-shared": (CLAIM.replace("MODE", "ReadWriteOnce"), {"volume": {"claim": "checkpoints"}}),
     "storage-class-missing": ("", {"volume": {"claim": "made", "size": "1GiB", "storage_class": "none"}}),
@@ -88,7 +89,8 @@ def until(place: Mapping[str, Any], codes: set[str], job: Mapping[str, Any] = SM
 @pytest.mark.parametrize("lacking", PLACES)
 def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: str) -> None:
     there = place(lacking)
-    job = {"gpus_per_node": 1, "resources": {}} if lacking == "device-missing" else SMALL
+    gpus = {"device-missing": 1, "quota-too-small": 8}.get(lacking)
+    job = {"gpus_per_node": gpus, "resources": {}} if gpus else SMALL
     try:
         if lacking == "namespace-ending":
             kept = {"name": "kept", "namespace": namespace, "finalizers": ["holdfast.test/keep"]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Fault, Finding, Severity
@@ -56,6 +56,8 @@ class Inventory:
     """Versions served, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
     namespace: Thing | None
     local_queue: Thing | None = None
+    cluster_queue: Thing = field(default_factory=dict[str, Any])
+    """Where the queue's quota comes from; empty where this user may not see it."""
     claim: Thing | None = None
     nodes: Sequence[Thing] | None = ()
     operators: Sequence[Thing] = ()
@@ -131,6 +133,25 @@ def queue(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
         remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
         seen = "made for a dry run with `suspend: false`, it was not held back"
         yield _finding("queue-not-managing", "queue", what, remedy, seen)
+
+
+def quota(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
+    """All nodes together ask for no more than the queue has when nobody else is in it; from a cohort it may borrow."""
+    queue = cluster.cluster_queue.get("spec", {})
+    if queue.get("cohortName"):
+        return
+    most: dict[str, float] = {}
+    for flavor in (flavor for group in queue.get("resourceGroups", ()) for flavor in group["flavors"]):
+        for resource in flavor["resources"]:
+            there = _number(str(resource["nominalQuota"]))
+            most[resource["name"]] = max(there, most.get(resource["name"], 0.0))
+    asks: Mapping[str, Any] = plain(limits(asked))
+    for resource, each in asks.items():
+        needed, nodes = _number(str(each)) * asked.job.nodes.max, asked.job.nodes.max
+        if needed > most.get(resource, needed):
+            what = f"it can never fit: {nodes} nodes ask for {each} of {resource} each, and no flavor has that much"
+            seen = f"ClusterQueue {cluster.cluster_queue['metadata']['name']} has at most {most[resource]:g}"
+            yield _finding("quota-too-small", "queue", what, "Ask for less, or have the quota raised.", seen)
 
 
 def permission(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
@@ -224,6 +245,7 @@ RULES: tuple[Callable[[Submission, Inventory], Iterator[Finding]], ...] = (
     namespace,
     operators,
     queue,
+    quota,
     permission,
     dry_run,
     nodes,

@@ -58,12 +58,13 @@ class _Look:
             self._rehearsed(rendering) if namespace is not None else _none(),
             self._denied(),
         )
+        queue = f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{asked.queue}"
+        local_queue = await self._one(queue) if asked.queue else None
         return Inventory(
             served=served,
             namespace=namespace,
-            local_queue=await self._one(f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{asked.queue}")
-            if asked.queue
-            else None,
+            local_queue=local_queue,
+            cluster_queue=await self._cluster_queue(local_queue),
             claim=await self._one(f"{_HERE}/persistentvolumeclaims/{profile.volume.claim}") if profile.volume else None,
             nodes=await self._all("/api/v1/nodes"),
             operators=await self._operators(),
@@ -81,6 +82,10 @@ class _Look:
             refusals=(*owner[1], *rest),
             unseen=tuple(dict.fromkeys(self._unseen)),
         )
+
+    async def _cluster_queue(self, local_queue: Thing | None) -> Thing:
+        name = (local_queue or {}).get("spec", {}).get("clusterQueue")
+        return await perhaps(self._cluster, f"/apis/{KUEUE}/v1beta2/clusterqueues/{name}") if name else {}
 
     async def _one(self, path: str) -> Thing | None:
         """An object: None where there is none, and UNSEEN where it may not be seen."""
