@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.control.test_machine import Run, exited, joined, killed, stopped
 
 from holdfast.control.commands import Command, Prepare, ReplaceNode, Start, SubmitNodes
@@ -60,6 +61,15 @@ def test_ready_standby_takes_the_place_of_a_lost_node_at_once_with_its_ranks() -
     assert starts(commands) == [(2, 1)]
     (attempt,) = (event for event in run.decisions if isinstance(event, AttemptStarted))
     assert (attempt.nodes, attempt.master_addr, attempt.world_size) == ((2, 1), "10.0.0.2", 2)
+
+
+@pytest.mark.parametrize(
+    ("standbys", "action"), [(1, "put a standby in its place and restart"), (0, "replace the node and restart")]
+)
+def test_decision_says_whether_a_standby_takes_the_place(standbys: int, action: str) -> None:
+    run = training(standby=standbys)
+    run.do(gone(0), stopped(1))
+    assert [event.action for event in run.decisions if isinstance(event, RecoveryDecided)] == [action]
 
 
 def test_slot_of_the_lost_node_is_a_standby_s_from_then_on() -> None:

@@ -142,6 +142,8 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
     if versions.is_to_blame(state, replica, failure):
         return _roll_back(job, state, replica, failure, at)
     verdict = judge(failure, replica.failures, job.recovery)
+    if verdict.action is Action.REPLACE_NODE and state.nodes[failure.node].replica != replica.replica:
+        verdict = replace(verdict, action=Action.PROMOTE)
     record = _record(replica, verdict, failure, at)
     state = state.with_replica(replace(_cleared(replica), failures=(*replica.failures, failure)))
     if verdict.action is Action.STOP:

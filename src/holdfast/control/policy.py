@@ -124,6 +124,7 @@ class Action(StrEnum):
 
     RESTART = "restart in place"
     REPLACE_NODE = "replace the node and restart"
+    PROMOTE = "put a standby in its place and restart"
     STOP = "stop"
     TAKE_BACK = "go back to the code before the update"
     LEAVE = "leave it: another replica has finished"
