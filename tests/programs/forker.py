@@ -1,7 +1,7 @@
 """Runs scripts in children of one process that has imported what they need, which takes far longer than they do.
 
-`forker.py MODULE,MODULE... < RUNS`, a JSON list of `{"script": [...], "env": {...}, "ranks": 2, "dies": [FILE, RANK,
-STEP]}`: with `ranks` they are started by torchrun's own agent, and else as a bare process. How each ended is printed.
+`forker.py MODULE,MODULE...` reads a run a line, `{"script": [...], "env": {...}, "ranks": 2, "fates": [...]}`: with
+`ranks` by torchrun's own agent, and else as a bare process; for fates see fated.py. How each ended is printed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ import multiprocessing
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import mortal
+import fated
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
-def child(script: list[str], env: dict[str, str], dies: list[Any] | None) -> None:
+def child(script: list[str], env: dict[str, str], fates: list[dict[str, Any]]) -> None:
     os.environ.update(env)
-    if dies:
-        mortal.arm(Path(dies[0]), *dies[1:])
-    mortal.run(*script)
+    if fates:
+        fated.arm(fates)
+    try:
+        fated.run(*script)
+    except SystemExit as left:
+        print("\nleft with", left.code, flush=True)
+        raise
 
 
 def bare(given: tuple[Any, ...]) -> str:
@@ -42,17 +46,21 @@ def torchrun(ranks: int, given: tuple[Any, ...]) -> str:
         start_method="fork",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
+        shutdown_timeout=300,  # of its own 30 s, a save may take more on a busy machine
     )
     try:
         elastic_launch(config, child)(*given)
     except ChildFailedError:  # of which rank, depends: one that is left may fail before the dead one is noticed
         return "failed"
+    except SignalException as told:
+        return told.sigval.name
     return "0"
 
 
 if __name__ == "__main__":
     for module in sys.argv[1].split(","):
         import_module(module)
-    for run in json.load(sys.stdin):
-        given = (run["script"], run["env"], run.get("dies"))
-        print("ended", torchrun(run["ranks"], given) if "ranks" in run else bare(given), flush=True)
+    for line in sys.stdin:
+        run = json.loads(line)
+        given = (run["script"], run["env"], run.get("fates", []))
+        print("\nended", torchrun(run["ranks"], given) if "ranks" in run else bare(given), flush=True)

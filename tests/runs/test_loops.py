@@ -1,6 +1,7 @@
-"""Every example, killed without warning, ends where one that is left alone does, to the last bit.
+"""Every example, killed without warning and told to save and to leave, ends where one that is left alone does.
 
-In a bare process, and over two ranks that die under torchrun, then under holdfast, which goes on where torchrun was.
+To the last bit: in a bare process, and over two ranks, first under holdfast, then under torchrun, which goes on where
+holdfast was.
 """
 
 from __future__ import annotations
@@ -8,35 +9,40 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import Runs
+from tests.runs.conftest import DEADLINE_S, Runs
 
-from holdfast.events import AttemptStarted, Outcome
+from holdfast import api
+from holdfast.errors import ExitCode
+from holdfast.events import (
+    AgentJoined,
+    AttemptStarted,
+    CheckpointCommitted,
+    Outcome,
+    RankExited,
+    RecoveryDecided,
+    StepCommitted,
+)
 
 ROOT = Path(__file__).parents[2]
-FORKER, MORTAL, APART = (str(ROOT / "tests" / "programs" / name) for name in ("forker.py", "mortal.py", "apart.py"))
-STEPS = 16
+FATED, FORKER, APART = (str(ROOT / "tests" / "programs" / name) for name in ("fated.py", "forker.py", "apart.py"))
+STEPS = 20
 EVERY = 4
-DIES = (9, 14)
+DIES = 9
 """A save runs beside the steps that follow, and is over when the next one begins."""
-TRAINED = {"STEPS": str(STEPS), "SAMPLES": "100", "OMP_NUM_THREADS": "1"}
+TRAINED = {"STEPS": str(STEPS), "SAMPLES": "100", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Samples for less than seven steps of two ranks."""
-
-
-def fork(folder: Path, modules: str, *runs: dict[str, Any]) -> list[str]:
-    """Have these run, one after the other; returns how each ended."""
-    command = (sys.executable, FORKER, modules)
-    env = os.environ | TRAINED  # torch asks for its threads when it is imported
-    told = subprocess.run(
-        command, input=json.dumps(runs), cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return [line.removeprefix("ended ") for line in told.stdout.splitlines() if line.startswith("ended ")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +57,11 @@ class Example:
     arguments: tuple[str, ...] = ()
     weights: str = "model"
     """The file of them, in the folder of a run."""
+    variant: str = ""
+    """What tells it from another example of the same scripts."""
 
     def script(self, name: str) -> str:
         return str(ROOT / "examples" / self.name / f"{name}.py")
-
-    def run(self, folder: Path, *, script: str = "train", **more: Any) -> dict[str, Any]:
-        """One run of a script for `fork`; its checkpoints and its weights go to `folder`."""
-        folder.mkdir(exist_ok=True)
-        env = TRAINED | {"MODEL": str(folder / "model"), "HOLDFAST_CHECKPOINT_PATH": str(folder / "checkpoints")}
-        env |= {"HOLDFAST_CHECKPOINT_EVERY_STEPS": str(EVERY)}
-        return {"script": [self.script(script), *self.arguments], "env": env, **more}
 
     def same(self, one: Path, other: Path) -> bool:
         """Whether two runs ended with the same weights, to the last bit."""
@@ -68,19 +69,17 @@ class Example:
 
 
 LLAMA = "transformers.models.llama.modeling_llama"
+SMALL = ("--layers=1", "--width=64", "--accumulate=2", "--bf16", "--activation-checkpointing")
 LOOP = Example(name="loop", modules="torch._dynamo,holdfast.train.session")
 QUICKSTART = Example(
-    name="quickstart",
-    modules=f"{LLAMA},torch.distributed.fsdp,holdfast.train.session",
-    arguments=(
-        "--layers=2",
-        "--width=64",
-        "--sharding=fsdp",
-        "--accumulate=2",
-        "--bf16",
-        "--activation-checkpointing",
-        "--compile=aot_eager",
-    ),
+    name="quickstart", modules=f"{LLAMA},torch.distributed.fsdp,holdfast.train.session", arguments=SMALL
+)
+SHARDED = replace(QUICKSTART, variant="-fsdp", arguments=(*SMALL, "--sharding=fsdp"))
+COMPILED = replace(
+    SHARDED,
+    variant="-compiled",
+    modules=f"{QUICKSTART.modules},torch._dynamo.backends.common,torch._inductor.compile_fx",
+    arguments=(*SHARDED.arguments, "--compile=aot_eager"),
 )
 TRANSFORMERS = Example(
     name="transformers",
@@ -92,7 +91,80 @@ LIGHTNING = Example(name="lightning", modules=f"lightning,torchdata.stateful_dat
 
 
 def named(example: Example) -> str:
-    return example.name
+    return example.name + example.variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    how: str
+    """The exit code, or what became of torchrun."""
+    said: str
+
+    @property
+    def began(self) -> int:
+        """The step that was the first to be reported."""
+        told = re.search(r"^step (\d+): ", self.said, re.MULTILINE)
+        assert told is not None, self.said
+        return int(told[1])
+
+    @property
+    def left(self) -> list[str]:
+        """The codes with which ranks left early."""
+        return re.findall(r"^left with (.*)$", self.said, re.MULTILINE)
+
+
+class Forker:
+    """Runs the scripts of one example, one after the other, in forks of a process that has its imports done."""
+
+    def __init__(self, example: Example, folder: Path) -> None:
+        self.example = example
+        self._process = subprocess.Popen(
+            [sys.executable, FORKER, example.modules],
+            cwd=folder,
+            env=os.environ | TRAINED,  # torch asks for its threads when it is imported
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, folder: Path, *, script: str = "train", through: tuple[str, ...] = (), **more: Any) -> Ended:
+        """One run of a script; its checkpoints and its weights go to `folder`."""
+        folder.mkdir(exist_ok=True)
+        env = TRAINED | {"MODEL": str(folder / "model"), "HOLDFAST_CHECKPOINT_PATH": str(folder / "checkpoints")}
+        env |= {"HOLDFAST_CHECKPOINT_EVERY_STEPS": str(EVERY)}
+        argv = [*through, self.example.script(script), *self.example.arguments]
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"script": argv, "env": env, **more}) + "\n")
+        self._process.stdin.flush()
+        said = ""
+        for line in self._process.stdout:
+            if line.startswith("ended "):
+                print(said)  # pytest shows it where the test fails
+                return Ended(how=line.split()[1], said=said)
+            said += line
+        raise AssertionError(said)
+
+    def close(self) -> None:
+        try:
+            self._process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+
+
+@pytest.fixture(scope="module")
+def forker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(request.param, tmp_path_factory.mktemp("forker"))
+    yield made
+    made.close()
+
+
+def of(*examples: Example) -> pytest.MarkDecorator:
+    """A test that runs once for each of these."""
+    return pytest.mark.parametrize("forker", examples, ids=named, indirect=True)
 
 
 def changed_lines(before: Path, after: Path) -> int:
@@ -108,54 +180,106 @@ def test_adopting_holdfast_changes_eight_lines_at_most(example: Example):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [LOOP, QUICKSTART, TRANSFORMERS, LIGHTNING], ids=named)
-def test_killed_example_ends_where_one_that_is_left_alone_does(runs: Runs, tmp_path: Path, example: Example):
-    alone, alone_killed, two, two_killed = (tmp_path / name for name in ("alone", "alone-killed", "two", "two-killed"))
-    again = example.run(alone_killed, dies=[str(tmp_path / "died-alone"), 0, DIES[0]])
-    ended = fork(
-        tmp_path,
-        example.modules,
-        example.run(alone, script=example.reference),
-        again,
-        again,
-        example.run(two, script=example.reference, ranks=2),
-        example.run(two_killed, ranks=2, dies=[str(tmp_path / "died-under-torchrun"), 1, DIES[0]]),
-    )
-    assert ended == ["0", "-9", "0", "0", "failed"]
-    assert example.same(alone_killed, alone)
-
-    command = (
-        sys.executable,
-        MORTAL,
-        str(tmp_path / "died-held"),
-        f"1:{DIES[1]}",
-        example.script("train"),
-        *example.arguments,
-    )
-    env = TRAINED | {"MODEL": str(two_killed / "model")}
-    where = (f"checkpoint.every_steps={EVERY}", f"checkpoint.path={two_killed / 'checkpoints'}")
-    watched = runs.start(*command, overrides=(*where, *(f"env.{name}={value}" for name, value in env.items())))
-    assert watched.end(within_s=600).outcome is Outcome.SUCCEEDED  # what they import takes a minute on a busy machine
-    assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
-    steps = watched.steps()
-    assert steps[0] > EVERY
-    assert steps[-1] == STEPS
-    assert example.same(two_killed, two)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("example", [LOOP, LIGHTNING], ids=named)
-def test_example_without_holdfast_runs(tmp_path: Path, example: Example):
-    assert fork(tmp_path, example.modules, example.run(tmp_path / "two", script="without_holdfast", ranks=2)) == ["0"]
-
-
-@pytest.mark.slow
-def test_ranks_of_lightning_that_see_different_checkpoints_are_told_so_and_take_no_step(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@of(LOOP, QUICKSTART, TRANSFORMERS, LIGHTNING)
+def test_example_alone_that_is_killed_then_told_to_leave_ends_where_one_left_alone_does(
+    forker: Forker, tmp_path: Path
 ) -> None:
-    given = LIGHTNING.run(tmp_path / "apart")
-    given["script"] = [APART, *given["script"]]
-    assert fork(tmp_path, LIGHTNING.modules, given, given | {"ranks": 2}) == ["0", "failed"]
-    told = capfd.readouterr().err
-    assert "the ranks do not see the same checkpoints" in told
+    assert forker.run(tmp_path / "alone", script=forker.example.reference).how == "0"
+    again = partial(forker.run, tmp_path / "again")
+    assert again(fates=[{"after": DIES, "fate": "dies"}]).how == "-9"
+    told = again(fates=[{"after": 14, "fate": "told"}])
+    assert told.how == str(int(ExitCode.STOPPED_EARLY))
+    assert EVERY < told.began <= DIES
+    last = again()
+    assert (last.how, last.began) == ("0", 15)
+    assert forker.example.same(tmp_path / "again", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@of(LOOP, QUICKSTART, SHARDED, TRANSFORMERS, LIGHTNING)
+def test_example_over_two_ranks_that_is_killed_and_told_by_holdfast_and_torchrun_ends_where_one_left_alone_does(
+    forker: Forker, runs: Runs, tmp_path: Path
+) -> None:
+    """None of what it is told costs a step: it is saved, and gone on from."""
+    again = tmp_path / "again"
+    assert forker.run(tmp_path / "alone", script=forker.example.reference, ranks=2).how == "0"
+    hold(forker.example, runs, again)
+
+    killed = forker.run(again, ranks=2, fates=[{"after": 18, "rank": 1, "fate": "dies"}])
+    assert (killed.how, killed.began) == ("failed", 18)
+    told = forker.run(
+        again, ranks=2, fates=[{"after": 18, "rank": 0, "fate": "launcher-told"}, {"after": 18, "fate": "waits"}]
+    )
+    assert (told.how, told.left) == ("SIGTERM", [str(int(ExitCode.STOPPED_EARLY))] * 2)
+    last = forker.run(again, ranks=2)
+    assert (last.how, last.began) == ("0", 20)
+    assert forker.example.same(again, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@of(COMPILED)
+def test_compiled_example_that_is_killed_ends_where_one_left_alone_does(forker: Forker, tmp_path: Path) -> None:
+    """Each of its processes compiles for longer than it trains: torchrun's alone will do."""
+    alone, again = tmp_path / "alone", tmp_path / "again"
+    assert forker.run(alone, ranks=2).how == "0"
+    assert forker.run(again, ranks=2, fates=[{"after": DIES, "rank": 1, "fate": "dies"}]).how == "failed"
+    last = forker.run(again, ranks=2)
+    assert last.how == "0"
+    assert EVERY < last.began <= DIES
+    assert forker.example.same(again, alone)
+
+
+def hold(example: Example, runs: Runs, folder: Path) -> None:
+    """Under holdfast: killed, preempted after step 9, asked for a checkpoint after 13, cancelled after 16."""
+    folder.mkdir()
+    fates = [
+        {"after": DIES, "rank": 1, "fate": "dies", "once": str(folder / "died")},
+        {"after": 9, "rank": 1, "fate": "waits"},
+        {"after": 13, "fate": "waits"},
+        {"after": 16, "fate": "waits"},
+    ]
+    # So that holdfast sees what the program imports, and has it done before a restart.
+    program = f"import {example.modules}, runpy; runpy.run_path({FATED!r}, run_name='__main__')"
+    command = (sys.executable, "-c", program, json.dumps(fates), example.script("train"), *example.arguments)
+    env = TRAINED | {"MODEL": str(folder / "model")}
+    where = (f"checkpoint.every_steps={EVERY}", f"checkpoint.path={folder / 'checkpoints'}")
+    given = (f"env.{name}={value}" for name, value in env.items())
+    watched = runs.start(*command, overrides=(*where, *given, "recovery.stop_grace_s=300"))
+
+    watched.until(StepCommitted, lambda event: (event.attempt, event.step) == (1, 9), within_s=600)
+    agent = next(event.pid for event in watched.all(AgentJoined) if event.node == 1)
+    os.kill(agent, signal.SIGTERM)
+    assert watched.until(RecoveryDecided).finding.code == "node-preempted"
+    with ThreadPoolExecutor() as beside:
+        watched.until(StepCommitted, lambda event: event.step == 13, within_s=600)
+        asked = beside.submit(api.checkpoint, watched.folder, within_s=DEADLINE_S)
+        watched.until(StepCommitted, lambda event: event.step == 16)
+        api.cancel(watched.folder)
+        assert asked.result().step == 14
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, ExitCode.CANCELLED)
+
+    assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1, 2]
+    later = [event for event in watched.all(StepCommitted) if event.attempt > 0]
+    assert EVERY < later[0].first <= DIES
+    steps = [step for event in later for step in range(event.first, event.step + 1)]
+    assert steps == list(range(steps[0], 18))
+    assert {10, 14, 17} <= {event.step for event in watched.all(CheckpointCommitted)}
+    assert {event.code for event in watched.all(RankExited) if event.attempt > 0} == {ExitCode.STOPPED_EARLY}
+
+
+@pytest.mark.slow
+@of(LOOP, LIGHTNING)
+def test_example_without_holdfast_runs(forker: Forker, tmp_path: Path):
+    assert forker.run(tmp_path / "two", script="without_holdfast", ranks=2).how == "0"
+
+
+@pytest.mark.slow
+@of(LIGHTNING)
+def test_ranks_that_see_different_checkpoints_are_told_so_and_take_no_step(forker: Forker, tmp_path: Path) -> None:
+    apart = partial(forker.run, tmp_path / "apart", through=(APART,))
+    assert apart().how == "0"
+    told = apart(ranks=2)
+    assert told.how == "failed"
+    assert "the ranks do not see the same checkpoints" in told.said
     assert [path.name for path in (tmp_path / "apart" / "checkpoints").iterdir()] == ["0"]
