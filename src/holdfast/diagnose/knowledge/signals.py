@@ -33,7 +33,12 @@ SIGNALS: tuple[Signal, ...] = (
         "Whether somebody's ssh or shell ended then.",
         "Start it away from the terminal: `holdfast run -d`, sbatch, tmux, setsid. torchrun undoes what nohup does.",
     ),
-    Signal(signal.SIGINT, "Ctrl-C, or a launcher that passes it on.", "Who pressed it.", "Nothing."),
+    Signal(
+        signal.SIGINT,
+        "Ctrl-C in its terminal, or a launcher (torchrun, srun) that passes one on.",
+        "The launcher's log says so (`Received 2 death signal`); `holdfast status` says who cancelled its own run.",
+        "Nothing, if it was meant; else start it away from the terminal: `holdfast run -d`, sbatch, tmux.",
+    ),
     Signal(
         signal.SIGILL,
         "An instruction that this CPU does not have: a library built for another one.",
@@ -87,10 +92,16 @@ SIGNALS: tuple[Signal, ...] = (
         "Look for what happened before it.",
     ),
     Signal(
-        signal.SIGUSR1, "A warning from Slurm (`--signal`), or a program's own use.", "The job script.", "Handle it."
+        signal.SIGUSR1,
+        "A warning that nobody handled, mostly Slurm's before the time limit (`--signal=USR1@300`).",
+        "`grep -- --signal` in the job script; `sacct -j JOB -o State,Timelimit,Elapsed`.",
+        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR1, ...)), or take `--signal` out.",
     ),
     Signal(
-        signal.SIGUSR2, "A warning before preemption or the time limit, by agreement.", "The job script.", "Handle it."
+        signal.SIGUSR2,
+        "A warning that nobody handled, before preemption or the time limit, by agreement with the scheduler.",
+        "`grep -- --signal` in the job script; `sacct -j JOB -o State,Timelimit,Elapsed`.",
+        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR2, ...)), or take `--signal` out.",
     ),
     Signal(
         signal.SIGXCPU,

@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="memory-eviction",
         lines=("The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi.",),
-        pattern=r"low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True",
+        pattern=r"low on resource: \[?memory|NodeHasInsufficientMemory|MemoryPressure\W{1,4}True|had condition: \[?\w*MemoryPressure",
         classes=(Class.OOM_HOST, Class.PREEMPTED),
         sure=Sureness.LIKELY,
         says="the node ran short of memory, and pods are evicted from it",

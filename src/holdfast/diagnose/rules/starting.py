@@ -28,6 +28,24 @@ RULES: tuple[Rule, ...] = (
         source="Slurm, kubelet, Kueue, Open MPI",
     ),
     Rule(
+        code="task-launch-failed",
+        lines=(
+            "srun: error: Task launch for StepId=123.0 failed on node n17: Communication connection failure",
+            "srun: error: Task launch for StepId=123.0 failed on node n17: Socket timed out on send/recv operation",
+            "slurmstepd: error: Failed to invoke task plugins: task_p_pre_launch error",
+        ),
+        pattern=r"srun: error: Task launch for \S+ failed on node (?P<host>[\w.-]+)|srun: error: Application launch failed|slurmstepd: error: (?:Failed to invoke|_forkexec|execve\(\): )",
+        classes=(Class.NOT_STARTED, Class.NODE_LOST),
+        sure=Sureness.LIKELY,
+        says="Slurm could not start the ranks of a node",
+        remedy=(
+            "scontrol show node NODE; journalctl -u slurmd on it: an expired credential is a clock that is off (chronyc tracking) or munge (munge -n | ssh NODE unmunge)",
+            "until it is mended: sbatch --exclude=NODE",
+        ),
+        decides=("pod-status",),
+        source="Slurm, srun launch.c, slurmstepd",
+    ),
+    Rule(
         code="container-without-gpu",
         lines=(
             'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',

@@ -304,7 +304,7 @@ RULES: tuple[Rule, ...] = (
             "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, unhandled cuda error, NCCL version 2.18.1",
             "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
         ),
-        pattern=r"unhandled (?:system|cuda) error|ncclSystemError: |ncclUnhandledCudaError: |ncclInternalError: |NCCL error.{0,120}(?:internal error|invalid usage|invalid argument)|ncclInvalidUsage|ncclSystemError\b",
+        pattern=r"unhandled (?:system|cuda) error|ncclSystemError: |ncclUnhandledCudaError: |ncclInternalError: |NCCL error.{0,120}internal error|ncclSystemError\b",
         role=Role.SECONDARY,
         classes=(
             Class.SHM_TOO_SMALL,
@@ -320,6 +320,21 @@ RULES: tuple[Rule, ...] = (
         decides=("nccl-warn",),
         versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
+    ),
+    Rule(
+        code="nccl-invalid",
+        lines=(
+            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.18.1",
+            "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, invalid argument, NCCL version 2.7.8",
+            "ncclInvalidArgument: Invalid value for an argument.",
+        ),
+        pattern=r"NCCL error.{0,120}invalid (?:usage|argument)|ncclInvalid(?:Usage|Argument)",
+        role=Role.SECONDARY,
+        classes=(Class.RANK_COUNT, Class.COLLECTIVE_MISMATCH, Class.VERSION_MISMATCH, Class.DRIVER),
+        says="NCCL was called in a way that it does not allow: two ranks on one GPU, a rank beyond the world's size, sizes that differ",
+        decides=("nccl-warn",),
+        versions="all",
+        source="torch NCCLUtils.hpp",
     ),
     Rule(
         code="distributed-exception",
