@@ -19,6 +19,8 @@ OTHER_WORDS = {
     "site-packages",
     "holdfast-checkpoint",
     "holdfast-checkpoint-store",
+    "holdfast-peer-copy",
+    "holdfast-recall",
     "holdfast-seal",
     "holdfast-staging",
     "per-rank",

@@ -1,4 +1,4 @@
-"""A rank whose every step hangs on all that is handed over: `updatable.py OUT STEPS STEP_S`.
+"""A rank whose every step hangs on all that is handed over: `updatable.py OUT STEPS STEP_S [fsdp]`.
 
 Each step draws random numbers of three kinds, and Adam and a schedule remember the steps before. A line a step goes to
 OUT/rank-R: its number, the loss to the bit, this file's WORD, and the attempt.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.train import Session
@@ -23,9 +24,8 @@ torch.distributed.init_process_group("gloo")
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
 torch.manual_seed(0)
-model = DistributedDataParallel(
-    torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+model = fully_shard(model) if sys.argv[4:] else DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
 for seed in (torch.manual_seed, random.seed, np.random.seed):

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -83,11 +83,16 @@ class RankProcess:
         )
         return {rank: next(iter(pids), self.pid) for rank, pids in found}
 
-    def wanted(self, code: Path, handover: Path | None) -> Wanted:
-        """What it is to be started as, in the folder of its code; its state it may leave at `handover`."""
+    @property
+    def copies(self) -> bool:
+        """Whether it copies its state to another node's memory."""
+        return self.launch.ranks == 1 and "HOLDFAST_PEER_COPIES" in self.launch.env
+
+    def wanted(self, code: Path, memory: Mapping[str, str]) -> Wanted:
+        """What it is to be started as, in the folder of its code; `memory` tells where it may leave its state."""
         ours = {"HOLDFAST_RANK_SOCKET": str(self._socket)}
-        if handover is not None and self.launch.ranks == 1:
-            ours["HOLDFAST_HANDOVER"] = str(handover)
+        if self.launch.ranks == 1:
+            ours |= memory
         environ = self.launch.defaults | os.environ | self.launch.env | ours
         return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ, code=code)
 

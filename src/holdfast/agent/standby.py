@@ -45,7 +45,7 @@ async def get_ready(
         return False
     programs: dict[Slot, Wanted] = {}
     for slot, launch in enumerate(start.launches):
-        wanted = RankProcess(launch, Path(), clock).wanted(folder, Path())
+        wanted = RankProcess(launch, Path(), clock).wanted(folder, {})
         if not wanted.cwd.is_dir():
             find(_unfit(node, f"there is no folder {wanted.cwd}", ()))
             return False

@@ -145,7 +145,10 @@ class Team:
                 process.give_up(problem, self._ended)
             return
         slots = {(self.replica, number): process for number, process in enumerate(self.processes)}
-        self._programs = {slot: process.wanted(code, self._handed.path(slot)) for slot, process in slots.items()}
+        self._programs = {
+            slot: process.wanted(code, self._handed.variables(slot, copies=process.copies))
+            for slot, process in slots.items()
+        }
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
             await process.start(self._ended, wanted, self._fork(process, slot))
             if self._order.log_max_bytes is not None:

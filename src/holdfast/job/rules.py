@@ -223,6 +223,22 @@ def replicas_that_cannot_be(job: Job) -> Iterator[Finding]:
             yield _error("bad-replicas", "recovery.replicas", what, remedy)
 
 
+def copies_of_copies(job: Job) -> Iterator[Finding]:
+    """Several replicas are copies already; ranks that a launcher starts have no memory that outlives them."""
+    if not job.recovery.peer_copies:
+        return
+    if job.recovery.replicas > 1:
+        what = "each replica holds what the others do, and one that is lost catches up from another's memory"
+        yield _error("no-peer-copies", "recovery.peer_copies", what, "Leave it out, or write `replicas: 1`.")
+    if job.launch is not Launch.PER_RANK:
+        what = f"`launch: {job.launch}` leaves ranks without memory that outlives them"
+        remedy = "Write `launch: per-rank`, with the program itself as the command, or leave it out."
+        yield _error("no-peer-copies", "recovery.peer_copies", what, remedy)
+    if job.nodes.max == 1:
+        what = "there is one node, so copies outlive its ranks and not itself"
+        yield _warning("peer-copies-alone", "recovery.peer_copies", what, "Write `nodes: 2` or more, or leave it out.")
+
+
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     learning_rate_of_a_kept_batch,
     reserved_names,
@@ -237,6 +253,7 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     shared_gpus,
     hangs_outlast_window,
     replicas_that_cannot_be,
+    copies_of_copies,
 )
 
 

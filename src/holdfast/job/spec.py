@@ -108,11 +108,15 @@ def _seconds_or_auto(value: object) -> object:
     raise PydanticCustomError("bad-value", "must be a number of seconds above 0, or auto")
 
 
-def _count_or_auto(value: object) -> object:
+def _count_or_auto(of: str) -> BeforeValidator:
     """Refuse at once what is neither, as above."""
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NODES):
-        return value
-    raise PydanticCustomError("bad-value", "must be a number of nodes, or auto")
+
+    def check(value: object) -> object:
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NODES):
+            return value
+        raise PydanticCustomError("bad-value", "must be a number of {of}, or auto", {"of": of})
+
+    return BeforeValidator(check)
 
 
 def _holds_something(size: int) -> int:
@@ -360,11 +364,18 @@ class Recovery(Model):
     """
     min_replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
     """Fewest replicas that commit a step; with fewer alive the others wait."""
-    standby: Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)] = 0
+    standby: Annotated[Count | Literal["auto"], _count_or_auto("nodes")] = 0
     """Nodes beyond `nodes` that wait with checks, code and imports done, each to take the place of one that is lost.
 
     `auto` is as many as nodes fail in a day, in 99 of 100 days, by the rate of a published fleet: 1 for 2 nodes or for
     8, 13 for 1,000.
+    """
+    peer_copies: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
+    """Copy each rank's state to the memory of another node each time this many steps are committed; 0 means never.
+
+    When a node is lost, all ranks go on from the last copy, without storage. `auto` copies as often as copies get
+    there, which no step waits for. A node needs memory for four times its ranks' states. It is done by a
+    `holdfast.train` Session, of one replica: several are copies of one another.
     """
     sync: Sync | None = None
     """With several replicas, such as `{method: diloco, every: 100}`: each steps alone and they meet now and then.

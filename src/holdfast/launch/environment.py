@@ -100,6 +100,8 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         env = _QUORUM_DEFAULTS | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
+    if job.recovery.peer_copies:
+        env["HOLDFAST_PEER_COPIES"] = str(job.recovery.peer_copies)
     if checkpoint.every_steps is not None:
         env["HOLDFAST_CHECKPOINT_EVERY_STEPS"] = str(checkpoint.every_steps)
     if checkpoint.every is not None:

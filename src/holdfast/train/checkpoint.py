@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -21,9 +22,11 @@ from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, seal, tensors
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Remains, Written, failed, unreachable
-from holdfast.train.handover import MEMORY, Handed, Unfit, judged, not_handed_over
+from holdfast.train.handover import MEMORY, Handed, Standing, Unfit, judged, not_handed_over
+from holdfast.train.peercopies import PeerCopies
 from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
+from holdfast.train.recall import Recall
 from holdfast.train.seal import Seal
 from holdfast.train.staging import Staging
 from holdfast.train.tenure import Writer, error_of
@@ -74,10 +77,14 @@ class Checkpoints:
         ranks: Ranks,
         memory: Path | None = None,
         writer: Writer | None = None,
+        copies: PeerCopies | None = None,
     ) -> None:
-        """`memory` is where this rank's state is handed over to the process that takes its place."""
+        """`memory` is where this rank's state is handed over to the process that takes its place; `copies` are those
+        that nodes have of one another's, which are gone on from before anything that is stored.
+        """
         self._depot = depot
         self._memory = memory
+        self._copies = copies
         self._writer = writer or Writer()
         self._training = training
         self._program = Program(training)
@@ -106,7 +113,7 @@ class Checkpoints:
 
     def begin(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
         """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
-        sealed = self._unsealed(step, samples, node_s)
+        sealed = self.unsealed(step, samples, node_s)
         self._prepared = True
         began, own = time.monotonic(), self._training.own()
         try:
@@ -146,7 +153,7 @@ class Checkpoints:
 
     def hand_over(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
         """Leave the state, as it is, for the processes that take these ranks' places; returns why it is not there."""
-        sealed = self._unsealed(step, samples, node_s)
+        sealed = self.unsealed(step, samples, node_s)
         return self._ranks.any_of(self._handed_over(sealed))
 
     def _handed_over(self, sealed: Seal) -> Finding | None:
@@ -159,7 +166,8 @@ class Checkpoints:
             return not_handed_over(self._ranks.rank, f"{type(error).__name__}: {error}")
         return None
 
-    def _unsealed(self, step: int, samples: int | None, node_s: float) -> Seal:
+    def unsealed(self, step: int, samples: int | None = None, node_s: float = 0.0) -> Seal:
+        """What is said of a state as it is now, its files apart."""
         return Seal(
             step=step,
             world_size=self._ranks.world_size,
@@ -170,14 +178,28 @@ class Checkpoints:
         )
 
     def restore(self) -> Restored:
-        """Go on from what was handed over, or load the newest complete checkpoint where that is newer.
+        """Go on from what lies in memory, or load the newest complete checkpoint where that is newer.
 
         Checkpoints that are not what their seal says are set aside.
         """
-        copies = self._take_over()
-        handed, noticed = self._handed()
-        if handed is not None and all(copy.step <= handed.seal.step for copy in copies):
-            return self._take(handed, noticed)
+        recall = Recall(self._copies.memories, self._ranks) if self._copies is not None else None
+        try:
+            return self._restored(*self._remembered(recall))
+        finally:
+            if recall is not None:
+                recall.close()
+
+    def _restored(self, remembered: Handed | None, noticed: list[Finding]) -> Restored:
+        """`remembered` is this rank's state in memory."""
+        try:
+            copies = self._take_over()
+        except HoldfastError as error:
+            if remembered is None or error.findings[0].code != "checkpoint-store-unreachable":
+                raise
+            noticed.append(_passed_over(error.findings[0], remembered.seal.step))
+            copies = []
+        if remembered is not None and all(copy.step <= remembered.seal.step for copy in copies):
+            return self._take(remembered, noticed)
         bad: list[Finding] = []
         for copy in copies:
             sealed = copy.sealed()
@@ -185,7 +207,7 @@ class Checkpoints:
             if isinstance(sealed, Seal) and not isinstance(loaded, str):
                 if loaded:
                     noticed.append(hyperparameters_changed(sealed.step, copy.where, loaded))
-                self._depot.resumed(sealed.step)
+                self._resumed(sealed.step)
                 return Restored(
                     sealed.step, noticed, sealed.samples, sealed.node_s, copy.where, taken_by=sealed.world_size
                 )
@@ -202,12 +224,27 @@ class Checkpoints:
                 remedy="check the storage; they were set aside, so that the next start begins at step 0",
                 fault=Fault.CLUSTER,
             )
+        if self._copies is not None:
+            self._copies.resumed(0, None)
         return Restored(0, noticed)
 
     def _take_over(self) -> list[Copy]:
         copies = self._depot.take_over()
         self._taken_over = True
         return copies
+
+    def _resumed(self, step: int, standing: Standing | None = None) -> None:
+        self._depot.resumed(step)
+        if self._copies is not None:
+            self._copies.resumed(step, standing)
+
+    def _remembered(self, recall: Recall | None) -> tuple[Handed | None, list[Finding]]:
+        """This rank's state of the newest step that all ranks have in memory, and what is to be said of it."""
+        handed, noticed = self._handed()
+        if recall is None or (handed is not None and handed.seal.step >= recall.newest):
+            return handed, noticed
+        recalled, said = recall.state()
+        return recalled or handed, noticed + said
 
     def _handed(self) -> tuple[Handed | None, list[Finding]]:
         """What was handed over, where that is whole and the same on all ranks; and what is to be said of it."""
@@ -233,7 +270,7 @@ class Checkpoints:
             raise optimizer_changed(sealed.step, MEMORY, why)
         if changed := self._program.take(state, handed.own(), sealed.configured):
             noticed.append(hyperparameters_changed(sealed.step, MEMORY, changed))
-        self._depot.resumed(sealed.step)
+        self._resumed(sealed.step, handed.standing)
         return Restored(sealed.step, noticed, sealed.samples, sealed.node_s, MEMORY)
 
     def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:
@@ -313,6 +350,16 @@ def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:
         where=where,
         evidence=causes,
         remedy="train the model it was saved from, or set `checkpoint.path` in the job to another folder",
+    )
+
+
+def _passed_over(unreachable: Finding, step: int) -> Finding:
+    return msgspec.structs.replace(
+        unreachable,
+        code="checkpoint-store-passed-over",
+        severity=Severity.WARNING,
+        what=f"the store of checkpoints does not answer, and step {step}, which {MEMORY} holds, is gone on from",
+        remedy="Mend it before more nodes are lost: until then nothing but memory has the training's state.",
     )
 
 

@@ -121,7 +121,10 @@ class Shared:
     def _take_over(self) -> list[int]:
         with suppress(OSError):  # where nothing can be written, nobody commits; the first save will say so
             self._tenure.take_over()
-        return steps_in(self.folder)[::-1]
+        try:
+            return steps_in(self.folder)[::-1]
+        except OSError as error:
+            raise unreachable(self.where, f"{type(error).__name__}: {error}") from error
 
     def resumed(self, step: int) -> None:
         pass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from holdfast.errors import ExitCode, failure
 from holdfast.train.tenure import Writer
@@ -49,6 +49,13 @@ class Environment:
     """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
     handover: Path | None = None
     """`HOLDFAST_HANDOVER`: memory of the node, as a file, that outlives this process; none means nobody holds it."""
+    peer_copies: int | Literal["auto"] = 0
+    """`HOLDFAST_PEER_COPIES`: copy the state to another node's memory each time this many steps are finished.
+
+    `auto` is as often as copies get there; 0 means never.
+    """
+    peer_memory: tuple[Path, ...] = ()
+    """`HOLDFAST_PEER_MEMORY`: four pieces of such memory, with colons: two for this rank's copies, two for a peer's."""
     checkpoint_path: Path | str | None = None
     """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
     checkpoint_local: Path | None = None
@@ -130,6 +137,8 @@ class Environment:
             learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
             handover=_path(variables, "HOLDFAST_HANDOVER"),
+            peer_copies=_copies(variables),
+            peer_memory=tuple(map(Path, filter(None, variables.get("HOLDFAST_PEER_MEMORY", "").split(":")))),
             checkpoint_path=_place(variables),
             checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
@@ -157,6 +166,12 @@ def _sync(value: str) -> Sync | None:
         evidence=(f"HOLDFAST_SYNC={value}",),
         remedy="set it to such as `local_sgd/16`, or unset it",
     )
+
+
+def _copies(variables: Mapping[str, str]) -> int | Literal["auto"]:
+    if variables.get("HOLDFAST_PEER_COPIES") == "auto":
+        return "auto"
+    return _number(variables, "HOLDFAST_PEER_COPIES", int, at_least=0) or 0
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:

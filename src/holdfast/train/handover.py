@@ -33,6 +33,8 @@ MAGIC = b"holdfst1"
 _HEAD = struct.Struct("<8sQQI")
 """What it is, where its index begins, how long that is, and what it sums up to."""
 ALIGN_BYTES = 64
+FIRST_BYTE = 64
+"""Where the first tensor lies, after the head."""
 MEMORY = "the nodes' memory"
 """Where a state was, in words."""
 COPIERS = min(4, len(os.sched_getaffinity(0)))
@@ -52,6 +54,14 @@ class _Piece(NamedTuple):
     crc32: int
 
 
+class Head(NamedTuple):
+    """What tells that a state is whole: its index's place and sum."""
+
+    begin: int
+    length: int
+    crc32: int
+
+
 class _Index(NamedTuple):
     """All that was handed over but the tensors' bytes."""
 
@@ -66,22 +76,76 @@ class _Index(NamedTuple):
 def write(memory: Path, writer: Writer, rank: int, seal: Seal, tensors: dict[str, Any], own: bytes) -> None:
     """Hand over this rank's state. Raises OSError, or RuntimeError of a device's."""
     sources = [local(tensor) for tensor in trees.tensors(tensors)]
-    starts = [_HEAD.size]
-    for source in sources:
-        starts.append(_aligned(starts[-1]) + source.nbytes)
+    starts = _starts(sources)
     with open(memory, "r+b", buffering=0) as file:
         file.truncate(0)
-        _refuse_too_large(starts[-1])
-        file.truncate(_aligned(starts[-1]))
-        with mmap.mmap(file.fileno(), _aligned(starts[-1])) as room, ThreadPoolExecutor(COPIERS) as pool:
-            pieces = list(pool.map(_put, repeat(room), map(_aligned, starts), sources))
-        index = pickle.dumps(_Index(writer, rank, seal, _in_pieces(tensors, iter(pieces)), own))
-        begin = file.seek(0, os.SEEK_END)
+        refuse_too_large(starts[-1])
+        file.truncate(starts[-1])
+        with mmap.mmap(file.fileno(), starts[-1]) as room, ThreadPoolExecutor(COPIERS) as pool:
+            pieces = list(pool.map(_put, repeat(room), starts, sources))
+    _finish(memory, starts[-1], _Index(writer, rank, seal, _in_pieces(tensors, iter(pieces)), own))
+
+
+def finish(
+    memory: Path, room: mmap.mmap, writer: Writer, rank: int, seal: Seal, staged: dict[str, Any], own: bytes
+) -> Head:
+    """The same of a state whose tensors lie there already, one behind the other from `FIRST_BYTE` on (staging.py)."""
+    sources = [local(tensor) for tensor in trees.tensors(staged)]
+    starts = _starts(sources)
+    with ThreadPoolExecutor(COPIERS) as pool:
+        sums = pool.map(_sum, repeat(room), starts, (source.nbytes for source in sources))
+        pieces = [
+            _Piece(tuple(source.shape), source.dtype, start, source.nbytes, crc32)
+            for source, start, crc32 in zip(sources, starts, sums, strict=False)
+        ]
+    return _finish(memory, starts[-1], _Index(writer, rank, seal, _in_pieces(staged, iter(pieces)), own))
+
+
+def _finish(memory: Path, begin: int, index: _Index) -> Head:
+    written = pickle.dumps(index)
+    head = Head(begin, len(written), zlib.crc32(written))
+    accept(memory, head, written)
+    return head
+
+
+def accept(memory: Path, head: Head, index: bytes | memoryview) -> None:
+    """Have a state count whose tensors lie there: its index is written, and its head last."""
+    with open(memory, "r+b", buffering=0) as file:
+        file.truncate(head.begin)
+        file.seek(head.begin)
         file.write(index)
-        os.pwrite(file.fileno(), _HEAD.pack(MAGIC, begin, len(index), zlib.crc32(index)), 0)
+        os.pwrite(file.fileno(), _HEAD.pack(MAGIC, *head), 0)
 
 
-Part = tuple[tuple[Writer, int, int], int, str | None]
+def forget(memory: Path) -> None:
+    """Have what lies there count no more; the memory is kept."""
+    with open(memory, "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size:
+            file.write(bytes(_HEAD.size))
+
+
+def index_of(memory: Path, head: Head) -> torch.Tensor:
+    """The index of a state, as bytes."""
+    with open(memory, "rb") as file:
+        file.seek(head.begin)
+        return torch.frombuffer(bytearray(file.read(head.length)), dtype=torch.uint8)
+
+
+def body(room: mmap.mmap, head: Head) -> torch.Tensor:
+    """The tensors of a state, where they lie, as bytes."""
+    size = head.begin - FIRST_BYTE
+    return torch.frombuffer(room, dtype=torch.uint8, offset=FIRST_BYTE, count=size) if size else torch.empty(0)
+
+
+class Standing(NamedTuple):
+    """Whose state it is, and of when: equal on all ranks that can go on from it together."""
+
+    writer: Writer
+    step: int
+    world_size: int
+
+
+Part = tuple[Standing, int, str | None]
 """What a rank says of what it has: its standing, its bytes, and its damage."""
 
 
@@ -93,12 +157,15 @@ def judged(parts: Sequence[Part | None]) -> tuple[Finding | None, bool]:
     bad = [f"rank {rank} has none" for rank, part in enumerate(parts) if part is None]
     bad += [f"rank {rank}: {part[2]}" for rank, part in enumerate(parts) if part is not None and part[2]]
     if not bad and len({part[0] for part in found}) > 1:
-        bad = [f"rank {rank} has step {part[0][1]} of attempt {part[0][0].attempt}" for rank, part in enumerate(found)]
-    if not bad and found[0][0][2] != len(parts):
-        bad = [f"{found[0][0][2]} ranks handed it over, and these are {len(parts)}"]
+        bad = [
+            f"rank {rank} has step {part[0].step} of attempt {part[0].writer.attempt}"
+            for rank, part in enumerate(found)
+        ]
+    if not bad and found[0][0].world_size != len(parts):
+        bad = [f"{found[0][0].world_size} ranks handed it over, and these are {len(parts)}"]
     if bad:
         return _refused(bad), False
-    step, size = found[0][0][1], sum(part[1] for part in found)
+    step, size = found[0][0].step, sum(part[1] for part in found)
     return Finding(
         code="state-handed-over",
         severity=Severity.INFO,
@@ -136,28 +203,37 @@ def not_handed_over(rank: int, why: str) -> Finding:
 class Handed:
     """What was handed over to this rank, whole as far as its index, which says what the pieces sum up to."""
 
-    def __init__(self, memory: Path, index: _Index, size: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: Path, index: _Index, head: Head) -> None:
+        self.memory = memory
+        self.head = head
         self._index = index
-        self.bytes = size
+        self.rank = index.rank
+        self.bytes = head.begin + head.length
         self.seal = index.seal
-        self.standing = (index.writer, index.seal.step, index.seal.world_size)
-        """Whose state it is, and of when: equal on all ranks that can go on from it together."""
+        self.standing = Standing(index.writer, index.seal.step, index.seal.world_size)
 
     @classmethod
     def find(cls, memory: Path, *, rank: int) -> Handed | None:
         """What lies there for this rank; None where there is nothing, or what was not finished."""
+        found = cls.lying(memory)
+        return found if found is not None and found.rank == rank else None
+
+    @classmethod
+    def lying(cls, memory: Path) -> Handed | None:
+        """What lies there, whichever rank's; None likewise."""
         try:
             with open(memory, "rb") as file:
-                magic, begin, length, crc32 = _HEAD.unpack(file.read(_HEAD.size))
-                file.seek(begin)
-                written = file.read(length)
+                magic, *words = _HEAD.unpack(file.read(_HEAD.size))
+                if magic != MAGIC:
+                    return None
+                head = Head(*words)
+                file.seek(head.begin)
+                written = file.read(head.length)
         except (OSError, struct.error):
             return None
-        if magic != MAGIC or len(written) != length or zlib.crc32(written) != crc32:
+        if len(written) != head.length or zlib.crc32(written) != head.crc32:
             return None
-        index: _Index = pickle.loads(written)
-        return cls(memory, index, begin + length) if index.rank == rank else None
+        return cls(memory, pickle.loads(written), head)
 
     def own(self) -> io.BytesIO:
         """The rank's own part: random numbers, schedule, data, and what is the user's."""
@@ -165,7 +241,7 @@ class Handed:
 
     def damage(self) -> str | None:
         """How a piece differs from what was written."""
-        with open(self._memory, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as room:
+        with open(self.memory, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as room:
             pieces = list(_pieces(self._index.tree))
             with ThreadPoolExecutor(COPIERS) as pool:
                 sums = list(
@@ -178,21 +254,25 @@ class Handed:
 
     def fill(self, state: dict[str, Any]) -> None:
         """Put what was handed over into a state of the same shape; raises Unfit."""
-        with open(self._memory, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as room:
+        with open(self.memory, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as room:
             whole = torch.frombuffer(room, dtype=torch.uint8)
             _fill(state, self._index.tree, whole, "")
             del whole  # it keeps the mapping open
 
 
-def _refuse_too_large(size: int) -> None:
+def refuse_too_large(size: int) -> None:
     """Memory that is not there is not asked for: the kernel would end a process, and say nothing before."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:") and int(line.split()[1]) * 1024 < size:
             raise OSError(f"{size} bytes of memory are not there")
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+def _starts(sources: Sequence[torch.Tensor]) -> list[int]:
+    """Where each of these lies, and where all end."""
+    starts = [FIRST_BYTE]
+    for source in sources:
+        starts.append(starts[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)
+    return starts
 
 
 def _put(room: mmap.mmap, start: int, source: torch.Tensor) -> _Piece:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, SupportsFloat
+from typing import Literal, NoReturn, SupportsFloat
 
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
@@ -73,6 +73,10 @@ class Liaison:
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
+        self.copy_every: int | Literal["auto"] = 0
+        """Steps between copies of the state to other nodes' memory, which whoever asks for wishes makes; 0: never."""
+        self.copies_idle: Callable[[], bool] = lambda: False
+        """Whether one could begin, where that is when it does."""
         self.hands_over = False
         """Whether whoever asks for wishes can leave the state to the next processes; a stop serves where it cannot."""
         self._asked = NOTHING
@@ -145,7 +149,7 @@ class Liaison:
                 return last
         if Wish.SPLIT in agreed:
             self._profiler.begin()
-        return agreed & Wish.CHECKPOINT
+        return agreed & (Wish.CHECKPOINT | Wish.COPY)
 
     @property
     def node_s(self) -> float:
@@ -230,6 +234,8 @@ class Liaison:
         wish = Wish.SPLIT if step == self._split_after else NOTHING
         if self._every_steps is not None and step % self._every_steps == 0:
             wish |= Wish.CHECKPOINT
+        if self.copy_every != "auto" and self.copy_every and step % self.copy_every == 0:
+            wish |= Wish.COPY
         return wish
 
     def _hear(self) -> None:
@@ -259,6 +265,8 @@ class Liaison:
             wish |= Wish.STOP
         if wish and self._profiler.running:  # another rank was asked before
             wish &= ~Wish.SPLIT
+        if self.copy_every == "auto" and self.ranks.rank == 0 and self.copies_idle():
+            wish |= Wish.COPY
         overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         return wish | Wish.CHECKPOINT if overdue and self.ranks.rank == 0 else wish
 

@@ -42,6 +42,8 @@ class Wish(IntFlag):
     """Checkpoint, then leave."""
     HAND_OVER = 8
     """Leave the state to the processes that take these ranks' places, then leave."""
+    COPY = 16
+    """Copy the state to another node's memory."""
 
 
 NOTHING = Wish.NOTHING
@@ -121,6 +123,16 @@ class Ranks:
         held = [value] * self.world_size if self.rank == 0 else []
         dist.gather_object(value, held or None, dst=0, group=self.group)
         return held
+
+    def send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
+        """Send a tensor of the host's to one rank, which receives it; what is returned waits until that is done."""
+        work = dist.isend(tensor, to, self.group) if tensor.numel() else None
+        return lambda: None if work is None else work.wait()  # pyright: ignore[reportReturnType]
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Wait for a tensor that one rank sends, of the same size; an empty one is neither sent nor awaited."""
+        if tensor.numel():
+            dist.recv(tensor, source, self.group)
 
     def any_of(self, value: T | None) -> T | None:
         """What the first rank that has something passed in, on every rank; None where none has."""

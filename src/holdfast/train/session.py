@@ -29,6 +29,7 @@ from holdfast.train.depot import Depot, Shared
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
+from holdfast.train.peercopies import PeerCopies
 from holdfast.train.profiler import waiting_for_checkpoint
 from holdfast.train.ranks import NOTHING, Ranks, Wish
 from holdfast.train.rate import ScaledRate
@@ -98,12 +99,18 @@ class Session:
             sequence_length=sequence_length,
         )
         self._checkpoints: Checkpoints | None = None
+        self._copies: PeerCopies | None = None
         if told.checkpoint_path is not None:
             depot = _depot(told, told.checkpoint_path, ranks)
+            copies = self._copies = _copies(told, training, ranks)
             self._checkpoints = Checkpoints(
-                depot, training=training, ranks=ranks, memory=told.handover, writer=told.writer
+                depot, training=training, ranks=ranks, memory=told.handover, writer=told.writer, copies=copies
             )
             self._liaison.hands_over = True
+        if self._copies is not None:
+            self._liaison.copy_every, self._liaison.copies_idle = told.peer_copies, self._copies.is_idle
+            if (within := self._copies.within()) is not None:
+                self._liaison.found(within)
         self._replicas: Replicas = Alone(model)
         if told.replica_count > 1:
             joined = Several if told.sync is None else Apart
@@ -209,6 +216,8 @@ class Session:
         given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **self._replicas.metrics, **metrics}
         if self._checkpoints is not None:
             self._liaison.waited(self._checkpoints.take_waited_s())
+        if self._copies is not None:
+            self._liaison.waited(self._copies.take_waited_s())
         self._liaison.report(self.step, total=self._total, metrics=given)
         action = self._liaison.wish(self.step, total=self._total)
         if action is Wish.HAND_OVER and self._checkpoints is not None:
@@ -217,6 +226,8 @@ class Session:
             began = time.monotonic()
             with waiting_for_checkpoint():
                 self._save(self._checkpoints, action)
+                if self._copies is not None:
+                    self._copy(self._checkpoints, self._copies, action)
             self._liaison.waited(time.monotonic() - began)
         self._liaison.turn(Doing.STEPS)
         if action is Wish.STOP and self.step == self._total:
@@ -227,6 +238,8 @@ class Session:
     def _hand_over(self, checkpoints: Checkpoints) -> Wish:
         """Leave the state to the processes that take these ranks' places, and leave; or return what else serves."""
         self._tell(checkpoints.finish(), must=False)
+        if self._copies is not None:
+            self._copies.finish()
         problem = checkpoints.hand_over(self.step, self._samples, node_s=self._liaison.node_s)
         if problem is None:
             self._liaison.leave(self.step)
@@ -241,7 +254,7 @@ class Session:
         if self._replicas.place > 0:  # The first of them saves for all: they are equal, and soon meet again.
             self._tell(checkpoints.finished(), must=False)
             return
-        if action is NOTHING:
+        if action is NOTHING or action is Wish.COPY:
             self._tell(checkpoints.finished(), must=False)
             checkpoints.prepare()
             return
@@ -252,6 +265,18 @@ class Session:
         if action is Wish.STOP:
             self._tell(checkpoints.finish(), must=True)
             self._raise(checkpoints.close(), must=True)
+
+    def _copy(self, checkpoints: Checkpoints, copies: PeerCopies, action: Wish) -> None:
+        """Copy the state to another node's memory when that is due; a copy that is due waits for the one before."""
+        if action & Wish.STOP:
+            copies.finish()
+        elif not action & Wish.COPY:
+            copies.prepare()
+        else:
+            if (copied := copies.finish()) is not None:
+                self._raise(copied.problem, must=False)
+            if self._liaison.sound():
+                copies.begin(checkpoints.unsealed(self.step, self._samples, self._liaison.node_s))
 
     def _tell(self, saved: Saved | None, *, must: bool) -> None:
         if saved is None:
@@ -303,6 +328,13 @@ def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
     if told.checkpoint_local is None:
         return Shared(Path(path), retention=retention, ranks=ranks, writer=told.writer)
     return Tiers(told.checkpoint_local, Store(str(path), told.writer), retention=retention, ranks=ranks)
+
+
+def _copies(told: Environment, training: Training, ranks: Ranks) -> PeerCopies | None:
+    """The copies that a rank was told to make; several replicas are copies of one another."""
+    if not told.peer_copies or not told.peer_memory or told.replica_count > 1:
+        return None
+    return PeerCopies(told.peer_memory, training=training, ranks=ranks, writer=told.writer, nodes=told.nodes)
 
 
 def _another_world(was: int, now: int, evidence: tuple[str, ...]) -> Finding:

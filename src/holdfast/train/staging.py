@@ -1,4 +1,4 @@
-"""Owns the one buffer on the host that what is to be saved is copied into: made once, used again for every save.
+"""Owns a buffer on the host that what is to be saved is copied into: made once, used again for every save.
 
 The copies run beside the next forward and backward pass, for nothing but the optimiser changes what it owns: its step
 waits until they are done. Whatever somebody else might change is copied before `begin` returns. Refuses to own what is
@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, cast
 
@@ -38,8 +38,15 @@ class _Copy(NamedTuple):
 class Staging:
     """What `begin` returns stays as it is until the next `begin`; it must have been written by then."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, room: Callable[[int], mmap.mmap] | None = None, first_byte: int = 0
+    ) -> None:
+        """`room` gives so many bytes of memory where they are not to be this process's own; tensors lie one behind the
+        other in it from `first_byte` on.
+        """
         self._optimizer = optimizer
+        self._room = room or _own_room
+        self._first_byte = first_byte
         self._layout: list[tuple[torch.Size, torch.dtype]] = []
         self._staged: list[torch.Tensor] = []
         self._pinned: torch.Tensor | None = None
@@ -134,11 +141,10 @@ class Staging:
         if self._pinned is not None:
             _cudart().cudaHostUnregister(self._pinned.data_ptr())
             self._pinned = None
-        ends = [0]
+        ends = [self._first_byte]
         for source in sources:
             ends.append(ends[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)
-        room = mmap.mmap(-1, max(ends[-1], 1))
-        room.madvise(mmap.MADV_HUGEPAGE)
+        room = self._room(max(ends[-1], 1))
         whole = torch.frombuffer(room, dtype=torch.uint8)
         whole.zero_()  # has the kernel hand the pages out now
         if any(source.is_cuda for source in sources):
@@ -147,6 +153,12 @@ class Staging:
         # Each has a storage of its own within the buffer: of one that shares a storage torch would write a copy.
         self._staged = [_within(room, start, source) for start, source in zip(ends, sources, strict=False)]
         self._layout = layout
+
+
+def _own_room(size: int) -> mmap.mmap:
+    room = mmap.mmap(-1, size)
+    room.madvise(mmap.MADV_HUGEPAGE)
+    return room
 
 
 def _copy(copies: Sequence[_Copy]) -> None:

@@ -10,6 +10,7 @@ from itertools import chain
 from holdfast.diagnose.knowledge import (
     classes,
     cluster,
+    copying,
     cuda,
     describing,
     nccl,
@@ -60,6 +61,7 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "Findings of a cluster": _own(cluster.ROWS),
     "Findings of a run": _own(running.ROWS),
     "Findings of an update": _own(updating.ROWS),
+    "Findings of peer copies": _own(copying.ROWS),
     "Classes of diagnosis": list(classes.rows()),
     "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],
     "Lines and ranks together": list(together.rows()),

@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
@@ -363,14 +363,16 @@ def render(accepted: Accepted) -> str:
         env, ranks = launches(plan, node, share)
         for launch in ranks:
             code = Path("CODE") if accepted.code else Path()
-            lines.extend(_section(place, launch, code, env | launch.env | mark | _from_agent(launch)))
+            lines.extend(_section(place, launch, code, env | launch.env | mark | _from_agent(launch, env)))
     return "\n".join(lines)
 
 
-def _from_agent(launch: RankLaunch) -> dict[str, str]:
+def _from_agent(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
     """What the agent adds (agent/rank.py)."""
-    handover = {"HOLDFAST_HANDOVER": "HANDOVER"} if launch.ranks == 1 else {}
-    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **handover}
+    memory = {"HOLDFAST_HANDOVER": "HANDOVER"} if launch.ranks == 1 else {}
+    if launch.ranks == 1 and "HOLDFAST_PEER_COPIES" in env:
+        memory["HOLDFAST_PEER_MEMORY"] = "PEER_MEMORY"
+    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory}
 
 
 def _first_attempt(job: Job, node: int) -> Attempt:

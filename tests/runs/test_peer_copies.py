@@ -1,0 +1,72 @@
+"""A node is lost with all it held, storage is unplugged, and the ranks go on from another's memory to the bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.runs.conftest import Runs, Watched
+
+from holdfast import api
+from holdfast.events import AttemptStarted, DrillAction, DrillTarget, FindingRaised, StepCommitted
+
+pytestmark = pytest.mark.slow
+
+UPDATABLE = Path(__file__).parents[1] / "programs" / "updatable.py"
+
+Start = Callable[..., Watched]
+
+
+@pytest.fixture
+def start(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts the program, which writes to OUT/NAME."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def started(name: str, steps: int, step_s: float, *words: str, overrides: tuple[str, ...] = ()) -> Watched:
+        out = tmp_path / name
+        out.mkdir()
+        return runs.start(
+            sys.executable, str(UPDATABLE), str(out), str(steps), str(step_s), *words, overrides=overrides
+        )
+
+    return started
+
+
+def losses(out: Path, rank: int) -> dict[int, set[str]]:
+    """By step, all that a rank had for it."""
+    found: dict[int, set[str]] = {}
+    for line in (out / f"rank-{rank}").read_text().splitlines():
+        step, loss, *_ = line.split()
+        found.setdefault(int(step), set()).add(loss)
+    return found
+
+
+def unplug(store: Path) -> None:
+    """Nothing is there any more, and nothing can be put there."""
+    store.rename(store.with_suffix(".away"))
+    store.write_text("")
+
+
+def test_lost_node_with_storage_unplugged_costs_the_steps_since_the_last_copy(start: Start, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    told = (f"checkpoint={store}", "checkpoint.every_steps=4", "recovery.peer_copies=1")
+    watched = start("broken", 100_000, 0.05, overrides=told)
+    watched.until(StepCommitted, lambda event: event.step >= 10)
+    unplug(store)
+    seen = watched.until(StepCommitted).step
+    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
+    assert watched.until(AttemptStarted).attempt == 1
+    recalled = watched.until(FindingRaised, lambda event: event.finding.code == "state-recalled").finding
+    assert recalled.evidence == ("rank 1: from rank 0's node",)
+    again = watched.until(StepCommitted, lambda event: event.attempt == 1)
+    assert again.step - again.steps + 1 >= seen
+    watched.until(StepCommitted, lambda event: event.step >= again.step + 5)
+    api.cancel(watched.folder, force=True)
+    watched.end()
+    broken = [losses(tmp_path / "broken", rank) for rank in (0, 1)]
+    start("whole", min(max(each) for each in broken), 0.0).end()
+    for rank in (0, 1):
+        whole = losses(tmp_path / "whole", rank)
+        assert {step: broken[rank][step] for step in whole} == whole
