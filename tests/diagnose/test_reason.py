@@ -10,6 +10,7 @@ from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.pipeline import diagnose, diagnose_blocks
+from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
 
 CLOSED = "n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>"
@@ -206,3 +207,9 @@ def test_stacks_without_a_timeout_are_evidence_for_the_rank_that_wrote_none(tmp_
     answer = diagnose(Pile((tmp_path,)), first_rank=0)
     assert answer.culprit is not None
     assert (answer.culprit.rank, bool(answer.evidence)) == (3, True)
+
+
+def test_pile_without_a_word_of_a_run_asks_for_its_output_and_not_for_what_nobody_saw() -> None:
+    found = told("# A project\nimport time\n")
+    assert (found.klass, found.sure) == (Class.UNKNOWN, Sureness.UNSURE)
+    assert [each.fact for each in found.missing] == [DECIDING["output"].fact]

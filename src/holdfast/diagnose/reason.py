@@ -201,7 +201,7 @@ def _unknown(
             klass=Class.UNKNOWN,
             code="",
             sure=Sureness.UNSURE,
-            missing=deciding(("all-ranks", "nccl-warn"), ()),
+            missing=deciding(("all-ranks", "nccl-warn", "stacks") if facts else ("output",), ()),
             notes=notes,
         )
     missing_of = {

@@ -18,6 +18,10 @@ DECIDING: dict[str, Deciding] = {
         "the NCCL WARN line that the same process wrote before the generic error",
         "run again with NCCL_DEBUG=WARN, and give this command the output of every rank",
     ),
+    "output": Deciding(
+        "what ranks, their launcher and the kernel wrote when it failed: nothing like that is in what was read",
+        "give this command what the job wrote: the launcher's log folder, slurm-JOB.out, `kubectl logs` of every pod",
+    ),
     "all-ranks": Deciding(
         "what every other rank wrote, above all the earliest error by the clock",
         "give this command the logs of all ranks: their folder, or `kubectl logs` of every pod",
