@@ -41,6 +41,8 @@ def test_part_of_a_node_is_a_node_of_its_own(nodes: int) -> None:
         ("nodes: 1\nranks_per_node: 3\nrecovery: {replicas: 2}", "bad-replicas"),
         ("nodes: 1\nranks_per_node: 2\ngpus_per_node: 3\nrecovery: {replicas: 2}", "bad-replicas"),
         ("nodes: 2\nrecovery: {replicas: 2, min_replicas: 3}", "bad-replicas"),
+        ("nodes: 2\nrecovery: {replicas: 2, peer_copies: auto}", "no-peer-copies"),
+        ("nodes: 2\nrecovery: {peer_copies: often}", "bad-value"),
         ("nodes: 1..2\nrecovery: {replicas: 2}", "not-yet"),
         ("nodes: 2\nlaunch: per-node\nrecovery: {replicas: 2}", "not-yet"),
         ("nodes: 2\nenv: {TORCHFT_LIGHTHOUSE: x}\nrecovery: {replicas: 2}", "reserved-name"),
