@@ -33,6 +33,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 """Places on the cluster: with holdfast, and without it as the two kinds of object."""
 
+ALWAYS = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
+"""What a namespace has whatever runs in it; the volume's claim outlives its runs."""
+
 CLEARED_S = 60.0
 BEAT_S = 0.02
 
@@ -105,11 +108,13 @@ class Site:
 
     def wait_for(self, ready: Callable[[], bool], within_s: float) -> None:
         """Wait until something holds; raises SideFailed with what was said last."""
-        deadline = time.monotonic() + within_s
-        while not ready():
-            if time.monotonic() > deadline:
-                raise SideFailed(f"not within {within_s:g} s: {self.last_words()}")
-            time.sleep(BEAT_S)
+        until(ready, within_s, self.last_words)
+
+    def left(self) -> list[str]:
+        """Every object in the namespace that is not always there."""
+        kinds = self.lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+        listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
+        return sorted(set(self.kubectl("get", listed, "-o", "name", "--ignore-not-found").split()) - set(ALWAYS))
 
     def last_words(self) -> str:
         """What the commands said last, and which pods there are."""
@@ -125,27 +130,45 @@ class Site:
             self.wait_for(lambda run=run: not run.alive(), CLEARED_S)
 
 
+def until(ready: Callable[[], bool], within_s: float, words: Callable[[], str]) -> None:
+    """Wait until something holds; raises SideFailed, with words, where that is not in time."""
+    deadline = time.monotonic() + within_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise SideFailed(f"not within {within_s:g} s: {words()}")
+        time.sleep(BEAT_S)
+
+
 @contextlib.contextmanager
-def site() -> Generator[Site]:
-    """A cluster of the bench's own, which ends with it."""
-    folder = Path(tempfile.mkdtemp(prefix="hfcluster-"))
+def site(kept: Path | None = None) -> Generator[Site]:
+    """A cluster of the bench's own, which ends with it; in a folder that is kept it stays until what is done there ends
+    well, and is found again.
+    """
+    folder = kept or Path(tempfile.mkdtemp(prefix="hfcluster-"))
     lab, namespace, project = Lab(folder / "lab"), "bench", folder / "project"
     os.environ |= {"KUBECONFIG": str(lab.kubeconfig), "HOLDFAST_HOME": str(folder / "home")}
     profiles = project / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
+    profiles.mkdir(parents=True, exist_ok=True)
     volume = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
     place = {"backend": "kubernetes", "namespace": namespace, "user": os.geteuid(), "volume": volume}
     for name, more in PROFILES.items():
         (profiles / f"{name}.yaml").write_text(json.dumps({**place, **more}))
-    (project / "keys.json").write_text(json.dumps(_keys(folder)))
+    if not (project / "keys.json").exists():
+        (project / "keys.json").write_text(json.dumps(_keys(folder)))
     (project / "commands.log").touch()
-    lab.up(tied=True)
+    lab.up(tied=kept is None)
+    gone_on_with = False
     try:
-        lab.kubectl("create", "namespace", namespace)
+        if f"namespace/{namespace}" not in lab.kubectl("get", "namespaces", "-o", "name").split():
+            lab.kubectl("create", "namespace", namespace)
         yield Site(lab=lab, namespace=namespace, folder=project)
+    except BaseException:
+        gone_on_with = kept is not None
+        raise
     finally:
-        lab.down()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not gone_on_with:
+            lab.down()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keys(folder: Path) -> dict[str, str]:

@@ -77,6 +77,8 @@ class Kubelet:
                 await asyncio.gather(*(pod.lose() for pod in self._pods.values() if pod.node == name))
             elif not off and name in self._nodes.off:
                 await self._switch_on(name)
+            elif not off:
+                await self._nodes.see(node)
 
     async def _switch_on(self, name: str) -> None:
         """What ran there when it went off is gone, which is said now."""

@@ -62,6 +62,14 @@ class Nodes:
                 with contextlib.suppress(httpx.HTTPError, Refused):
                     await self._renew(name)
 
+    async def see(self, node: Object) -> None:
+        """Say again that one is well which others have come to doubt, as they do while the API server is away."""
+        conditions = node.get("status", {}).get("conditions", ())
+        if any(each["type"] == "Ready" and each["status"] != "True" for each in conditions):
+            self._since.pop(node["metadata"]["name"], None)
+            with contextlib.suppress(httpx.HTTPError, Refused):
+                await self._report(self._specs[node["metadata"]["name"]])
+
     async def switch_on(self, name: str) -> None:
         """Bring one back."""
         self.off.discard(name)

@@ -29,7 +29,8 @@ PATH = "/v1/enrol"
 RETRY_S = (0.05, 0.1, 0.2)
 """Seconds between requests, from the first answer of a kind on; then `PATIENT_S` each."""
 PATIENT_S = 0.5
-TIMEOUT_S = 10.0
+TIMEOUT_S, DIAL_S = 10.0, 3.0
+"""Longest that an answer takes, and that a connection does: where a pod was, nobody refuses one."""
 OK, UNAUTHORIZED = 200, 401
 
 
@@ -85,7 +86,9 @@ def _enrol(options: argparse.Namespace) -> Enrolled:
     verify = True if options.ca is None else agents_end(options.ca)
     deadline = time.monotonic() + options.controller_grace_s
     said, waits = "", iter(RETRY_S)
-    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
+    with httpx.Client(
+        headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=DIAL_S), trust_env=False, verify=verify
+    ) as client:
         while time.monotonic() < deadline:
             try:
                 answer = client.post(

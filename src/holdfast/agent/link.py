@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -36,6 +38,10 @@ OPEN_S = (10.0, 20.0, 30.0)
 Thousands that all come at once, with TLS, keep one busy for longer than the first: whoever then gave up each time would
 add to the work and never get in."""
 
+DIAL_S = 3.0
+"""Longest that a controller's machine may take to accept a connection at all: its kernel does that, however busy the
+controller is. Where a pod was, nobody says no; it is looked up again where the controller is."""
+
 STEADY_S = 2.0
 """A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
 
@@ -43,6 +49,14 @@ FRAME_BYTES = 64 * 1024
 """What waits goes out together, up to this size: a node's ranks end within a millisecond of one another."""
 
 ORDER_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+async def dialled(url: str) -> socket.socket:
+    """A connection to where a URL leads now; raises OSError and TimeoutError."""
+    parts = urlsplit(url)
+    connection = await asyncio.to_thread(socket.create_connection, (parts.hostname, parts.port), DIAL_S)
+    connection.setblocking(False)
+    return connection
 
 
 class Refused(Exception):
@@ -104,8 +118,10 @@ class Link:
         while True:
             try:
                 headers = {"Authorization": f"Bearer {self._token}"}
+                url = self._url()
                 async with connect(
-                    self._url(),
+                    url,
+                    sock=await dialled(url),
                     additional_headers=headers,
                     max_size=ORDER_LIMIT_BYTES,
                     compression=None,

@@ -87,7 +87,7 @@ class KubernetesBackend:
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
         self._looked = asyncio.Event()
         self._empty = asyncio.Event()
-        """Whether no pod of a node is left."""
+        """Whether no pod of a node is left that does not leave."""
 
     def render(self, job: Job) -> str:
         """The manifests are rendered where the run is started from."""
@@ -171,7 +171,8 @@ class KubernetesBackend:
         if self._looked.is_set():
             lives, observed = lives.settle()
         self._lives = lives
-        (self._empty.clear if lives.pods or not self._looked.is_set() else self._empty.set)()
+        stays = any(not pod.leaving for pod in lives.pods.values())
+        (self._empty.clear if stays or not self._looked.is_set() else self._empty.set)()
         if lives.held != held:
             _write(self._record, lives.held)
         for seen in observed:
@@ -195,13 +196,16 @@ def as_pod(said: Mapping[str, Any], numbering: Numbering) -> Pod | None:
     if node is None:
         return None
     phase = status.get("phase", "Pending")
-    over = said.get("deleted", False) or "deletionTimestamp" in meta or phase in ("Succeeded", "Failed")
+    leaving = "deletionTimestamp" in meta and phase == "Running"
+    ended = "deletionTimestamp" in meta or phase in ("Succeeded", "Failed")
+    over = said.get("deleted", False) or (ended and not leaving)
     return Pod(
         uid=meta["uid"],
         name=meta["name"],
         node=node,
         address=status.get("podIP", ""),
         running=phase == "Running",
+        leaving=leaving,
         over=over,
         why="" if phase == "Running" else _why_pending(status),
     )

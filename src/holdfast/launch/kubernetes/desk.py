@@ -67,6 +67,12 @@ def retimed(head: bytes, change_s: Callable[[], float]) -> bytes:
     return _UNTIL.sub(lambda found: found[1] + repr(float(found[2]) + change_s()).encode(), head)
 
 
+def deadline(head: bytes) -> float:
+    """Until when a request may be answered, on this machine's clock; 0 where it does not say."""
+    found = _UNTIL.search(head)
+    return float(found[2]) if found else 0.0
+
+
 def _take(place: Path, digest: str) -> None:
     """Put a file in its place, once it is whole."""
     if place.is_file():

@@ -20,8 +20,10 @@ class Pod:
     node: int
     address: str = ""
     running: bool = False
+    leaving: bool = False
+    """Whether it is being deleted while it runs: its agent says so itself, and has its ranks save first."""
     over: bool = False
-    """Whether it has ended, is being deleted, or is deleted."""
+    """Whether it has ended, or is deleted."""
     why: str = ""
     """Why it is over, or not running yet."""
 
@@ -75,15 +77,17 @@ class Lives:
         return None
 
     def coming(self, place: NodePlace) -> bool:
-        """Whether there is a pod that is the one for a place, or is to be it."""
-        return place in self.held or any(self._candidates(place))
+        """Whether there is a pod that is the one for a place, or is to be it, or one that leaves: it is made anew."""
+        leaving = any(pod.leaving for pod in self.pods.values() if pod.node == place.node)
+        return place in self.held or leaving or any(self._candidates(place))
 
     def former(self, place: NodePlace) -> Iterator[Pod]:
         """Pods of a node that are not the one that is awaited or held for a place."""
         return (pod for pod in self.pods.values() if pod.node == place.node and pod.uid in self.spent)
 
     def _candidates(self, place: NodePlace) -> list[Pod]:
-        return [pod for pod in self.pods.values() if pod.node == place.node and pod.uid not in self.spent]
+        there = (pod for pod in self.pods.values() if pod.node == place.node and not pod.leaving)
+        return [pod for pod in there if pod.uid not in self.spent]
 
     def _fill(self, place: NodePlace) -> tuple[Lives, tuple[NodeObservation, ...]]:
         candidates = self._candidates(place)

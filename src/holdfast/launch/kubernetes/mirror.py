@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from holdfast.errors import ExitCode
-from holdfast.events import Outcome, RunFinished, StopDecided
+from holdfast.events import CancelRequested, Outcome, RunFinished, StopDecided
 from holdfast.events.log import EventWriter, last_event
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there
-from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, retimed
+from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, deadline, retimed
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
@@ -62,6 +62,8 @@ class Mirror:
         self._there = folder_there(folder.run)
         self._pod: str | None = None
         """The controller's, as far as it was heard of."""
+        self._heard = asyncio.Event()
+        """Whether it is heard."""
         self._accepted = Accepted.read(folder.job)
 
     async def run(self) -> None:
@@ -80,13 +82,20 @@ class Mirror:
                 log.exception("the run could not be followed")
             finally:
                 self._pod = None
+                self._heard.clear()
             await asyncio.sleep(AGAIN_S)
         await self._leave()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be one question's connection to the controller; it breaks off where there is none."""
+        """Be one question's connection to the controller, as soon as there is one; it breaks off where none comes."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            is_cancel = head.startswith(b"POST /v1/cancel ")
+            unborn = is_cancel and self._pod is None and last_event(self._folder.events) is None
+            if not unborn:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(deadline(head) - time.monotonic()):
+                        await self._heard.wait()
             if self._pod is not None:
                 async with self._cluster.execute(self._pod, *DESK, self._there, "ask") as desk:
                     await desk.send(retimed(head, lambda: -time.monotonic()))
@@ -95,9 +104,10 @@ class Mirror:
                         writer.write(data)
                         await writer.drain()
                     handing.cancel()
-            elif head.startswith(b"POST /v1/cancel ") and last_event(self._folder.events) is None:
+            elif unborn or (is_cancel and await _is_forced(reader)):
                 await self._remove()
-                self._conclude("it was cancelled before it had a controller")
+                when = "before it had a controller" if unborn else "while its controller could not be reached"
+                self._conclude(f"it was cancelled {when}")
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         except Exception as error:
             log.warning("a question was not answered: %s", error)
@@ -113,6 +123,7 @@ class Mirror:
         async with self._cluster.execute(pod, *DESK, self._there, "follow") as desk:
             await desk.send(json.dumps(self._have()).encode() + b"\n")
             self._pod = pod
+            self._heard.set()
             async for piece, data in _pieces(desk.output()):
                 if not piece.bytes:
                     continue
@@ -167,6 +178,11 @@ class Mirror:
             except Unanswered as error:
                 log.warning("%s cannot be removed yet: %s", self._place.owner, error)
                 await asyncio.sleep(AGAIN_S)
+
+
+async def _is_forced(reader: asyncio.StreamReader) -> bool:
+    """Whether what follows a request's head asks for an end at once, whoever is there to bring it about."""
+    return msgspec.json.decode(await reader.read(QUESTION_BYTES), type=CancelRequested).force
 
 
 async def _hand_in(reader: asyncio.StreamReader, desk: Execution) -> None:
