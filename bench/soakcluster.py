@@ -45,6 +45,7 @@ KILLS = 20
 FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first kill's step, steps from a gate to the next kill, and from a kill to the gate after it."""
 BATCH, STEP_S = 16, 0.05
+"""Samples that each rank takes in a step, and how long a step takes."""
 RECOVERED_S = 240.0
 NODES = 2
 SHOWN = 25
@@ -160,7 +161,7 @@ def _started(site: cluster.Site, name: str, kills: Sequence[Kill], step_s: float
     if found := [run for run in api.runs() if run.run.startswith(name)]:
         api.revive(found[0])
         return found[0], out
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     words = (out, _steps(kills), BATCH, step_s, *(kill.gate for kill in kills))
     job = site.job("python", "gated.py", *map(str, words), name=name, checkpoint="{path: " + name + ", every_steps: 5}")
     return api.start(job, "lab", base=site.folder), out
@@ -286,7 +287,7 @@ def _unsampled(out: Path, steps: int) -> list[str]:
             if attempt >= known:
                 kept[step] = (attempt, [*(samples if attempt == known else ()), *range(first, last)])
     counts = Counter(itertools.chain.from_iterable(samples for _, samples in kept.values()))
-    wanted = range(steps * BATCH)
+    wanted = range(steps * BATCH * NODES)
     wrong = [sample for sample in wanted if counts[sample] != 1] + [each for each in counts if each not in wanted]
     return [f"{len(wrong)} samples were not in exactly one step, such as {wrong[:5]}"] if wrong else []
 
