@@ -9,6 +9,8 @@ import pytest
 import torch
 from tests.runs.conftest import Runs, Watched
 
+from holdfast import api
+from holdfast.errors import ExitCode
 from holdfast.events import (
     AttemptStarted,
     CheckpointCommitted,
@@ -17,6 +19,7 @@ from holdfast.events import (
     DrillDone,
     DrillTarget,
     Outcome,
+    RankExited,
     RankHung,
     RecoveryDecided,
     StepCommitted,
@@ -154,6 +157,17 @@ def test_quorum_service_that_is_lost_comes_back_at_its_port(runs: Runs, action: 
     at_work(watched, 1, 1)
     end_alike(runs, watched, 2)
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_replicas_that_are_cancelled_leave_after_the_same_step_with_a_checkpoint_of_it(runs: Runs) -> None:
+    watched = hold(runs, 2, "checkpoint.every_steps=100000")
+    api.cancel(watched.folder)
+    finished = watched.end()
+    assert (finished.outcome, finished.exit_code) == (Outcome.CANCELLED, ExitCode.CANCELLED)
+    assert [exited.code for exited in watched.all(RankExited)] == [ExitCode.STOPPED_EARLY] * 2
+    last = watched.all(CheckpointCommitted)[-1].step
+    assert [commits(runs, replica)[-1] for replica in range(2)] == [last - 1] * 2  # it ends within the last commit
+    assert {step.replica for step in watched.all(StepCommitted) if step.step == last} == {0, 1}
 
 
 def test_replicas_that_are_too_few_wait_and_go_on(runs: Runs) -> None:

@@ -358,7 +358,7 @@ class Agent:
         known = self._attempts.get(order.replica, -1)
         team = self._teams.get(order.replica)
         if team is not None and team.attempt <= order.attempt:
-            team.stop(order.grace_s)
+            team.stop(order.grace_s, together=order.together)
         elif order.attempt > known:
             # The order to start this attempt never arrived; now it must not. Other nodes may have met at this port.
             self._attempts[order.replica] = order.attempt

@@ -49,6 +49,7 @@ from holdfast.events.rank import (
     Misfortune,
     RankToAgent,
     Step,
+    StopNow,
     Turned,
 )
 from holdfast.findings import Finding, Severity
@@ -201,8 +202,11 @@ class Team:
         evidence = "; ".join(finding.evidence)
         return Path(), Ended(at=self._clock(), how=RankExit.NO_CODE, code=1, error=finding.what, evidence=evidence)
 
-    def stop(self, grace_s: float) -> None:
-        """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once."""
+    def stop(self, grace_s: float, *, together: bool = False) -> None:
+        """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once.
+
+        Sessions of replicas that all end `together` hear of it first.
+        """
         if not self._started.is_set():
             self._abandoned.set()
             if self._fetch is not None:
@@ -216,6 +220,8 @@ class Team:
         if grace_s <= 0:
             self._kill_at_once()
             return
+        if together:
+            self.ask(StopNow(together=True))
         self._signal_all(signal.SIGTERM)
         self._killer = asyncio.get_running_loop().call_at(kill_at, self._kill_stubborn, grace_s)
 

@@ -87,6 +87,8 @@ class Stop:
     attempt: int
     nodes: tuple[int, ...]
     grace_s: float
+    together: bool = False
+    """Whether all replicas are to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)

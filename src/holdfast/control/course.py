@@ -36,8 +36,9 @@ def halt(job: Job, state: State, index: int, at: float) -> Transition:
     replica = state.replicas[index]
     commands: Commands = ()
     if replica.phase is not ReplicaPhase.STOPPING:
-        lost = lost_to_others(state, replica) if replica.at_work else ()
         before, state = state, state.with_replica(replace(replica, phase=ReplicaPhase.STOPPING))
+        stays = state.attends(state.replicas[index])
+        lost = lost_to_others(before, replica) if replica.at_work and not stays else ()
         state, stops = stop_busy(job, state, index, at)
         commands = (*lost, *stops, *_strength(job, before, state, at))
     state, more = proceed(job, state, index, at)
@@ -52,7 +53,8 @@ def lost_to_others(state: State, replica: ReplicaState) -> Commands:
 
 def _others(state: State, index: int) -> tuple[int, ...]:
     """The nodes on which other replicas are at work."""
-    return tuple(node for replica in state.at_work if replica.replica != index for node in replica.members)
+    attending = (replica for replica in state.replicas if replica.replica != index and state.attends(replica))
+    return tuple(node for replica in attending for node in replica.members)
 
 
 def enough(job: Job, state: State) -> bool:
@@ -80,7 +82,8 @@ def stop_busy(job: Job, state: State, index: int, at: float) -> Transition:
     state = state.with_deadline(
         Deadline.STOP.of(index), min(latest, state.deadlines.get(Deadline.STOP.of(index), latest))
     )
-    return state, (stop(state.replicas[index], busy, grace_s),)
+    together = state.several and state.ending is not None
+    return state, (stop(state.replicas[index], busy, grace_s, together=together),)
 
 
 def _grace_s(job: Job, state: State, replica: ReplicaState, at: float) -> float:
@@ -128,8 +131,9 @@ def waited(job: Job, state: State, index: int, at: float) -> Transition:
 def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
     """No rank of this attempt is left: it has succeeded, or is judged."""
     if state.ending or _all_well(job, replica):
-        state = state.with_replica(replace(replica, phase=ReplicaPhase.DONE))
-        return _done(job, state, at)
+        lost = lost_to_others(state, replica) if state.ending and state.attends(replica) else ()
+        state, commands = _done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
+        return state, (*lost, *commands)
     if _leaves_as_planned(replica, at):
         growths = replica.growths if replica.hands_over else (*replica.growths, at)
         state = state.with_replica(replace(_cleared(replica), growths=growths))
@@ -285,10 +289,10 @@ def start(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> Start:
     )
 
 
-def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float) -> Stop:
+def stop(replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float, *, together: bool = False) -> Stop:
     """Have these nodes end their ranks of the attempt in hand."""
     numbers = tuple(node.node for node in nodes)
-    return Stop(replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s)
+    return Stop(replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s, together=together)
 
 
 def judge_soon(job: Job, state: State, index: int, at: float) -> Transition:

@@ -31,8 +31,8 @@ def dispatch_of(command: Command, *, replica_world_size: int) -> Dispatch:
     Raises `AssertionError` for a command that is no order.
     """
     match command:
-        case Stop(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s):
-            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s)
+        case Stop(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, together=together):
+            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s, together=together)
         case WindDown(nodes=nodes, reason=reason, hand_over=hand_over):
             return nodes, orders.WindDown(reason=reason, hand_over=hand_over)
         case Fetch(nodes=nodes, digest=digest):

@@ -255,9 +255,14 @@ class State:
     def attendance(self) -> dict[int, str]:
         """Where the ranks of each replica's attempt meet; empty for one that has none at work."""
         return {
-            replica.replica: f"{replica.master_addr}:{replica.master_port}" if replica.at_work else ""
+            replica.replica: f"{replica.master_addr}:{replica.master_port}" if self.attends(replica) else ""
             for replica in self.replicas
         }
+
+    def attends(self, replica: ReplicaState) -> bool:
+        """Whether a replica's ranks may take a step: they are at work, or have time to end together with all others."""
+        parting = self.ending is not None and self.ending.grace_s > 0
+        return replica.at_work or (parting and replica.phase is ReplicaPhase.STOPPING)
 
     @property
     def trained(self) -> bool:

@@ -89,6 +89,8 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
     replica: int
     attempt: int
     grace_s: float = 0.0
+    together: bool = False
+    """Whether all replicas are to stop: those that can do so after the same step."""
 
 
 class Break(Order, frozen=True, kw_only=True, tag="break"):

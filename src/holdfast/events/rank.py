@@ -92,6 +92,8 @@ class StopNow(RankRequest, frozen=True, kw_only=True, tag="stop"):
     """Take a checkpoint at the end of the step in hand, then leave."""
 
     reason: str = ""
+    together: bool = False
+    """Whether all replicas are asked: they leave after the same step."""
 
 
 class HandOver(RankRequest, frozen=True, kw_only=True, tag="hand-over"):

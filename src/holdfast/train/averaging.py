@@ -44,6 +44,10 @@ class Averaging:
     def __init__(self, model: nn.Module, line: Line, *, ranks: int) -> None:
         """`ranks` are those that a replica has."""
         self.armed = True
+        self.wish = False
+        """Whether this replica wishes to part; said with each step's gradients, and the same on all its ranks."""
+        self.wished = False
+        """Whether any replica did in the step in hand: known to all that have its gradients."""
         self._line = line
         # A gradient that DDP is still to change is sent once all of them are done.
         self._late = isinstance(model, DistributedDataParallel) and ranks > 1
@@ -74,7 +78,7 @@ class Averaging:
     def _send(self, *, whole: bool) -> None:
         """Send the buckets whose turn it is; those that are not complete only where nothing more is to come."""
         while self._sent < len(self._buckets) and (not whole or self._buckets[self._sent].complete):
-            self._line.send(self._buckets[self._sent].load())
+            self._line.send(self._buckets[self._sent].load(wish=self.wish))
             self._sent += 1
 
     def _late_end(self) -> None:
@@ -84,12 +88,13 @@ class Averaging:
         self._send(whole=False)
         arrived = self._line.arrived()
         self._sent, self._under_way = 0, False
+        self.wished = self.wished or (arrived and self._buckets[0].wished)
         for bucket in self._buckets:
             bucket.give(self._line.count if arrived else 0)
 
 
 class _Bucket:
-    """Gradients that travel together, and behind them, for each, in how many replicas there is one."""
+    """Gradients that travel together, and behind them, for each, in how many replicas there is one, and a wish."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -99,9 +104,9 @@ class _Bucket:
     def _make_room(self) -> None:
         like = _local(self._parameters[0])
         sizes = [_local(each).numel() for each in self._parameters]
-        self._flat = like.new_empty(sum(sizes) + len(sizes))
-        parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes)]))
-        self._there = parts[-1]
+        self._flat = like.new_empty(sum(sizes) + len(sizes) + 1)
+        parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes), 1]))
+        *_, self._there, self._wishes = parts
         self._places: dict[torch.Tensor, torch.Tensor] = {
             each: part.view_as(_local(each)) for each, part in zip(self._parameters, parts, strict=False)
         }
@@ -110,19 +115,25 @@ class _Bucket:
     def complete(self) -> bool:
         return len(self._taken) == len(self._parameters)
 
+    @property
+    def wished(self) -> bool:
+        """Whether any replica came with a wish."""
+        return bool(self._wishes.item() > 0)
+
     def take(self, parameter: torch.Tensor) -> None:
         """Copy a gradient in; FSDP2 may bring one again."""
         assert parameter.grad is not None
         self._taken.add(parameter)
         self._places[parameter].copy_(_local(parameter.grad))
 
-    def load(self) -> torch.Tensor:
+    def load(self, *, wish: bool) -> torch.Tensor:
         """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
         for parameter, place in self._places.items():
             if parameter not in self._taken and parameter.grad is not None:
                 self.take(parameter)
             elif parameter not in self._taken:
                 place.zero_()
+        self._wishes.fill_(wish)
         self._there.copy_(torch.tensor([each in self._taken for each in self._parameters]))
         return self._flat
 

@@ -83,6 +83,11 @@ class Liaison:
         self._lost: set[int] = set()
         self._doing = Doing.STEPS
         self._terminated = False
+        self._together = False
+        """Whether this rank was asked to stop with all others, so that SIGTERM says nothing more."""
+        self._steps_with_others = told.replica_count > 1 and told.sync is None
+        self.parts = False
+        """Whether all replicas were asked to stop, and agree on the step after which they do."""
         self._previous_sigterm: Handler = None
         self._listening = False
         """Whether SIGTERM is ours."""
@@ -137,11 +142,16 @@ class Liaison:
             self._doing = to
             self._channel.send(Turned(to=to))
 
-    def wish(self, step: int, *, total: int | None) -> Wish:
-        """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP."""
-        agreed = self._agreement.exchange(self._own_wish(), scheduled=self._scheduled(step, total))
+    def wish(self, step: int, *, total: int | None, parting: bool = False) -> Wish:
+        """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP.
+
+        So it is where all replicas are `parting` after this step.
+        """
+        scheduled = self._scheduled(step, total) | (Wish.STOP if parting else NOTHING)
+        agreed = self._agreement.exchange(self._own_wish(), scheduled=scheduled)
         if not agreed:
             return agreed
+        self.parts = self.parts or Wish.PART in agreed
         if agreed & (Wish.STOP | Wish.HAND_OVER | Wish.CHECKPOINT):
             self.turn(Doing.ASIDE)
         for last in (Wish.STOP, Wish.HAND_OVER):
@@ -246,8 +256,9 @@ class Liaison:
                     self._asked |= Wish.CHECKPOINT
                 case SplitNow():
                     self._asked |= Wish.SPLIT
-                case StopNow():
-                    self._asked |= Wish.STOP
+                case StopNow(together=together):
+                    self._together = self._together or (together and self._steps_with_others)
+                    self._asked |= Wish.PART if self._together else Wish.STOP
                 case HandOver():
                     self._asked |= Wish.HAND_OVER if self.hands_over else Wish.STOP
                 case ReplicaLost():
@@ -259,9 +270,10 @@ class Liaison:
 
     def _own_wish(self) -> Wish:
         """What this rank was asked for; the seconds are counted by rank 0 alone."""
+        terminated = self._terminated  # read first: who is to part with all others hears of it before the signal
         self._hear()
         wish, self._asked = self._asked, NOTHING
-        if self._terminated:
+        if terminated and not self._together:
             wish |= Wish.STOP
         if wish and self._profiler.running:  # another rank was asked before
             wish &= ~Wish.SPLIT

@@ -44,6 +44,8 @@ class Wish(IntFlag):
     """Leave the state to the processes that take these ranks' places, then leave."""
     COPY = 16
     """Copy the state to another node's memory."""
+    PART = 32
+    """Stop, after a step that all replicas agree on."""
 
 
 NOTHING = Wish.NOTHING

@@ -61,6 +61,15 @@ class Replicas(Protocol):
         """Say whether the backward pass that follows is the step's last: gradients are exchanged in that one."""
         ...
 
+    @property
+    def parting(self) -> bool:
+        """Whether all that took the step which was settled last leave after it."""
+        ...
+
+    def part(self) -> None:
+        """Have all replicas leave, after a step of which they all hear that one wishes it."""
+        ...
+
     def settle(self, after: Standing) -> Standing | None:
         """Where training stands now that the step was ended: `after` it, or where others stand.
 
@@ -75,12 +84,16 @@ class Alone:
     count = 1
     place = 0
     metrics: dict[str, float] = {}
+    parting = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def begin(self, standing: Standing) -> Standing:
         return standing
+
+    def part(self) -> None:
+        pass
 
     def expect(self, *, last: bool) -> None:
         if isinstance(self._model, DistributedDataParallel):
@@ -108,6 +121,7 @@ class Joined:
         self._looked = False
         """Whether this replica, or the one it took its state from, has looked for a checkpoint."""
         self._peers = Peers(told, liaison.ranks, liaison, nccl=_nccl(training), give=self._give, take=self._take)
+        self.parting = False
         self._inner = liaison.ranks.world_size > 1
         """Whether DDP has something to exchange inside this replica."""
         self._wrapped(exchanging=self._inner)
@@ -123,6 +137,9 @@ class Joined:
     @property
     def metrics(self) -> dict[str, float]:
         return {"replicas": self.count}
+
+    def part(self) -> None:
+        """Replicas that meet now and then stop where they are."""
 
     def _meet(self, standing: Standing) -> None:
         """Meet the others, and stand where they do."""
@@ -178,8 +195,11 @@ class Several(Joined):
         self._random = rng.capture()
         self._buffers.keep()
         self._held.begin()
-        self._averaging.armed = True
+        self._averaging.armed, self._averaging.wished = True, False
         return self._standing
+
+    def part(self) -> None:
+        self._averaging.wish = True
 
     def expect(self, *, last: bool) -> None:
         self._averaging.armed = last
@@ -187,6 +207,7 @@ class Several(Joined):
 
     def settle(self, after: Standing) -> Standing | None:
         if (beside := self._held.end()) is None:
+            self.parting = self._averaging.wished or (self.count == 1 and self._averaging.wish)
             return after
         self._training.take_beside(beside)
         self._buffers.restore()

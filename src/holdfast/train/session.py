@@ -219,7 +219,9 @@ class Session:
         if self._copies is not None:
             self._liaison.waited(self._copies.take_waited_s())
         self._liaison.report(self.step, total=self._total, metrics=given)
-        action = self._liaison.wish(self.step, total=self._total)
+        action = self._liaison.wish(self.step, total=self._total, parting=self._replicas.parting)
+        if self._liaison.parts:
+            self._replicas.part()
         if action is Wish.HAND_OVER and self._checkpoints is not None:
             action = self._hand_over(self._checkpoints)
         if self._checkpoints is not None:
