@@ -140,7 +140,7 @@ def test_start_whose_code_cannot_be_gone_over_to_is_cold_and_says_why(place: Pla
             with pytest.raises(Cold):
                 await node.start(node.wanted("latter"))
             assert [finding.what for finding in node.found] == [
-                "rank 0 was started cold: rich.table is not imported any more where it was"
+                "a rank was started cold: rich.table is not imported any more where it was"
             ]
 
     play(scene)
