@@ -119,3 +119,14 @@ def test_ranks_that_are_none_are_told(cli: Cli) -> None:
         answer = cli("logs", "--rank", ranks)
         assert answer.code == code
         assert answer.err.startswith("error: ")
+
+
+def test_attempt_in_which_nothing_was_written_names_the_one_that_wrote(cli: Cli) -> None:
+    assert cli("run", "--", *TALKER, "lines", "3").code == 0
+    silent = api.find_run(None).rank_log(1, 0)
+    silent.parent.mkdir()
+    silent.touch()
+    asked = cli("logs")
+    assert (asked.code, asked.out) == (0, "")
+    assert "nothing was written in this attempt; there is output of attempt 0: `--attempt 0`" in asked.err
+    assert len(cli("logs", "--attempt", "0").out.splitlines()) == 3

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, is_plain, say, say_json
+from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.request import OutputOption, RunArgument
 from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.folder import RunFolder
     from holdfast.job.spec import Job
     from holdfast.report.logs import MergedLog, RankLog, Said
@@ -56,7 +58,7 @@ def logs(
 
     found = api.find_run(run)
     wanted = _ranks(rank, api.accepted(found).job, found)
-    known = [one for one in rank_logs(found) if wanted is None or (one.replica, one.rank) in wanted]
+    known = {one: path for one, path in rank_logs(found).items() if wanted is None or (one.replica, one.rank) in wanted}
     if not follow and not any(attempt in (None, source.attempt) for source in known):
         which = f" in attempt {attempt}" if attempt is not None else ""
         what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run}"
@@ -73,8 +75,15 @@ def logs(
     printer = Printer(output, colours=colours)
     if follow:
         _follow(found, merged, printer)
-    else:
-        printer.print(merged.rest(time.monotonic(), first_failures(api.events(found))))
+    elif not printer.print(merged.rest(time.monotonic(), first_failures(api.events(found)))):
+        _say_who_wrote(known)
+
+
+def _say_who_wrote(logs: Mapping[RankLog, Path]) -> None:
+    """Say where there is something to see: the attempt that was asked for, or the latest, has written nothing."""
+    wrote = sorted({source.attempt for source, path in logs.items() if path.stat().st_size})
+    hint = f"; there is output of attempt {wrote[-1]}: `--attempt {wrote[-1]}`" if wrote else " or any other"
+    console(stderr=True).print(f"nothing was written in this attempt{hint}")
 
 
 def _ranks(text: str | None, job: Job, run: RunFolder) -> frozenset[tuple[int, int]] | None:
