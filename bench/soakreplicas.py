@@ -34,6 +34,7 @@ from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     DrillAction,
+    DrillDone,
     DrillRequested,
     DrillTarget,
     Outcome,
@@ -48,6 +49,8 @@ from holdfast.report.words import share
 PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "holder.py"
 FAULTS, EVERY_S = 500, 4.0
 STEP_S = 0.05
+EFFECT_S = 0.5
+"""A fault is said before it takes effect: a step that ends so soon after may have been done without it."""
 MOST_UNSTEPPED = 3
 """Faults of one replica without a step of its own between."""
 
@@ -70,7 +73,11 @@ class Watch:
     run: RunFolder
     asked: Counter[str] = field(default_factory=Counter[str])
     unstepped: Counter[int] = field(default_factory=Counter[int])
-    """Faults of each replica since its last committed step."""
+    """Faults of each replica since its last committed step; one that waits for its rank to be at work counts too."""
+    due: dict[float, int] = field(default_factory=dict[float, int])
+    """The replica of each fault that was asked for and has not come yet, by when it was asked for."""
+    befell: dict[int, float] = field(default_factory=dict[int, float])
+    """When the latest came."""
     attempts: dict[int, int] = field(default_factory=dict[int, int])
     recoveries: int = 0
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
@@ -97,14 +104,19 @@ class Watch:
         match event:
             case StepCommitted():
                 self._moved_at = time.monotonic()
-                if event.attempt == self.attempts.get(event.replica):
-                    self.unstepped[event.replica] = 0
+                after = event.ended > self.befell.get(event.replica, 0.0) + EFFECT_S
+                if after and event.attempt == self.attempts.get(event.replica):
+                    self.unstepped[event.replica] = list(self.due.values()).count(event.replica)
                 return
             case DrillRequested():
                 self._moved_at = time.monotonic()
                 self.asked[f"{event.action} {event.target}"] += 1
                 if event.target.numbered:
                     self.unstepped[event.index] += 1
+                    self.due[event.at] = event.index
+            case DrillDone():
+                if (replica := self.due.pop(event.requested_at, None)) is not None:
+                    self.befell[replica] = event.at
             case AttemptStarted():
                 self.attempts[event.replica] = event.attempt
             case RecoveryDecided():
