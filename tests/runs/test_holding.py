@@ -31,16 +31,22 @@ pytestmark = pytest.mark.slow
 EVERY = 5
 """Steps from one meeting of replicas to the next; the program's last step is a multiple of it."""
 
+KNOWN = 5
+"""Steps after which it is known how long one takes."""
+
 HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
 
 
 def hold(runs: Runs, replicas: int, *overrides: str) -> Watched:
-    """Start replicas of one rank each, and return when all have committed steps together."""
+    """Start replicas of one rank each, and return when all have committed steps together.
+
+    More than one: a deadline that is drawn from a rank's own steps is ten minutes before there are any.
+    """
     command = (sys.executable, str(HOLDER), "0.05", str(runs.base))
     given = (f"recovery.replicas={replicas}", *overrides)
     watched = runs.start(*command, nodes=replicas, overrides=given)
     for replica in range(replicas):
-        at_work(watched, replica, 0)
+        at_work(watched, replica, 0, beyond=KNOWN)
     return watched
 
 
