@@ -14,7 +14,7 @@ from tests.agent.test_held import Codes, Place, play
 from holdfast.agent.held import Cold, Wanted
 from holdfast.agent.warmth import STANDBY, Warmth
 from holdfast.findings import Finding
-from holdfast.host.processes import adopt_orphans
+from holdfast.host.processes import adopt_orphans, state_letter
 
 LARGE = "import numpy, httpx, holdfast.api"
 """More modules than a program has that is not worth holding."""
@@ -49,9 +49,13 @@ class Node:
 
 
 def held() -> list[int]:
-    """Processes of ours that hold a program, in the order of their birth; not the forks that answer what they asked."""
+    """Processes of ours that hold a program, in the order of their birth.
+
+    Neither the forks that answer what they asked, nor what ended and was left to us by a program of another test.
+    """
     children = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-    return [pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "holdfast-warm\n"]
+    alive = [pid for pid in children if state_letter(pid) not in "ZX"]
+    return [pid for pid in alive if Path(f"/proc/{pid}/comm").read_text() == "holdfast-warm\n"]
 
 
 @pytest.fixture
