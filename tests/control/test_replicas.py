@@ -9,6 +9,7 @@ from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
 from holdfast.control.policy import BACK_OFF_S, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
 from holdfast.events import DeadlinePassed, FindingRaised, Outcome, RankHung, RecoveryDecided, StepCommitted
+from holdfast.job.patience import EARLY_STEPS, FACTOR
 
 WAITING = "Peers._listen (holdfast/train/peers.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
@@ -23,6 +24,7 @@ def hung(
     last_step: int = 3,
     attempt: int = 0,
     rank: int = 0,
+    waited_s: float = 9.0,
 ) -> RankHung:
     return RankHung(
         at=at,
@@ -32,7 +34,7 @@ def hung(
         rank=rank,
         last_step=last_step,
         last_step_at=at - 9,
-        waited_s=9.0,
+        waited_s=waited_s,
         process_state=state,
         innermost=innermost,
     )
@@ -101,6 +103,21 @@ def test_replica_that_waits_for_one_on_its_way_back_is_not_hung() -> None:
     judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
     assert stops(run.do(hung(0), judge)) == []
     assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_replica_that_waits_for_one_that_may_compile_again_is_not_hung() -> None:
+    run = training()
+    run.do(*(step(0, number) for number in range(4, 4 + EARLY_STEPS)))
+    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(hung(0), judge)) == []
+    assert run.phase(0) is ReplicaPhase.RUNNING
+    assert stops(run.do(hung(0, innermost="Loop.somewhere (train.py:3)"))) == [0]
+
+
+def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
+    run = training(step_deadline_s=9)
+    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(hung(0, waited_s=2 * FACTOR * 9), judge)) == [0]
 
 
 def test_replica_that_steps_after_it_was_reported_is_not_hung() -> None:

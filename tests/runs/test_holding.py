@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 EVERY = 5
 """Steps from one meeting of replicas to the next; the program's last step is a multiple of it."""
 
-KNOWN = 5
+KNOWN = 10
 """Steps after which it is known how long one takes."""
 
 HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from holdfast.agent.stacks import take
 from holdfast.clock import Clock
@@ -21,17 +20,10 @@ from holdfast.events import AgentEvent, RankHung
 from holdfast.events.orders import StartRanks
 from holdfast.events.rank import Doing
 from holdfast.host.processes import identify, queued_s, state_letter
-
-PATIENCE_FACTOR = 10.0
-"""The first step of an attempt may take this many step deadlines, for it loads, compiles and connects; and so may a
-checkpoint."""
-
-AUTO_FACTOR, AUTO_MORE_S, AUTO_PATIENCE_S = 3.0, 0.9, 600.0
-"""`auto`: so many times the 99th percentile of a rank's own steps, and so many seconds; what may take longer gets its
-own. A tenth of the second that a hang may cost is left for its replica to be expelled."""
+from holdfast.job.patience import AUTO_MORE_S, Patience
 
 LOOK_AHEAD_S = 0.5
-"""Of `auto`'s seconds: the stacks are taken so long before a deadline, and are there when it has passed."""
+"""Of the seconds that `auto` adds: the stacks are taken so long before a deadline, and are there when it has passed."""
 
 AUTO_STEPS = 512
 """Of so many latest steps the percentile is taken."""
@@ -62,8 +54,10 @@ class Pulse:
     doing: Doing = Doing.STEPS
     strayed: bool = False
     """Whether it was at something else since its last step, so that its next one does not show how long they take."""
+    first_s: float = 0.0
+    """Seconds that the attempt's first step took, since the rank's last word before it."""
     steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_STEPS))
-    """Seconds that each of the latest steps took, but for the attempt's first."""
+    """The same of each of the latest steps after it, but for those that it was at something else in."""
     queued_s: float = 0.0
     """Seconds that it had waited for a CPU when that was looked at last."""
     queue_seen_at: float = 0.0
@@ -71,7 +65,9 @@ class Pulse:
     def passed(self, step: int) -> None:
         """It has finished a step, so it does not hang."""
         now = time.monotonic()
-        if self.step >= 0 and not self.strayed:
+        if self.step < 0:
+            self.first_s = now - self.at
+        elif not self.strayed:
             self.steps_s.append(now - self.at)
         self.step, self.strayed = step, False
         self._speaks(Doing.STEPS, now)
@@ -86,18 +82,12 @@ class Pulse:
         if now - self.queue_seen_at >= QUEUE_LOOK_S:
             self.queued_s, self.queue_seen_at = queued_s(self.pid), now
 
-    def due(self, deadline_s: float | Literal["auto"]) -> float:
+    def due(self, patience: Patience) -> float:
         """When it is to have spoken again, in monotonic seconds; when it is reported again, where it hangs."""
-        auto = deadline_s == "auto"
         if self.doing is Doing.REST:
             return math.inf
-        if self.step < 0 or self.doing is Doing.ASIDE or (auto and not self.steps_s):
-            allowed_s = AUTO_PATIENCE_S if auto else deadline_s * PATIENCE_FACTOR
-        elif auto:
-            steps_s = sorted(self.steps_s)
-            allowed_s = AUTO_FACTOR * steps_s[len(steps_s) * 99 // 100] + AUTO_MORE_S
-        else:
-            allowed_s = deadline_s
+        ordinary = self.step >= 0 and self.doing is Doing.STEPS
+        allowed_s = patience.step_s(self.first_s, self.steps_s) if ordinary else patience.aside_s
         return self.reported_at + max(AGAIN_S, allowed_s) if self.hung else self.at + allowed_s
 
     def starved_s(self) -> float:
@@ -128,7 +118,7 @@ class Vigil:
         """Watch from now on, if the job has a deadline for steps."""
         self._began = time.monotonic()
         if self._order.step_deadline_s is not None:
-            self._watch = asyncio.ensure_future(self._watch_for_hangs(self._order.step_deadline_s))
+            self._watch = asyncio.ensure_future(self._watch_for_hangs(Patience(deadline_s=self._order.step_deadline_s)))
 
     def end(self) -> None:
         """Stop watching; reports under way are dropped."""
@@ -166,19 +156,18 @@ class Vigil:
             elif everyone and (pulse := self.pulses.get(rank)) is not None and not pulse.hung and not pulse.over:
                 self._report(rank, pulse)
 
-    async def _watch_for_hangs(self, deadline_s: float | Literal["auto"]) -> None:
-        auto = deadline_s == "auto"
-        ahead_s = LOOK_AHEAD_S if auto else 0.0
+    async def _watch_for_hangs(self, patience: Patience) -> None:
+        ahead_s, look_s = (LOOK_AHEAD_S, AUTO_MORE_S) if patience.deadline_s == "auto" else (0.0, patience.deadline_s)
         while True:
             now = time.monotonic()
-            next_at = now + (AUTO_MORE_S if auto else deadline_s) - ahead_s
+            next_at = now + look_s - ahead_s
             for rank, pulse in self.pulses.items():
                 if pulse.over:
                     continue
-                due = pulse.due(deadline_s)
+                due = pulse.due(patience)
                 if now >= due - ahead_s and now >= (due := due + pulse.starved_s()) - ahead_s:
                     self._report(rank, pulse, due)
-                    due = pulse.due(deadline_s)
+                    due = pulse.due(patience)
                 next_at = min(next_at, due - ahead_s)
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 

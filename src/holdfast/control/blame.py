@@ -100,7 +100,12 @@ def stands_apart(hung: RankHung) -> bool:
 
 def waits_within(hung: RankHung) -> bool:
     """Whether a rank was seen to wait, and not for other replicas."""
-    return bool(hung.innermost) and not _FOR_REPLICAS.search(hung.innermost)
+    return bool(hung.innermost) and not waits_for_replicas(hung)
+
+
+def waits_for_replicas(hung: RankHung) -> bool:
+    """Whether a rank was seen to wait for other replicas, and for nobody of its own."""
+    return bool(_FOR_REPLICAS.search(hung.innermost))
 
 
 Suspicion = tuple[bool, bool, int, bool, bool, float]
@@ -111,9 +116,8 @@ def suspicion(hung: RankHung) -> Suspicion:
 
     Of those that wait the ones that wait for other replicas are the least suspect: nobody waits for them in there.
     """
-    waits_for_replicas = bool(_FOR_REPLICAS.search(hung.innermost))
     told = (hung.process_state != "T", hung.said_hello, hung.last_step)
-    return (*told, _waits(hung), waits_for_replicas, hung.last_step_at)
+    return (*told, _waits(hung), waits_for_replicas(hung), hung.last_step_at)
 
 
 def _waits(hung: RankHung) -> bool:

@@ -190,7 +190,7 @@ def _tried_otherwise(job: Job, state: State, replica: int, failure: Failure, ver
 def _cleared(replica: ReplicaState) -> ReplicaState:
     """A replica whose attempt is over, and which is to start again."""
     gathering = replace(replica, phase=ReplicaPhase.GATHERING, winding_down=False, hands_over=False)
-    return replace(gathering, stepped=False, well=0, exits=(), heard=0, hangs=(), losses=())
+    return replace(gathering, steps=0, well=0, exits=(), heard=0, hangs=(), losses=())
 
 
 def _all_well(job: Job, replica: ReplicaState) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_within
+from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_for_replicas, waits_within
 from holdfast.control.course import enough, halt, judge_soon
 from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import RankHung, StepCommitted
+from holdfast.job.patience import EARLY_STEPS, Patience
 from holdfast.job.spec import Job
 
 
@@ -41,7 +42,10 @@ def judged(job: Job, state: State, index: int, at: float) -> Transition:
     if any(_holds_up(replica) for replica in others):
         return _pardoned(state, index), ()
     judging = [replica for replica in state.replicas if replica.phase is ReplicaPhase.JUDGING]
-    return _expel(job, state, min(judging, key=_suspicion).replica, at)
+    suspect = min(judging, key=_suspicion)
+    if _waits_for_one_that_compiles(job, state, suspect):
+        return _pardoned(state, index), ()
+    return _expel(job, state, suspect.replica, at)
 
 
 def goes_on(state: State, event: StepCommitted) -> State:
@@ -81,6 +85,16 @@ def _holds_up(replica: ReplicaState) -> bool:
     """Whether others may rightly wait for a replica: it is on its way back, and has yet to commit its first step."""
     coming = replica.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
     return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.stepped)
+
+
+def _waits_for_one_that_compiles(job: Job, state: State, suspect: ReplicaState) -> bool:
+    """Whether it waits for a replica that may take longer in its early steps, of which its own agent will speak.
+
+    No step takes that much longer than the longest.
+    """
+    longest_s = 2 * Patience(deadline_s=job.recovery.step_deadline_s or "auto").aside_s
+    early = any(other.phase is ReplicaPhase.RUNNING and other.steps <= EARLY_STEPS for other in state.replicas)
+    return early and all(waits_for_replicas(hung) and hung.waited_s < longest_s for hung in suspect.hangs)
 
 
 def _suspicion(replica: ReplicaState) -> Suspicion:

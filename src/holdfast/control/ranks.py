@@ -114,8 +114,8 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     """A replica is a step further; drills of the controller wait for that."""
     replica = state.replicas[event.replica]
     pace = _paced(replica.pace, event)
-    stepped = replica.stepped or event.attempt == replica.attempt
-    state = state.with_replica(replace(replica, step=max(replica.step, event.step), stepped=stepped, pace=pace))
+    steps = replica.steps + (event.steps if event.attempt == replica.attempt else 0)
+    state = state.with_replica(replace(replica, step=max(replica.step, event.step), steps=steps, pace=pace))
     if state.several and event.attempt == replica.attempt:
         state = goes_on(state, event)
     if drills := due(job, state, event.step):

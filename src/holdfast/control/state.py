@@ -172,8 +172,8 @@ class ReplicaState:
     master_port: int = 0
     step: int = 0
     """Highest step ever committed."""
-    stepped: bool = False
-    """Whether it has committed a step in the attempt in hand."""
+    steps: int = 0
+    """How many it has committed in the attempt in hand."""
     pace: Pace = Pace()
     winding_down: bool = False
     """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
@@ -200,6 +200,11 @@ class ReplicaState:
     @property
     def at_work(self) -> bool:
         return self.phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it has committed a step in the attempt in hand."""
+        return self.steps > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,45 @@
+"""Owns how long a rank may be silent before it counts as hung, all of it out of `recovery.step_deadline_s`.
+
+A number is the job's own word. `auto` goes by the rank's own steps, of which nothing is known at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+FACTOR = 10.0
+"""What is no ordinary step may take so many step deadlines, where the job names one."""
+
+AUTO_LONGEST_S = 600.0
+"""`auto`: longest for what is no ordinary step."""
+
+AUTO_FACTOR, AUTO_MORE_S = 3.0, 0.9
+"""`auto`: so many times the 99th percentile of the steps, and so many seconds. A tenth of the second that a hang may
+cost is left for its replica to be expelled."""
+
+EARLY_STEPS, EARLY_MORE_S = 8, 30.0
+"""`auto`: until so many steps are known any of them may compile again, which takes about as long as the first did, or
+so much longer where that one's kernels were cached. torch.compile tries a piece of code eight times
+(`torch._dynamo.config.recompile_limit`); and a rank that was restarted for it would compile again, and again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """What `recovery.step_deadline_s` comes to, in seconds."""
+
+    deadline_s: float | Literal["auto"]
+
+    @property
+    def aside_s(self) -> float:
+        """For an attempt's first step, which loads, compiles and connects; and for what comes between two steps."""
+        return AUTO_LONGEST_S if self.deadline_s == "auto" else self.deadline_s * FACTOR
+
+    def step_s(self, first_s: float, steps_s: Sequence[float]) -> float:
+        """For a step, after a first one that took `first_s` and others that took `steps_s`."""
+        if self.deadline_s != "auto":
+            return self.deadline_s
+        if len(steps_s) < EARLY_STEPS:
+            return min(AUTO_LONGEST_S, AUTO_FACTOR * max(first_s, *steps_s, 0.0) + EARLY_MORE_S)
+        return AUTO_FACTOR * sorted(steps_s)[len(steps_s) * 99 // 100] + AUTO_MORE_S
