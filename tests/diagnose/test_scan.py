@@ -7,7 +7,8 @@ import re2
 from tests.diagnose.logs import block
 
 from holdfast.diagnose.block import Block, Source
-from holdfast.diagnose.prefix import clock_of, writer_of
+from holdfast.diagnose.clocks import clock_of
+from holdfast.diagnose.prefix import writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.scan import EACH, LINE_BYTES, VALUE_BYTES, Scanner
 
@@ -82,4 +83,6 @@ def test_prefix_says_who_wrote(line: str, rank: int | None, host: str | None, pi
     ],
 )
 def test_clocks_of_all_forms_agree(line: str) -> None:
-    assert clock_of(line) == 1795168805.5
+    clock = clock_of(line)
+    assert clock is not None
+    assert clock.at == 1795168805.5

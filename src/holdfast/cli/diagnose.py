@@ -98,6 +98,9 @@ def _rows(answer: Answer) -> Iterator[Text]:
         yield _row("" if number else ("to be sure" if known else "would decide"), clean(each.fact, _LINE_CHARS))
         yield _row("", f"  {clean(each.get, _LINE_CHARS)}")
     yield from _lines("also seen", answer.also)
+    for number, each in enumerate(answer.others):
+        ended = clean(f"{each.what} ({each.klass})", _LINE_CHARS)
+        yield _row("" if number else "other runs", f"{each.at}  {ended}  {clean(each.first.where)}".strip())
     if answer.transport is not None:
         yield from _fabric(answer, answer.transport)
     for number, note in enumerate(answer.notes):

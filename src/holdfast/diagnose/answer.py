@@ -65,6 +65,18 @@ class Consequence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Other:
+    """How another run ended that is in the same pile."""
+
+    what: str
+    klass: Class
+    sure: Sureness
+    at: str
+    """When, by the clock of the line that says so; empty where it has none."""
+    first: Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a person is told about a pile of logs."""
 
@@ -83,6 +95,8 @@ class Answer:
     """Which facts would decide, or make sure; never empty when the class is `unknown`."""
     also: tuple[Evidence, ...] = ()
     """Other causes seen, for a second look."""
+    others: tuple[Other, ...] = ()
+    """Other runs in the same pile, mostly earlier ones, and how they ended; nothing of them speaks for this answer."""
     transport: Transport | None = None
     """What the fabric did, where NCCL's set-up lines were among what was read."""
     notes: tuple[str, ...] = ()

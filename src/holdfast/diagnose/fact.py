@@ -36,5 +36,9 @@ class Fact:
     who: Who = field(default_factory=Who)
     at: float | None = None
     """Seconds since the epoch by the writer's clock; None when nothing says."""
+    dated: bool = True
+    """Whether that clock says the year, which is guessed else."""
+    near: float | None = None
+    """The same of the line that has a clock next above, for one that has none."""
     values: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the rule's pattern captured, by name."""

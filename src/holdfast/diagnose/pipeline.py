@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from holdfast.diagnose.answer import Answer
+from holdfast.diagnose.answer import Answer, Other
 from holdfast.diagnose.block import Block
+from holdfast.diagnose.clocks import with_years
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.reason import answer
+from holdfast.diagnose.runs import fails, parted
 from holdfast.diagnose.scan import Scanner
 from holdfast.diagnose.structured import flight
 from holdfast.diagnose.transport import Reading, is_sound
 from holdfast.diagnose.transport import facts as transport_facts
+from holdfast.diagnose.wording import shown
 from holdfast.fabric.catalog import Fabric
+
+MOST_OTHERS = 6
+"""Other runs of a pile that are told of."""
 
 
 def diagnose(
@@ -39,13 +47,21 @@ def diagnose(
     transport = reading.result(fabric) if reading.info_lines else None
     if transport is not None:
         facts += transport_facts(transport, told=fabric is not None)
-    found = answer(
-        facts,
-        counts=scanner.counts,
-        ranks_with_logs=frozenset(ranks),
-        first_rank=first_rank,
-        sound_fabric=transport is not None and is_sound(transport),
-        notes=tuple(pile.notes),
+    facts = with_years(facts)
+    sound, ranks_with_logs = transport is not None and is_sound(transport), frozenset(ranks)
+    # What the run's own log knows of one attempt is of one run, whatever its clocks say.
+    runs = [facts] if known else parted(facts)
+    found = _of_last(
+        runs,
+        scanner.counts,
+        lambda facts, counts: answer(
+            facts,
+            counts=counts,
+            ranks_with_logs=ranks_with_logs,
+            first_rank=first_rank,
+            sound_fabric=sound,
+            notes=tuple(pile.notes),
+        ),
     )
     return replace(found, transport=transport)
 
@@ -54,4 +70,33 @@ def diagnose_blocks(blocks: Iterable[Block]) -> Answer:
     """What the lines say one by one, for what is at hand already as blocks."""
     scanner = Scanner()
     facts = [fact for block in blocks for fact in scanner.feed(block)]
-    return answer(facts, counts=scanner.counts)
+    return _of_last(parted(with_years(facts)), scanner.counts, lambda facts, counts: answer(facts, counts=counts))
+
+
+def _of_last(
+    runs: Sequence[Sequence[Fact]],
+    counts: Mapping[str, int],
+    weighed: Callable[[Sequence[Fact], Mapping[str, int]], Answer],
+) -> Answer:
+    """What is answered of the last of the runs that failed, and in a line each of the others."""
+    failed = [run for run in runs if any(map(fails, run))] or runs[-1:]
+    found = weighed(failed[-1], counts if len(runs) == 1 else Counter(fact.rule.code for fact in failed[-1]))
+    others = tuple(_other(run, weighed(run, counts)) for run in failed[:-1][-MOST_OTHERS:])
+    notes = found.notes
+    if others:
+        notes = (
+            f"by clocks and launchers {len(failed)} runs that failed are in what was read; this is about the last",
+            *notes,
+        )
+    if runs[-1] is not failed[-1]:
+        first = shown(runs[-1][0])
+        notes = (f"a run that began after it, at {first.where}, shows no failure so far", *notes)
+    return replace(found, others=others, notes=notes)
+
+
+def _other(facts: Sequence[Fact], found: Answer) -> Other:
+    """How another run ended."""
+    first = found.evidence[0] if found.evidence else shown(facts[0])
+    at = next((fact.at or fact.near for fact in facts if shown(fact) == first), None)
+    said = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" if at is not None else ""
+    return Other(what=found.what, klass=found.klass, sure=found.sure, at=said, first=first)

@@ -1,14 +1,12 @@
-"""Owns reading who wrote a line, and when, from whatever stands before its message.
+"""Owns reading who wrote a line from whatever stands before its message.
 
 A line carries the prefixes of all it came through: kubectl, a launcher, torch, NCCL. Each says a part; none is needed.
-Refuses to own what the message means.
+Refuses to own when it was written (clocks.py), and what the message means.
 """
 
 from __future__ import annotations
 
-import calendar
 import re
-from datetime import UTC, datetime
 
 from holdfast.diagnose.block import Source
 from holdfast.diagnose.fact import Who
@@ -37,7 +35,11 @@ _RAY = re.compile(r"\(\w[\w.:]* pid=(?P<pid>\d+)(?:, ip=(?P<host>[\d.:a-f]+))?\)
 _PDSH = re.compile(r"^(?P<host>[A-Za-z][\w-]*[\w.-]*\d): (?=\S)")
 # Nov 20 10:00:00 n1 kernel: message                                   syslog
 _SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) [\w./-]+(?:\[(?P<pid>\d+)\])?: ")
-_HOSTS = (_NCCL, _NCCL_DIAG, _RAY, _SYSLOG)
+# 2026-11-20T10:00:00.123456+00:00 n1 kernel: message                  rsyslog, journalctl -o short-iso
+_RSYSLOG = re.compile(
+    r"^20\d\d-\d\d-\d\dT[\d:.,]{8,16}\S{0,6} (?P<host>[A-Za-z][\w.-]*) (?:kernel|[\w./-]+\[(?P<pid>\d+)\]): "
+)
+_HOSTS = (_NCCL, _NCCL_DIAG, _RAY, _SYSLOG, _RSYSLOG)
 
 
 def writer_of(line: str, source: Source) -> Who:
@@ -96,47 +98,3 @@ def of_summary(data: bytes, start: int) -> Who | None:
         return None
     pid = int(found["pid"]) if found["pid"] else None
     return Who(host=found["host"].decode(), pid=pid, rank=int(found["rank"]))
-
-
-# 2026-11-20T10:00:00.123Z   2026-11-20 10:00:00,123   [2026-11-20 10:00:00]   2026/11/20 10:00:00
-_ISO = re.compile(
-    r"(?P<y>20\d\d)[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
-)
-# [E1120 10:00:00.123456 ...   E0801 12:34:56.789000 1234 file.py:1]            glog; it says no year
-_GLOG = re.compile(
-    r"(?:^|[\s\[\]:])[DIWEFC](?P<mo>\d\d)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d{1,9})?"
-)
-# Nov 20 10:00:00 n1 kernel:      [Thu Nov 20 10:00:00 2026]                    syslog, dmesg -T
-_MONTH = re.compile(
-    r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
-    r"(?: (?P<y>20\d\d))?"
-)
-_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
-
-
-def clock_of(line: str) -> float | None:
-    """Seconds since the epoch that a line's own clock says; a time without zone is taken for UTC.
-
-    Only differences between such times are ever used.
-    """
-    head = line[:HEAD_CHARS]
-    found = _ISO.search(head) or _GLOG.search(head) or _MONTH.search(head)
-    if found is None:
-        return None
-    said = found.groupdict()
-    month = _MONTHS[said["mon"]] if said.get("mon") else int(said["mo"])
-    year = int(said["y"]) if said.get("y") else datetime.now(UTC).year
-    try:
-        moment = datetime(year, month, int(said["d"]), int(said["h"]), int(said["mi"]), int(said["s"]), tzinfo=UTC)
-    except ValueError:
-        return None
-    fraction = float(f"0.{said['f'][1:]}") if said.get("f") else 0.0
-    return moment.timestamp() + fraction - _offset_s(said.get("zone"))
-
-
-def _offset_s(zone: str | None) -> float:
-    if not zone or zone == "Z":
-        return 0.0
-    digits = zone[1:].replace(":", "")
-    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)

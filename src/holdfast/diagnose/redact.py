@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence
+from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence, Other
 from holdfast.diagnose.transport import Transport
 
 # In this order: a secret may hold what looks like a host, an address may hold what looks like a path.
@@ -71,6 +71,9 @@ def redacted(answer: Answer) -> Answer:
     def followed(consequence: Consequence) -> Consequence:
         return replace(consequence, says=redactor.text(consequence.says), first=shown(consequence.first))
 
+    def other(each: Other) -> Other:
+        return replace(each, what=redactor.text(each.what), first=shown(each.first))
+
     return replace(
         answer,
         transport=_nameless_transport(answer.transport, redactor) if answer.transport else None,
@@ -79,6 +82,7 @@ def redacted(answer: Answer) -> Answer:
         evidence=tuple(map(shown, answer.evidence)),
         consequences=tuple(map(followed, answer.consequences)),
         also=tuple(map(shown, answer.also)),
+        others=tuple(map(other, answer.others)),
         notes=tuple(map(redactor.text, answer.notes)),
     )
 

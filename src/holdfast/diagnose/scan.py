@@ -17,13 +17,14 @@ import hyperscan
 import re2
 
 from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.clocks import clock_above, clock_of
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.frames import died_at, raised_at, stands
-from holdfast.diagnose.prefix import clock_of, first_ended, of_summary, writer_of
+from holdfast.diagnose.prefix import first_ended, of_summary, writer_of
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Rule
-from holdfast.diagnose.rules.torchrun import FIRST_ENDED
+from holdfast.diagnose.rules.torchrun import FIRST_ENDED, LAUNCHED
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
@@ -31,10 +32,13 @@ _SET_UP = rb"NCCL (?:INFO|version) "
 VALUE_BYTES = 200
 """Longest value that is taken out of a line."""
 EACH = 20
-"""Facts kept of one rule, source and rank; more of the same are only counted."""
+"""Facts kept of one rule, source and rank, of one day and launcher; more of the same are only counted."""
 MOST = 50_000
 """Facts kept in all."""
 
+# 2026-11-20T10:00:00   2026/11/20 10:00:00   [E1120 10:00:00   [Thu Nov 20 10:00:00 2026]
+_DAY = re.compile(rb"20\d\d[-/]\d\d[-/]\d\d|[DIWEFC][01]\d\d\d (?=\d\d:)|[JFMASOND][a-y]{2} [ \d]\d (?=\d\d:)")
+_DAY_BYTES = 120
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\n]{0,256}\x07|[()][A-Z0-9])")
 
 
@@ -106,7 +110,9 @@ class Scanner:
         """Lines recognised, by rule; also those of which no fact was kept."""
         self.set_up = False
         """Whether the block that was fed last holds lines of NCCL's set-up, for whom those concern."""
-        self._kept: Counter[tuple[str, str]] = Counter()
+        self._kept: Counter[tuple[str, str, str]] = Counter()
+        self._days: dict[str, str] = {}
+        self._launched: Counter[str] = Counter()
         self._facts = 0
 
     def feed(self, block: Block) -> Iterator[Fact]:
@@ -134,7 +140,7 @@ class Scanner:
 
     def _fact(self, source: Source, line: bytes, index: int) -> Fact | None:
         rule, names_rank = self._known.rules[index], self._known.names_rank[index]
-        alike = rule.code, source.name
+        alike = rule.code, source.name, self._stretch(source, line)
         if self._facts >= MOST or (self._kept[alike] >= EACH and not names_rank):
             self.counts[rule.code] += 1
             return None
@@ -144,20 +150,32 @@ class Scanner:
         self.counts[rule.code] += 1
         start, values = found
         if names_rank:
-            alike = rule.code, f"{source.name}\0{values.get('rank')}"
+            alike = alike[0], f"{source.name}\0{values.get('rank')}", alike[2]
             if self._kept[alike] >= EACH:
                 return None
         self._kept[alike] += 1
         self._facts += 1
+        if rule is LAUNCHED:
+            self._launched[source.name] += 1
         text = _around(line, start)
         who = writer_of(text, source)
         if values.get("rank"):
             who = replace(who, rank=int(values["rank"][:9]))
-        return Fact(rule=rule, source=source.name, line=0, text=text, who=who, at=clock_of(text), values=values)
+        fact = Fact(rule=rule, source=source.name, line=0, text=text, who=who, values=values)
+        clock = clock_of(text)
+        return replace(fact, at=clock.at, dated=clock.dated) if clock else fact
+
+    def _stretch(self, source: Source, line: bytes) -> str:
+        """The day of a line, else of the last before it in its source, and how many launchers had begun there."""
+        if day := _DAY.search(line, 0, _DAY_BYTES):
+            self._days[source.name] = day[0].decode()
+        return f"{self._days.get(source.name)} {self._launched[source.name]}"
 
 
 def _with_neighbours(fact: Fact, data: bytes, start: int, end: int) -> Fact:
-    """The fact with what the lines above or below its own say: frames, and of whom a summary speaks."""
+    """The fact with what the lines above or below its own say: frames, of whom a summary speaks, when that was."""
+    if fact.at is None and (clock := clock_above(data, start)) is not None:
+        fact = replace(fact, near=clock.at, dated=clock.dated)
     if fact.rule is STACK:
         found = stands(data, start, end)
         text = f"{fact.text} {found['stands_at']}" if found else fact.text

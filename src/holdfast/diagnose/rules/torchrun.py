@@ -16,6 +16,23 @@ FIRST_ENDED = Rule(
     source="torch elastic",
 )
 
+LAUNCHED = Rule(
+    code="launched",
+    lines=(
+        "W1120 10:00:00.000000 811 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded, please further tune the variable for optimal performance in your application as needed.",
+        "INFO:torch.distributed.launcher.api:Starting elastic_operator with launch configs:",
+        "[2026-11-20 10:00:00,123] [INFO] [runner.py:568:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=e30= train.py",
+        "The following values were not passed to `accelerate launch` and had defaults set instead:",
+        "+ torchrun --nnodes=2 --nproc-per-node=8 train.py",
+        "+ srun --label python train.py",
+    ),
+    pattern=r"Setting OMP_NUM_THREADS environment variable for each process|Starting elastic_operator with launch configs|\[runner\.py:\d+:main\] cmd = |values were not passed to `accelerate launch`|The module torch\.distributed\.launch is deprecated"
+    r"|^(?:\S{1,80} )?\++ (?:exec )?(?:\S{0,80}/)?(?:torchrun|srun|mpirun|mpiexec|deepspeed|accelerate launch|python3? -m (?:torch\.distributed\.\w+|accelerate\.commands\.launch)) ",
+    role=Role.CONTEXT,
+    says="a launcher began",
+    source="torch elastic, DeepSpeed, accelerate, a shell's trace",
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         code="watchdog-timeout",
@@ -351,6 +368,7 @@ RULES: tuple[Rule, ...] = (
         versions="torch 2.0 and later",
         source="torch ProcessGroupNCCL.cpp",
     ),
+    LAUNCHED,
     FIRST_ENDED,
     Rule(
         code="child-failed",
