@@ -43,6 +43,7 @@ from holdfast.events import (
     CheckpointCommitted,
     ControllerStarted,
     NodeGone,
+    Outcome,
     RankExit,
     RankExited,
     RankHung,
@@ -97,6 +98,8 @@ class Nowhere:
 
     def generation(self, node: int, address: str) -> int | None:
         return None
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None: ...
 
     async def cancel(self) -> None: ...
 

@@ -24,7 +24,7 @@ import msgspec
 
 from bench.fleet import Gone, Lose, Make, Ordered, Request, Step, encode, told
 from holdfast import server
-from holdfast.events import AnyEvent
+from holdfast.events import AnyEvent, Outcome
 from holdfast.events.log import EventReader
 from holdfast.folder import RunFolder
 from holdfast.guard.tls import leaves_the_machine
@@ -78,6 +78,8 @@ class FleetBackend:
 
     def generation(self, node: int, address: str) -> int | None:
         return None
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None: ...
 
     async def cancel(self) -> None: ...
 

@@ -30,6 +30,7 @@ from holdfast.events import (
     ControllerStarted,
     DrillRequested,
     FindingRaised,
+    Outcome,
     RunCreated,
 )
 from holdfast.events.log import EventWriter, read_events
@@ -75,6 +76,8 @@ class Nowhere:
     def generation(self, node: int, address: str) -> int | None:
         """Of the second node one came to life here."""
         return 0 if (node, address) == (1, "127.0.0.1") else None
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None: ...
 
     async def cancel(self) -> None: ...
 

@@ -112,7 +112,7 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
 
 def _refuse_unheard(run: RunFolder, what: str) -> None:
     """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
-    if not Accepted.model_validate_json(run.job.read_text()).agent:
+    if not Accepted.read(run.job).agent:
         raise failure(
             "needs-agent",
             f"{run.run} has no agent that could obey `{what}`: it was started with `agent: false`",

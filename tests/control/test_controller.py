@@ -70,6 +70,7 @@ class Nowhere:
 
     def __init__(self) -> None:
         self.made: list[NodePlace] = []
+        self.told: list[tuple[Outcome, int]] = []
         self.cancelled = False
 
     def render(self, job: Job) -> str:
@@ -89,6 +90,10 @@ class Nowhere:
         self.made.append(place)
 
     async def cordon(self, place: NodePlace, reason: str) -> None: ...
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        assert not self.cancelled
+        self.told.append((outcome, exit_code))
 
     async def cancel(self) -> None:
         self.cancelled = True
@@ -521,6 +526,7 @@ def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Pat
         desk.speak()
         for agent in desk.agents:
             await asyncio.wait_for(agent.dismissed.wait(), 5)
+            assert desk.backend.told == [(Outcome.SUCCEEDED, 0)]
             agent.leave(desk.controller)
         await asyncio.wait_for(work, 5)
         assert desk.backend.cancelled

@@ -450,13 +450,14 @@ class Controller:
             self.tell(*error.findings)
 
     async def _finish(self) -> None:
+        ending = self._state.ending
+        assert ending is not None, "Finish follows the decision to end"
+        await self._backend.conclude(ending.outcome, ending.exit_code, ending.reason)
         self._links.send(None, lambda _: Leave())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._links.emptied()
         await self._backend.cancel()
-        ending = self._state.ending
-        assert ending is not None, "Finish follows the decision to end"
         self.feed(
             RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
         )

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.events import Outcome
 from holdfast.job.spec import Job
 
 
@@ -82,6 +83,10 @@ class Backend(Protocol):
 
     async def uncordon(self, place: NodePlace) -> None:
         """Use the machine that was under this node again."""
+        ...
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        """Say how the run ended wherever the place has a word for it; its nodes are told to leave after this."""
         ...
 
     async def cancel(self) -> None:

@@ -150,6 +150,16 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     assert not run.secrets.exists()
 
 
+def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
+    run = site.start("python", "-c", "raise SystemExit(3)")
+    finished, _ = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.FAILED, 3)
+    said = json.loads(site.kubectl("get", "jobset", run.run, "-o", "json"))["status"]
+    assert said["terminalState"] == "Failed"
+    assert [each["message"] for each in said["conditions"]] == [f"{finished.reason} (exit code 3)"]
+    until(lambda: not site.pods("node"), "no node is made again")
+
+
 def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
     run = site.start("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
     reach(run, lambda known: known.phase is Phase.RUNNING)

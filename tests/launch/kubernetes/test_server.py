@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.launch.kubernetes.cases import CASES, Case, submission
 
+from holdfast.events import Outcome
+from holdfast.folder import RunFolder
+from holdfast.launch.kubernetes.backend import KubernetesBackend
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.manifest import to_yaml
 from holdfast.launch.kubernetes.render import Rendering, render
 from lab import Lab
@@ -112,8 +118,31 @@ def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespa
             assert meeting == {first["metadata"]["name"]}, name
 
 
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob"])
+def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it_over(
+    lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    name, here = f"{kind}-tcp-000000", ("-n", namespace)
+    lab.kubectl("create", "-f", "-", input=rendered(f"{kind}-tcp", namespace, queue=None).text)
+    nodes(lab, namespace, name, 2)
+    document = json.loads(lab.kubeconfig.read_text())
+    token = lab.kubectl("create", "token", f"{name}-controller", *here).strip()
+    document["users"][0]["user"] = {"token": token}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(document))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    accepted = submission(CASES[f"{kind}-tcp"]).accepted
+    run = RunFolder(tmp_path / name)
+    backend = KubernetesBackend(folder=run, cluster=Cluster(namespace=namespace), accepted=accepted)
+    asyncio.run(backend.conclude(Outcome.FAILED, 3, "rank 1 on node1 exited with code 3"))
+    failed = "jsonpath={.status.conditions[?(@.type=='Failed')].message}"
+    lab.kubectl("wait", kind, name, *here, "--for=condition=Failed", f"--timeout={WITHIN_S:g}s")
+    said = lab.kubectl("get", kind, name, *here, "-o", failed)
+    assert said == "rank 1 on node1 exited with code 3 (exit code 3)"
+
+
 def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, namespace: str) -> None:
-    run, within = "jobset-tcp-000000", f"--timeout={WITHIN_S:g}s"
+    run = "jobset-tcp-000000"
     lab.kubectl("create", "-f", "-", input=rendered("jobset-tcp", namespace, queue=None).text)
     nodes(lab, namespace, run, 2)
     here = ("-n", namespace)
@@ -124,8 +153,6 @@ def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, name
 
     kept, lost = uid(f"{run}-node-0"), uid(f"{run}-node-1")
     assert f"{run}-node-0" in lab.kubectl(account, "get", "pods", *here)
-    lab.kubectl(account, "get", "events", *here)
-    lab.kubectl(account, "get", "jobset", run, *here)
     lab.kubectl(account, "delete", "job", f"{run}-node-1", *here, "--wait=false")
     deadline = time.monotonic() + WITHIN_S
     while uid(f"{run}-node-1") in {"", lost}:
@@ -133,6 +160,8 @@ def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, name
     for words in (
         ("get", "secrets", *here),
         ("get", "jobsets", *here),
+        ("get", "events", *here),
+        ("delete", "jobset", run, *here),
         ("get", "pods", "--all-namespaces"),
         ("delete", "job", f"{run}-controller", *here),
         ("delete", "jobset", "another", *here),
@@ -140,5 +169,3 @@ def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, name
     ):
         assert "forbidden" in refused(lab, account, *words).lower(), words
     assert uid(f"{run}-node-0") == kept
-    lab.kubectl(account, "delete", "jobset", run, *here, "--wait=false")
-    lab.kubectl("wait", f"jobset/{run}", *here, "--for=delete", within)

@@ -20,24 +20,26 @@ GROUPS: Mapping[Workload, tuple[str, str]] = {
 }
 """API group and resource of each kind."""
 
+GANGS: Mapping[Workload, tuple[str, str]] = {**GROUPS, Workload.TRAINJOB: GROUPS[Workload.JOBSET]}
+"""The same of what makes the pods: a TrainJob has a JobSet of its name do it, and says of itself what that says."""
+
 UNTOLD = "(set when the run is started)"
 
 
 def rbac(asked: Submission) -> list[Mapping[str, Node]]:
     """The controller's account, and the least it needs: the gang has none and needs nothing."""
     names, namespace = asked.names, asked.profile.namespace
-    group, resource = GROUPS[asked.workload]
+    group, resource = GANGS[asked.workload]
     about = {"name": names.controller, "namespace": namespace, "labels": names.labels(CONTROLLER)}
     rules: list[Node] = [
-        _rule("", "events", "get", "list", "watch"),
         Because(
-            _rule(group, resource, "get", "watch", "delete", names=[names.name]),
-            "Its own run alone: to see its state, and to remove it when it is over.",
+            _rule(group, resource, "get", names=[names.name]),
+            "Its own run alone, of which it says there that it has failed, and why: agents leave without an error, and "
+            "the operator would call that a success.",
         ),
+        _rule(group, f"{resource}/status", "patch", names=[names.name]),
         *_replacing(asked),
     ]
-    if asked.queue:
-        rules.append(_rule("kueue.x-k8s.io", "workloads", "get", "list", "watch"))
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about, "rules": rules},
@@ -59,11 +61,11 @@ def judged_alone(thing: Mapping[str, Node]) -> bool:
 def _replacing(asked: Submission) -> list[Node]:
     """What it takes to see nodes come and go, to have a broken one replaced, and to clear away what stays."""
     unnamed = "Names of pods are not known beforehand."
-    rules: list[Node] = [Because(_rule("", "pods", "get", "list", "watch", "delete"), unnamed)]
+    rules: list[Node] = [Because(_rule("", "pods", "list", "watch", "delete"), unnamed)]
     if asked.workload is Workload.JOBSET:
         jobs = [f"{asked.names.name}-{NODE}-{node}" for node in range(asked.job.nodes.max)]
         at_once = "A node's Job that is removed is made again at once; a failed pod is replaced after 10 s, then later."
-        rules.append(Because(_rule("batch", "jobs", "get", "delete", names=jobs), at_once))
+        rules.append(Because(_rule("batch", "jobs", "delete", names=jobs), at_once))
     return rules
 
 

@@ -14,17 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.events import Outcome
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.profile import Workload
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
-from holdfast.launch.kubernetes.cluster import Cluster
+from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.ending import declare_failed
 from holdfast.launch.kubernetes.lives import Lives, Pod
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
 from holdfast.launch.kubernetes.paths import PODS
-from holdfast.launch.kubernetes.refusals import Unanswered
+from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
 
 log = logging.getLogger("holdfast.controller")
 
@@ -80,7 +82,8 @@ class KubernetesBackend:
         self, *, folder: RunFolder, cluster: Cluster | None = None, accepted: Accepted | None = None, **_: object
     ) -> None:
         self._run = folder.run
-        self._numbering = NUMBERINGS[accepted.workload if accepted else Workload.JOBSET]
+        self._workload = accepted.workload if accepted else Workload.JOBSET
+        self._numbering = NUMBERINGS[self._workload]
         self._cluster = cluster or Cluster()
         self._record = folder.path / "pods.json"
         self._lives = Lives(held=_read(self._record))
@@ -139,6 +142,23 @@ class KubernetesBackend:
 
     async def uncordon(self, place: NodePlace) -> None:
         """As `cordon`."""
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        """Have the run's object say that it failed: agents leave without an error, which operators call a success."""
+        if outcome is not Outcome.FAILED:
+            return
+        why = f"{reason} (exit code {exit_code})"
+        while True:
+            try:
+                await declare_failed(self._cluster, self._workload, self._run, why)
+                return
+            except Unanswered as error:
+                log.warning("the run's object cannot say yet that it failed: %s", error)
+                await asyncio.sleep(LOOK_AGAIN_S)
+            except RefusedBy as refused:
+                if refused.status != CONFLICT:
+                    log.warning("the run's object does not say that it failed: %s", refused)
+                    return
 
     async def cancel(self) -> None:
         """Wait for the pods of agents that were told to leave; those that stay are removed."""

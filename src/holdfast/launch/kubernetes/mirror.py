@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from holdfast.errors import ExitCode
-from holdfast.events import CancelRequested, Outcome, RunFinished, StopDecided
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events import CancelRequested, Outcome, RunFinished
+from holdfast.events.log import last_event
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there
 from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, deadline, retimed
+from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
@@ -150,19 +151,7 @@ class Mirror:
         return {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
 
     def _conclude(self, why: str) -> None:
-        """End the log here, where nobody is left to do it there."""
-        writer = EventWriter(self._folder.events)
-        begun = last_event(self._folder.events) is not None
-        at, outcome, code = time.time(), Outcome.CANCELLED, ExitCode.CANCELLED
-        writer.append(
-            (
-                *(() if begun else (self._accepted.created(self._folder.run),)),
-                StopDecided(at=at, outcome=outcome, reason=why, exit_code=code),
-                RunFinished(at=at, outcome=outcome, reason=why, exit_code=code),
-            ),
-            sync=True,
-        )
-        writer.close()
+        conclude(self._folder, self._accepted, Outcome.CANCELLED, why, ExitCode.CANCELLED)
 
     async def _leave(self) -> None:
         """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
@@ -250,7 +239,7 @@ async def mirrored(folder: RunFolder) -> None:
 
     place = await _placed(folder)
     cluster = Cluster(context=place.context, namespace=place.namespace)
-    if Accepted.model_validate_json(folder.job.read_text()).agent:
+    if Accepted.read(folder.job).agent:
         mirror = Mirror(folder, cluster, place)
     else:
         from holdfast.launch.kubernetes.onlooker import Onlooker

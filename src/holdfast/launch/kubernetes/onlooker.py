@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode
-from holdfast.events import AnyEvent, Outcome, RunFinished, StopDecided
+from holdfast.events import AnyEvent, Outcome, RunFinished
 from holdfast.events.log import EventWriter, last_event, read_events
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.kubernetes import sight
+from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.names import PART_LABEL, RUN_LABEL
 from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.place import Place
@@ -39,7 +40,7 @@ class Onlooker:
 
     def __init__(self, folder: RunFolder, cluster: Cluster, place: Place) -> None:
         self._folder, self._cluster, self._place = folder, cluster, place
-        self._accepted = Accepted.model_validate_json(folder.job.read_text())
+        self._accepted = Accepted.read(folder.job)
         self._hearing: dict[sight.Command, asyncio.Task[bool]] = {}
         self._known = read_events(folder.events) if folder.events.exists() else []
         if not self._known:
@@ -125,11 +126,4 @@ class Onlooker:
             self._known = [*self._known, *news]
 
     def _conclude(self, outcome: Outcome, why: str, code: int) -> None:
-        at = time.time()
-        if not isinstance(last_event(self._folder.events), RunFinished):
-            self._tell(
-                (
-                    StopDecided(at=at, outcome=outcome, reason=why, exit_code=code),
-                    RunFinished(at=at, outcome=outcome, reason=why, exit_code=code),
-                )
-            )
+        conclude(self._folder, self._accepted, outcome, why, code)

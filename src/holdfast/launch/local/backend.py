@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
+from holdfast.events import Outcome
 from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
 from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
@@ -142,6 +143,9 @@ class LocalBackend:
         self._cordoned.discard(place)
         async with self._changing:
             await self._fill()
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        """The run's folder says it all."""
 
     async def cancel(self) -> None:
         """Remove every node: processes, sockets, namespaces."""
