@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.control.commands import Command, Finish, Record, ReplaceNode, Start, Stop, SubmitNodes, WindDown
+from holdfast.control.commands import Command, Finish, Prepare, Record, ReplaceNode, Start, Stop, SubmitNodes, WindDown
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase, State
 from holdfast.events import (
@@ -53,6 +53,7 @@ from holdfast.events import (
     RankState,
     RunCreated,
     RunFinished,
+    StandbyReady,
     StepCommitted,
     WorldChanged,
 )
@@ -98,10 +99,13 @@ class Agent:
     """An agent that behaves."""
 
     node: int
-    replica: int
     generation: int
     incarnation: str
     port: int
+    replica: int = -1
+    """That of the ranks it was last told to start."""
+    unfit: bool = False
+    """It never gets ready as a standby."""
     known: int = -1
     """Highest attempt started or stopped."""
     team: Team | None = None
@@ -128,7 +132,7 @@ class Wire:
 
     agent: Agent
     up: deque[AgentEvent] = field(default_factory=deque)
-    down: deque[Start | Stop | WindDown | int] = field(default_factory=deque)
+    down: deque[Start | Stop | WindDown | Prepare | int] = field(default_factory=deque)
     """Orders; a number acknowledges."""
     sent: int = 0
     open: bool = True
@@ -137,15 +141,16 @@ class Wire:
 class World:
     """Nodes, agents, ranks, a back end and a controller around one machine."""
 
-    def __init__(self, *, nodes: int, least: int, replicas: int, ranks_per_node: int) -> None:
+    def __init__(self, *, nodes: int, least: int, replicas: int, ranks_per_node: int, standby: int) -> None:
         job = Job(
             command=("train",),
             nodes=Nodes(min=least, max=nodes, wait_s=WAIT_S),
             ranks_per_node=ranks_per_node,
-            recovery=Recovery(max_restarts=MAX_RESTARTS, window_s=WINDOW_S, stop_grace_s=5.0, replicas=replicas),
+            recovery=Recovery(
+                max_restarts=MAX_RESTARTS, window_s=WINDOW_S, stop_grace_s=5.0, replicas=replicas, standby=standby
+            ),
         )
         self.machine = Machine(job)
-        self.per_replica = nodes // replicas
         self.ranks_per_node = ranks_per_node
         self.now = 1000.0
         self.ports = 5000
@@ -159,7 +164,7 @@ class World:
         self.links: dict[int, Wire] = {}
         """The controller's view: the connection by which it reaches each node."""
         self.least = least
-        self.machines = nodes
+        self.machines = nodes + standby
         self.backend: deque[SubmitNodes | ReplaceNode] = deque()
         self.waiting: dict[int, NodePlace] = {}
         """Nodes for which there is no machine."""
@@ -168,12 +173,12 @@ class World:
         self.finishing = False
         self.cancelled = False
         self.whole = True
-        self.started: set[tuple[int, int]] = set()
+        self.started: set[tuple[int, int, int]] = set()
         self.rendezvous: set[tuple[int, str, int]] = set()
         self.attempts = [-1] * replicas
         self.members: dict[tuple[int, int], tuple[int, ...]] = {}
         """The nodes of each attempt, by replica and attempt."""
-        self.emptied = dict.fromkeys(range(nodes), self.now)
+        self.emptied = dict.fromkeys(range(nodes + standby), self.now)
         """When each slot was last known to have lost its node."""
         self.feed(RunCreated(at=self.now, run="world", job={}))
         self.feed(ControllerStarted(at=self.now, pid=1, incarnation="0"))
@@ -213,6 +218,8 @@ class World:
             case Stop() | WindDown():
                 assert command.nodes
                 self.order(command)
+            case Prepare():
+                self.tell(command.node, command)
             case Finish():
                 assert self.state.ending
                 assert self.state.done
@@ -222,8 +229,11 @@ class World:
 
     def order(self, order: Start | Stop | WindDown) -> None:
         for node in order.nodes:
-            if node in self.links and self.links[node].open:
-                self.links[node].down.append(order)
+            self.tell(node, order)
+
+    def tell(self, node: int, order: Start | Stop | WindDown | Prepare) -> None:
+        if node in self.links and self.links[node].open:
+            self.links[node].down.append(order)
 
     def check_attempt(self, started: AttemptStarted) -> None:
         assert started.attempt == self.attempts[started.replica] + 1
@@ -242,7 +252,8 @@ class World:
     def check_members(self, started: AttemptStarted) -> None:
         """Nobody is left out who is there, or for whom it has not been waited."""
         slots = self.state.nodes_of(started.replica)
-        assert list(started.nodes) == sorted(started.nodes)
+        assert [node.seat for node in slots] == sorted(node.seat for node in slots)
+        assert list(started.nodes) == [node.node for node in slots if node.node in started.nodes]
         assert len(started.nodes) * self.ranks_per_node == started.world_size
         assert len(started.nodes) * len(self.attempts) >= self.least
         for node in slots:
@@ -329,6 +340,11 @@ class World:
                     self.seen_nodes.append(sight)
 
     @property
+    def useless(self) -> int:
+        """Machines with standbys that never get ready."""
+        return sum(agent.unfit for agent in self.agents if agent.alive)
+
+    @property
     def free(self) -> int:
         """Machines without a node."""
         return self.machines - sum(agent.alive for agent in self.agents)
@@ -343,12 +359,8 @@ class World:
 
     def make_agent(self, node: int, generation: int) -> None:
         self.births += 1
-        replica = node // self.per_replica
-        self.agents.append(
-            Agent(
-                node=node, replica=replica, generation=generation, incarnation=f"i{self.births}", port=self.fresh_port()
-            )
-        )
+        incarnation = f"i{self.births}"
+        self.agents.append(Agent(node=node, generation=generation, incarnation=incarnation, port=self.fresh_port()))
 
     def fresh_port(self) -> int:
         self.ports += 1
@@ -411,11 +423,14 @@ class World:
             case WindDown():
                 if agent.team:
                     agent.team.leaving = True
+            case Prepare():
+                if not agent.unfit:
+                    agent.say(StandbyReady(at=self.now, node=agent.node, generation=agent.generation))
             case Stop():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
                 elif order.attempt > agent.known:
-                    agent.known = order.attempt
+                    agent.known, agent.replica = order.attempt, order.replica
                     agent.port = self.fresh_port()
                     self.say_stopped(agent, order.attempt)
 
@@ -423,9 +438,11 @@ class World:
         if order.attempt <= agent.known:
             return
         assert agent.team is None, "an agent is given a second attempt"
-        assert (agent.node, order.attempt) not in self.started, "ranks of one attempt are started twice on a node"
-        self.started.add((agent.node, order.attempt))
-        agent.known = order.attempt
+        start = (order.replica, agent.node, order.attempt)
+        assert start not in self.started, "ranks of one attempt are started twice on a node"
+        self.started.add(start)
+        assert not agent.unfit, "a standby that never got ready has a place"
+        agent.known, agent.replica = order.attempt, order.replica
         first = self.members[order.replica, order.attempt].index(agent.node) * self.ranks_per_node
         agent.team = Team(order.attempt, [Rank(first + local) for local in range(self.ranks_per_node)])
         started = tuple(RankState(rank=rank.rank, pid=1) for rank in agent.team.ranks)
@@ -495,6 +512,7 @@ class World:
     def finish(self) -> None:
         assert self.state.ending is not None
         self.waiting.clear()
+        self.backend.clear()
         for agent in self.agents:
             if agent.alive:
                 self.kill(agent)
@@ -568,7 +586,7 @@ class World:
             joined = tuple(node.node for node in self.state.nodes_of(replica.replica) if node.phase == "joined")
             if len(joined) * len(self.attempts) < self.least:
                 assert replica.phase is ReplicaPhase.GATHERING, f"goes on with too few: {self.state}"
-                assert self.machines < self.least
+                assert self.machines - self.useless < self.least
                 continue
             assert replica.members == joined, f"does without a node that is there: {self.state}"
             assert replica.phase is ReplicaPhase.RUNNING, f"stands still: {self.state}"
@@ -604,13 +622,17 @@ class World:
 class Play(RuleBasedStateMachine):
     """Faults and ordinary progress, interleaved as hypothesis likes."""
 
-    nodes, least, replicas, ranks_per_node = 2, 2, 1, 2
+    nodes, least, replicas, ranks_per_node, standby = 2, 2, 1, 2, 0
     pick = st.integers(0, 7)
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            nodes=self.nodes, least=self.least, replicas=self.replicas, ranks_per_node=self.ranks_per_node
+            nodes=self.nodes,
+            least=self.least,
+            replicas=self.replicas,
+            ranks_per_node=self.ranks_per_node,
+            standby=self.standby,
         )
 
     def living(self) -> list[Agent]:
@@ -728,6 +750,14 @@ class Play(RuleBasedStateMachine):
         self.world.agents.remove(agent)
         self.world.make_agent(agent.node, agent.generation)
 
+    @precondition(lambda self: self.standby)
+    @rule(index=pick)
+    def standby_never_gets_ready(self, index: int) -> None:
+        waiting = [agent for agent in self.living() if self.world.state.nodes[agent.node].replica is None]
+        waiting = [agent for agent in waiting if not self.world.state.prepared >> agent.node & 1 and not agent.outbox]
+        if waiting:
+            waiting[index % len(waiting)].unfit = True
+
     @precondition(lambda self: self.teams())
     @rule(index=pick)
     def agent_loses_patience(self, index: int) -> None:
@@ -787,7 +817,7 @@ class Play(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def machines_are_there_again(self, count: int) -> None:
         """Spares among them."""
-        self.world.machines = min(self.world.machines + count, self.nodes + 1)
+        self.world.machines = min(self.world.machines + count, self.nodes + self.standby + 1)
 
     @rule()
     def controller_dies(self) -> None:
@@ -816,7 +846,7 @@ class Play(RuleBasedStateMachine):
         world.settle()
         if not world.state.finished:
             world.check_at_work()
-            world.machines = max(world.machines, world.least)
+            world.machines = max(world.machines, world.least + world.useless)
             world.settle()
         if not world.state.finished:
             world.check_at_work()
@@ -845,10 +875,18 @@ class Elastic(Play):
     nodes, least, replicas, ranks_per_node = 4, 2, 1, 1
 
 
+class Standby(Play):
+    nodes, least, replicas, ranks_per_node, standby = 3, 2, 1, 1, 1
+
+
+class StandbyOfReplicas(Play):
+    nodes, least, replicas, ranks_per_node, standby = 2, 2, 2, 1, 1
+
+
 _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 
-@pytest.mark.parametrize("play", [Play, TwoReplicas, OneNode, Elastic])
+@pytest.mark.parametrize("play", [Play, TwoReplicas, OneNode, Elastic, Standby, StandbyOfReplicas])
 def test_world_that_misbehaves_keeps_every_promise(play: type[Play]) -> None:
     run_state_machine_as_test(
         play,
