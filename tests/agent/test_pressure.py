@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent import pressure
-from holdfast.agent.pressure import Reading, read, watch
+from holdfast.agent.pressure import read, watch
 from holdfast.findings import Finding
+from holdfast.host.memory import Reading, of_group
 
 GIB = 1 << 30
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   33554432 kB\nBuffers: 0 kB\n"
@@ -129,11 +130,11 @@ def test_real_group_that_fills_up_is_read(group: Path) -> None:
     hoard = "import sys; sys.stdin.readline(); hoard = bytes(range(256)) * (400 << 10); print(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
-        before = pressure.of_group(group)
+        before = of_group(group)
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"1\n"
-        after = pressure.of_group(group)
+        after = of_group(group)
         process.kill()
     assert before is not None
     assert after is not None

@@ -50,23 +50,24 @@ def unplug(store: Path) -> None:
 
 
 def test_lost_node_with_storage_unplugged_costs_the_steps_since_the_last_copy(start: Start, tmp_path: Path) -> None:
+    """Each of a node's two ranks has a shard of its own, which the other node's ranks have as well."""
     store = tmp_path / "store"
-    told = (f"checkpoint={store}", "checkpoint.every_steps=4", "recovery.peer_copies=1")
-    watched = start("broken", 100_000, 0.05, overrides=told)
+    told = ("ranks_per_node=2", f"checkpoint={store}", "checkpoint.every_steps=4", "recovery.peer_copies=1")
+    watched = start("broken", 100_000, 0.05, "hsdp", overrides=told)
     watched.until(StepCommitted, lambda event: event.step >= 10)
     unplug(store)
     seen = watched.until(StepCommitted).step
     watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
     assert watched.until(AttemptStarted).attempt == 1
     recalled = watched.until(FindingRaised, lambda event: event.finding.code == "state-recalled").finding
-    assert recalled.evidence == ("rank 1: from rank 0's node",)
+    assert recalled.evidence == ("rank 2: from rank 0's node", "rank 3: from rank 1's node")
     again = watched.until(StepCommitted, lambda event: event.attempt == 1)
     assert again.step - again.steps + 1 >= seen
     watched.until(StepCommitted, lambda event: event.step >= again.step + 5)
     api.cancel(watched.folder, force=True)
     watched.end()
-    broken = [losses(tmp_path / "broken", rank) for rank in (0, 1)]
-    start("whole", min(max(each) for each in broken), 0.0).end()
-    for rank in (0, 1):
+    broken = [losses(tmp_path / "broken", rank) for rank in range(4)]
+    start("whole", min(max(each) for each in broken), 0.0, "hsdp", overrides=("ranks_per_node=2",)).end()
+    for rank in range(4):
         whole = losses(tmp_path / "whole", rank)
         assert {step: broken[rank][step] for step in whole} == whole

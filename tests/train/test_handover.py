@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.host.memory import Reading
 from holdfast.train import handover
 from holdfast.train.handover import Handed, Unfit, judged
 from holdfast.train.seal import Seal
@@ -110,10 +111,10 @@ def test_state_that_lacks_a_part_does_not_fit(memory: Path) -> None:
 
 
 def test_room_that_is_not_there_is_refused(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(_: Path) -> str:
-        return "MemAvailable:       0 kB\n"
+    def full(_: Path) -> list[Reading]:
+        return [Reading(where="this machine", used_bytes=1, limit_bytes=1)]
 
-    monkeypatch.setattr(Path, "read_text", nothing)
+    monkeypatch.setattr(handover, "readings", full)
     with pytest.raises(OSError, match="not there"):
         leave(memory)
 
@@ -138,3 +139,21 @@ def test_own_part_is_read_as_a_file(memory: Path) -> None:
     handed = leave(memory)
     assert handed is not None
     assert isinstance(handed.own(), io.BytesIO)
+
+
+def test_more_memory_than_a_group_has_left_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/main\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n")
+    group = tmp_path / "sys/fs/cgroup/pod/main"
+    group.mkdir(parents=True)
+    for name, words in {
+        "memory.events": "oom_kill 0",
+        "memory.current": "3000",
+        "memory.max": "4000",
+        "memory.stat": "inactive_file 500",
+    }.items():
+        (group / name).write_text(f"{words}\n")
+    handover.refuse_too_large(1500, root=tmp_path)
+    with pytest.raises(OSError, match=r"1,501 bytes .*cgroup/pod/main has 1,500 left"):
+        handover.refuse_too_large(1501, root=tmp_path)

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from holdfast.agent.memory import before, kills_since
-from holdfast.agent.pressure import LOOK_S, NEARLY, of_group
+from holdfast.agent.pressure import LOOK_S, NEARLY
 from holdfast.host.cgroups import PREFIX, memory_group
 from holdfast.host.limits import RANK_OOM_SCORE
+from holdfast.host.memory import of_group
 
 CHUNK_BYTES = 1 << 16
 """Little: until it is had, this process cannot see that one was ended."""

@@ -86,7 +86,7 @@ def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
 def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
     """Many ranks ended: well, because they gave up waiting, or after their attempt had failed."""
     replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or event.stopped:
+    if event.attempt != replica.attempt or replica.phase is ReplicaPhase.GATHERING or event.stopped:
         return state, ()
     if event.how is not RankExit.CODE or event.code != 0:
         return _heard(job, state, replica, event)

@@ -373,9 +373,9 @@ class Recovery(Model):
     peer_copies: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
     """Copy each rank's state to the memory of another node each time this many steps are committed; 0 means never.
 
-    When a node is lost, all ranks go on from the last copy, without storage. `auto` copies as often as copies get
-    there, which no step waits for. A node needs memory for four times its ranks' states. It is done by a
-    `holdfast.train` Session, of one replica: several are copies of one another.
+    When a node is lost, all ranks go on from the last copy, without storage. `auto` copies as often as has the loop
+    wait for copies no more than one per cent of its time. A node needs memory for four times its ranks' states. It is
+    done by a `holdfast.train` Session, of one replica: several are copies of one another.
     """
     sync: Sync | None = None
     """With several replicas, such as `{method: diloco, every: 100}`: each steps alone and they meet now and then.

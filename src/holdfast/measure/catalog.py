@@ -121,6 +121,12 @@ CATALOG: tuple[Metric, ...] = (
         help="Part of the step's time that the loop waited for a checkpoint.",
         derived=True,
     ),
+    Metric(
+        name="peer_copy_s",
+        unit="s",
+        help="What the last copy to other nodes' memory took, beside the steps, until it was whole on all nodes.",
+        lasting=True,
+    ),
     _share(Part.FORWARD, "When asked for, of a step: what comes before a backward pass, the loss included."),
     _share(Part.BACKWARD, "The same: backward passes."),
     _share(Part.COMMUNICATION, "The same: the rank waited for others or for bytes, and did nothing beside."),

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.host.memory import readings
 from holdfast.train import trees
 from holdfast.train.seal import Seal
 from holdfast.train.tenure import Writer
@@ -260,11 +261,11 @@ class Handed:
             del whole  # it keeps the mapping open
 
 
-def refuse_too_large(size: int) -> None:
+def refuse_too_large(size: int, root: Path = Path("/")) -> None:
     """Memory that is not there is not asked for: the kernel would end a process, and say nothing before."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:") and int(line.split()[1]) * 1024 < size:
-            raise OSError(f"{size} bytes of memory are not there")
+    tightest = min(readings(root), key=lambda one: one.left_bytes)
+    if tightest.left_bytes < size:
+        raise OSError(f"{size:,} bytes of memory are not there: {tightest.where} has {tightest.left_bytes:,} left")
 
 
 def _starts(sources: Sequence[torch.Tensor]) -> list[int]:

@@ -75,8 +75,8 @@ class Liaison:
         self._every_s = self._auto.every_s if self._auto else told.checkpoint_every_s
         self.copy_every: int | Literal["auto"] = 0
         """Steps between copies of the state to other nodes' memory, which whoever asks for wishes makes; 0: never."""
-        self.copies_idle: Callable[[], bool] = lambda: False
-        """Whether one could begin, where that is when it does."""
+        self.copy_due: Callable[[], bool] = lambda: False
+        """Whether one may begin, where nobody counts steps."""
         self.hands_over = False
         """Whether whoever asks for wishes can leave the state to the next processes; a stop serves where it cannot."""
         self._asked = NOTHING
@@ -277,7 +277,7 @@ class Liaison:
             wish |= Wish.STOP
         if wish and self._profiler.running:  # another rank was asked before
             wish &= ~Wish.SPLIT
-        if self.copy_every == "auto" and self.ranks.rank == 0 and self.copies_idle():
+        if self.copy_every == "auto" and self.ranks.rank == 0 and self.copy_due():
             wish |= Wish.COPY
         overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         return wish | Wish.CHECKPOINT if overdue and self.ranks.rank == 0 else wish

@@ -33,6 +33,9 @@ from holdfast.train.trees import local
 PIECES = 4
 """Two for a rank's own copies, two for those of the rank whose keeper it is."""
 
+MOST_SHARE = 0.01
+"""Of the loop's time that `auto` has it wait for copies."""
+
 _NONE = Head(0, 0, 0)
 """What is sent of a copy that could not be made."""
 
@@ -88,6 +91,9 @@ class PeerCopies:
         """One; the process waits for it when it ends."""
         self._prepared = self._fits = self._stopped = False
         self._copying: Future[Copied] | None = None
+        self._took_s: float | None = None
+        self._began = self._stalled_s = 0.0
+        """When the last copy did, on the monotonic clock, and the seconds that the loop has waited for it."""
 
     def resumed(self, step: int, standing: Standing | None) -> None:
         """Training goes on after this step; a state in memory that it goes on from stays until the next is whole.
@@ -113,11 +119,19 @@ class PeerCopies:
         waited_s = sum(each.waited_s for each in self._staging)
         for each in self._staging:
             each.waited_s = 0.0
+        self._stalled_s += waited_s
         return waited_s
 
-    def is_idle(self) -> bool:
-        """Whether the next could begin at once."""
-        return not self._stopped and (self._copying is None or self._copying.done())
+    def take_took_s(self) -> float | None:
+        """Seconds that the last copy took, where it is not told yet."""
+        took_s, self._took_s = self._took_s, None
+        return took_s
+
+    def is_due(self) -> bool:
+        """Whether the next may begin: the last is there, and the loop has gone on for long after waiting for it."""
+        if self._stopped or (self._copying is not None and not self._copying.done()):
+            return False
+        return time.monotonic() - self._began >= self._stalled_s / MOST_SHARE
 
     def prepare(self) -> None:
         """Have the pieces before the first copy, beside the loop: called after a step, when there is all to copy."""
@@ -137,6 +151,7 @@ class PeerCopies:
         except (OSError, RuntimeError) as error:
             staged = _stopped(self._rank, error)
         self._copying = self._thread.submit(self._copy, sealed, staged, own, began)
+        self._began, self._stalled_s = began, time.monotonic() - began
 
     def finish(self) -> Copied | None:
         """What came of the copy under way, waited for; None where there is none. Each is told once."""
@@ -144,6 +159,7 @@ class PeerCopies:
         if copying is None:
             return None
         copied = copying.result()
+        self._took_s = copied.took_s if copied.problem is None else None
         self._stopped = copied.problem is not None and copied.problem.code == "peer-copies-stopped"
         return copied
 

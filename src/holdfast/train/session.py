@@ -108,7 +108,7 @@ class Session:
             )
             self._liaison.hands_over = True
         if self._copies is not None:
-            self._liaison.copy_every, self._liaison.copies_idle = told.peer_copies, self._copies.is_idle
+            self._liaison.copy_every, self._liaison.copy_due = told.peer_copies, self._copies.is_due
             if (within := self._copies.within()) is not None:
                 self._liaison.found(within)
         self._replicas: Replicas = Alone(model)
@@ -218,6 +218,7 @@ class Session:
             self._liaison.waited(self._checkpoints.take_waited_s())
         if self._copies is not None:
             self._liaison.waited(self._copies.take_waited_s())
+            given["peer_copy_s"] = self._copies.take_took_s()
         self._liaison.report(self.step, total=self._total, metrics=given)
         action = self._liaison.wish(self.step, total=self._total, parting=self._replicas.parting)
         if self._liaison.parts:
