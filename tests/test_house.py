@@ -15,7 +15,7 @@ from holdfast.job.document import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "train"
-TRAIN_MAY_IMPORT = {"clock", "errors", "events", "findings", "measure", "mortality", "shortage"}
+TRAIN_MAY_IMPORT = {"clock", "host", "errors", "events", "findings", "measure", "mortality", "shortage"}
 HEAVY = ("torch", "torchft", "transformers", "numpy", "kr8s")
 
 NAMES = {module.name for module in pkgutil.iter_modules(holdfast.__path__)} - {"__main__"}
