@@ -46,7 +46,9 @@ FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first kill's step, steps from a gate to the next kill, and from a kill to the gate after it."""
 BATCH, STEP_S = 16, 0.05
 """Samples that each rank takes in a step, and how long a step takes."""
-RECOVERED_S = 240.0
+RECOVERED_S = 600.0
+STOP_GRACE_S = 5
+"""What ranks get that are told to end: they wait at a gate, where they cannot save."""
 NODES = 2
 SHOWN = 25
 
@@ -163,7 +165,8 @@ def _started(site: cluster.Site, name: str, kills: Sequence[Kill], step_s: float
         return found[0], out
     out.mkdir(exist_ok=True)
     words = (out, _steps(kills), BATCH, step_s, *(kill.gate for kill in kills))
-    job = site.job("python", "gated.py", *map(str, words), name=name, checkpoint="{path: " + name + ", every_steps: 5}")
+    fields = {"checkpoint": "{path: " + name + ", every_steps: 5}", "recovery.stop_grace_s": STOP_GRACE_S}
+    job = site.job("python", "gated.py", *map(str, words), name=name, **fields)
     return api.start(job, "lab", base=site.folder), out
 
 

@@ -567,6 +567,7 @@ def _submission(
         backend=place.backend,
         workload=workload(job, place),
         agent=place.agent,
+        lasting=place.volume is not None,
         profile=name,
     )
     return Submission(accepted=accepted, profile=place, names=names or Names.of(job, UNKNOWN_ID))

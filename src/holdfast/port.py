@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from holdfast.control.controller import Controller
@@ -292,7 +292,7 @@ async def _close(websocket: WebSocket) -> None:
 
 
 def listening(
-    port: Port, *, nodes: int, silence: Silence, limits: Limits = LIMITS, tls: ssl.SSLContext | None = None
+    port: ASGIApp, *, nodes: int, silence: Silence, limits: Limits = LIMITS, tls: ssl.SSLContext | None = None
 ) -> Server:
     """The port as it is served: quiet about itself, with limits, at once over when the run is."""
     config = uvicorn.Config(

@@ -16,13 +16,15 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller
+from holdfast.control.copies import LogCopies
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
 from holdfast.control.takeover import take_over
@@ -58,6 +60,7 @@ from holdfast.launch.local.isolation import isolation_for
 from holdfast.launch.local.share import shares
 from holdfast.port import Port, listening
 from holdfast.quorum.keeping import QuorumKeeper
+from holdfast.recall import recall
 
 log = logging.getLogger("holdfast.controller")
 
@@ -89,19 +92,25 @@ class _Place(NamedTuple):
     """What a node may use of its machine."""
     known_as: Callable[[RunFolder, str], str]
     """The name by which nodes reach what listens where the controller does."""
+    had_controller: Callable[[str], Awaitable[bool]]
+    """Whether a run had a controller before, though nothing of it is in its folder."""
 
 
 def _place(name: str) -> _Place:
     """The kind of place of this name; imported when it is used."""
     if name == KUBERNETES:
-        from holdfast.launch.kubernetes.backend import KubernetesBackend, known_as, own_machines
+        from holdfast.launch.kubernetes.backend import KubernetesBackend, had_controller, known_as, own_machines
 
-        return _Place(KubernetesBackend, own_machines, known_as)
-    return _Place(LocalBackend, shares, _as_bound)
+        return _Place(KubernetesBackend, own_machines, known_as, had_controller)
+    return _Place(LocalBackend, shares, _as_bound, _never)
 
 
 def _as_bound(_folder: RunFolder, host: str) -> str:
     return host
+
+
+async def _never(_run: str) -> bool:
+    return False
 
 
 def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
@@ -175,20 +184,28 @@ async def serve(
     private = json.loads(folder.secrets.read_text())
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)
+    kind = _place(accepted.backend)
+    keys = Keys(folder.token.read_text().strip())
+    created = accepted.created(folder.run)
+    slots, silence = accepted.job.node_slots, Silence(node_grace_s=accepted.job.recovery.node_grace_s)
+    recalled: tuple[Finding, ...] = ()
+    if not accepted.lasting and not folder.events.exists() and await kind.had_controller(folder.run):
+        listen = partial(listening, nodes=slots, silence=silence, tls=tls)
+        grace_s = accepted.job.recovery.node_grace_s
+        recalled = (await recall(folder, created, keys, agents, listen, slots=slots, grace_s=grace_s),)
     writer = EventWriter(folder.events)
     isolation = isolation_for(accepted.isolation, folder.run)
     begun = folder.events.stat().st_size > 0
-    kind = _place(accepted.backend)
     backend = (place or kind.backend)(
         folder=folder,
         accepted=accepted,
         isolation=isolation,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
     )
-    await _until_brought(folder, accepted)
+    if not begun:
+        await _until_brought(folder, accepted)
     share = kind.shares(accepted.job, os.environ)
     machine = Machine(accepted.job)
-    created = accepted.created(folder.run)
     history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
     if not is_whole(folder.events):
         taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))
@@ -199,7 +216,6 @@ async def serve(
             writer.append(news, sync=True)
             return
 
-    keys = Keys(folder.token.read_text().strip())
     quorum = _quorum(folder, accepted.job, host, kind.known_as(folder, host))
     keeping = asyncio.ensure_future(quorum.run()) if quorum else None
 
@@ -246,14 +262,14 @@ async def serve(
         start_orders=start_orders,
         drill=drills,
         attend=quorum.tell if quorum else None,
+        copies=None if accepted.lasting else LogCopies(folder.events, keys.of_log),
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
-    controller.tell(*_port_taken(folder))
+    controller.tell(*recalled, *_port_taken(folder))
     first_code = accepted.code.digest if accepted.code else ""
     port = Port(controller, keys, folder.code, generation=backend.generation, first_code=first_code)
-    silence = Silence(node_grace_s=accepted.job.recovery.node_grace_s)
-    server = listening(port, nodes=accepted.job.node_slots, silence=silence, tls=tls)
+    server = listening(port, nodes=slots, silence=silence, tls=tls)
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if quorum:
         await quorum.known()

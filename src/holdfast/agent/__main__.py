@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument(
         "--code", required=True, type=Path, help="folder of shipped code, shared by the run's nodes on this machine"
     )
+    parser.add_argument("--copies", type=Path, help="folder for copies of what the controller may lose: log and code")
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
     parser.add_argument("--node-grace-s", required=True, type=float)
@@ -50,6 +51,7 @@ def main() -> None:
         node_grace_s=options.node_grace_s,
         stop_grace_s=options.stop_grace_s,
         record=options.controller_record,
+        copies=options.copies,
     )
     open_more_files()
     for folder in (settings.folder, settings.sockets):

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.agent.code import CodeFolder
+from holdfast.agent.copies import Copies
 from holdfast.agent.drills import Drills, Reach
 from holdfast.agent.handed import Handed
 from holdfast.agent.link import Link, Refused
@@ -50,6 +51,7 @@ from holdfast.events.orders import (
     Break,
     FetchCode,
     GetReady,
+    KeepLog,
     Leave,
     Look,
     Progress,
@@ -97,6 +99,8 @@ class Settings:
     stop_grace_s: float
     record: Path | None = None
     """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
+    copies: Path | None = None
+    """Folder for copies of the run's log and code, where the controller may lose them with its machine."""
 
     def where(self) -> str:
         """The controller's URL, as far as it is known now."""
@@ -117,7 +121,8 @@ class Agent:
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
         self._clock = Clock()
         self._port = HeldPort(settings.address)
-        self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca)
+        self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca, copies=settings.copies)
+        self._copies = Copies(settings.copies) if settings.copies else None
         self._retention = Retention(self._found)
         self._warmth = Warmth(settings.folder, self._found, self._warmed)
         self._handed = Handed()
@@ -142,6 +147,7 @@ class Agent:
             obey=self._obey,
             silence=Silence(node_grace_s=settings.node_grace_s),
             ca=settings.ca,
+            hand_back=self._hand_back if settings.copies else None,
         )
         self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
 
@@ -240,8 +246,13 @@ class Agent:
             attempt=max(self._attempts.values(), default=-1),
             clock=self._clock.anchor,
             protocol=PROTOCOL,
+            copy=self._copies.log if self._copies else None,
             running=tuple(state for team in teams for state in team.running),
         )
+
+    async def _hand_back(self) -> None:
+        if self._copies is not None:
+            await self._copies.hand_back(self._settings.where(), self._settings.token, self._settings.ca)
 
     # Orders
 
@@ -275,6 +286,9 @@ class Agent:
                     team.look(everyone=order.everyone)
             case ReplicaLost() | ReplicaBack():
                 self._tell_others(order)
+            case KeepLog():
+                if self._copies is not None:
+                    self._copies.take(order)
             case Leave():
                 self._dismissed = True
                 self._leaving.set()

@@ -26,14 +26,18 @@ AWAY = os.EX_TEMPFAIL
 class CodeFolder:
     """Folders of unpacked code by digest, filled from the controller.
 
-    `where` tells where that is now, as the agent's WebSocket URL.
+    `where` tells where that is now, as the agent's WebSocket URL. The folder `copies` takes the archives, where those
+    are to be kept.
     """
 
-    def __init__(self, where: Callable[[], str], token: str, folder: Path, *, ca: Path | None = None) -> None:
+    def __init__(
+        self, where: Callable[[], str], token: str, folder: Path, *, ca: Path | None = None, copies: Path | None = None
+    ) -> None:
         self._where = where
         self._token = token
         self._folder = folder
         self._known_by = () if ca is None else ("--ca", str(ca))
+        self._kept = () if copies is None else ("--copies", str(copies))
 
     async def get(self, digest: str) -> Path:
         """The unpacked code, pulled first where it is not there; raises HoldfastError when it cannot be had."""
@@ -51,6 +55,7 @@ class CodeFolder:
             _archive_url(self._where(), digest),
             str(self._folder),
             *self._known_by,
+            *self._kept,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             preexec_fn=die_with_parent,

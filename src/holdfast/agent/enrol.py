@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--controller-grace-s", required=True, type=float)
     parser.add_argument("--code", required=True, type=Path)
+    parser.add_argument("--copies", type=Path)
     options, rest = parser.parse_known_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     enrolled = _enrol(options)
@@ -53,7 +54,7 @@ def main() -> None:
     _fetch(options, enrolled)
     named = {"controller": options.controller, "token-file": options.token_file, "address": options.address}
     named |= {"controller-grace-s": options.controller_grace_s, "code": options.code}
-    named |= {"ca": options.ca} if options.ca else {}
+    named |= {name: value for name in ("ca", "copies") if (value := getattr(options, name))}
     words = [word for name, value in named.items() for word in (f"--{name}", str(value))]
     argv = [sys.executable, "-m", "holdfast.agent", str(options.node), str(enrolled.generation), *words, *rest]
     os.execv(sys.executable, argv)
@@ -71,7 +72,8 @@ def _fetch(options: argparse.Namespace, enrolled: Enrolled) -> None:
     """Have the code here before ranks are to start. What goes wrong goes wrong again for the agent, which says so."""
     if enrolled.code:
         with contextlib.suppress(HoldfastError, httpx.TransportError):
-            fetch(_url(options, f"/v1/code/{enrolled.code}"), enrolled.token, options.code, ca=options.ca)
+            url = _url(options, f"/v1/code/{enrolled.code}")
+            fetch(url, enrolled.token, options.code, ca=options.ca, copies=options.copies)
 
 
 def _url(options: argparse.Namespace, path: str) -> str:

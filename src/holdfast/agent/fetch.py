@@ -44,10 +44,11 @@ def main() -> int:
     parser.add_argument("url", help="where the controller serves the archive; its digest is the last part")
     parser.add_argument("folder", type=Path, help="folder that takes the unpacked code, under its digest")
     parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where the URL says https")
+    parser.add_argument("--copies", type=Path, help="folder that keeps the archive as well")
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     try:
-        fetch(options.url, sys.stdin.read().strip(), options.folder, ca=options.ca)
+        fetch(options.url, sys.stdin.read().strip(), options.folder, ca=options.ca, copies=options.copies)
     except HoldfastError as error:
         sys.stdout.buffer.write(msgspec.json.encode(error.findings[0]))
         return 1
@@ -57,8 +58,10 @@ def main() -> int:
     return 0
 
 
-def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None) -> Path:
+def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None, copies: Path | None = None) -> Path:
     """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had.
+
+    The folder `copies`, on the same disk, takes the archive where it is to be kept.
 
     Raises httpx.TransportError when the controller stays out of reach.
     """
@@ -74,19 +77,22 @@ def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None) -> Path
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with client, _alone(folder / f"{digest}.lock"):
             if not into.is_dir():
-                _pull_and_unpack(client, url, digest, into)
+                _pull_and_unpack(client, url, digest, into, copies)
     except OSError as error:
         raise _failure("the code cannot be unpacked", folder, str(error), "Make room, or permit it.") from error
     return into
 
 
-def _pull_and_unpack(client: httpx.Client, url: str, digest: str, into: Path) -> None:
+def _pull_and_unpack(client: httpx.Client, url: str, digest: str, into: Path, copies: Path | None) -> None:
     damage = ""
     part = archive_path(into.parent, f"{digest}.part")
     for _ in range(TRIES):
         try:
             _pull(client, url, digest, part)
             unpack(part, into)
+            if copies is not None:
+                copies.mkdir(parents=True, exist_ok=True, mode=0o700)
+                part.rename(archive_path(copies, digest))
             return
         except Damaged as error:
             damage = str(error)

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +42,9 @@ DIAL_S = 3.0
 """Longest that a controller's machine may take to accept a connection at all: its kernel does that, however busy the
 controller is. Where a pod was, nobody says no; it is looked up again where the controller is."""
 
+WANTED = 409
+"""What a controller answers an agent whose copy of the run's log it has to have before anything else."""
+
 STEADY_S = 2.0
 """A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
 
@@ -64,7 +67,10 @@ class Refused(Exception):
 
 
 class Link:
-    """Speaks to the controller; `greet` makes the hello, `obey` takes each order."""
+    """Speaks to the controller; `greet` makes the hello, `obey` takes each order.
+
+    `hand_back` gives a controller that has lost the run's log what is kept of it here.
+    """
 
     def __init__(
         self,
@@ -76,6 +82,7 @@ class Link:
         obey: Callable[[AnyOrder], None],
         silence: Silence,
         ca: Path | None = None,
+        hand_back: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._url = url
         self._token = token
@@ -84,6 +91,7 @@ class Link:
         self._obey = obey
         self._tls: dict[str, Any] = {} if ca is None else {"ssl": agents_end(ca), "server_hostname": NAME}
         self._silence = silence
+        self._hand_back = hand_back
         self._seq = 0
         self._outbox: OrderedDict[int, bytes] = OrderedDict()
         self._sent = 0
@@ -142,6 +150,8 @@ class Link:
                 if error.response.status_code in (401, 403):
                     raise Refused from error
                 log.warning("the controller answered %s", error.response.status_code)
+                if error.response.status_code == WANTED and self._hand_back is not None:
+                    await self._hand_back()
             except ssl.SSLCertVerificationError as error:
                 # Nothing was said to it, not even the token. What stands in the way may go away, so this goes on.
                 if tries == 0:

@@ -34,6 +34,7 @@ from holdfast.control.commands import (
     SubmitNodes,
     Uncordon,
 )
+from holdfast.control.copies import LogCopies
 from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.dispatch import dispatch_of
 from holdfast.control.links import AgentLink, AgentPeer, Links, NotItsOwn
@@ -100,7 +101,7 @@ class Controller:
 
     `start_orders` expands a Start among these nodes into what the ranks of each are given; it is injected because
     launching is not control's business; so is `drill`, which breaks what no agent can, and `attend`, which is told
-    which replicas have ranks.
+    which replicas have ranks. `copies` are those of the log, where it may be lost with its machine.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Controller:
         start_orders: Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]],
         drill: Callable[[DrillRequested], Awaitable[None]],
         attend: Callable[[Mapping[int, str]], None] | None = None,
+        copies: LogCopies | None = None,
         incarnation: str,
         clock: Callable[..., Clock] = Clock,
     ) -> None:
@@ -122,6 +124,7 @@ class Controller:
         self._start_orders = start_orders
         self._drill = drill
         self._attend = attend
+        self._copies = copies
         self._incarnation = incarnation
         self._links = Links()
         self._ledgers: dict[int, StepLedger] = {}
@@ -214,6 +217,8 @@ class Controller:
             self._attend(state.attendance)
         for event in events:
             self._note(event)
+        if self._copies is not None:  # before an order that follows from it: who obeys that knows why
+            self._copies.bring_up_to_date(self._links)
         self._wake.set()
         again, self.holding = self.holding, False
         if again:
@@ -289,8 +294,10 @@ class Controller:
             peer.send(Leave())
             return None
         link = AgentLink(peer=peer, joined=joined, clock_ahead_s=self._lead_s(joined))
+        if self._copies is not None and joined.copy is not None:
+            link.copied = self._copies.known_of(joined.node, joined.copy)
         self._links.add(link)
-        self.feed(msgspec.structs.replace(joined, at=self._clock()))
+        self.feed(msgspec.structs.replace(joined, at=self._clock(), copy=None))
         return link
 
     def agent_said(self, link: AgentLink, messages: list[AgentEvent | Progress]) -> None:
@@ -526,7 +533,7 @@ def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
     node, generation = seen.place.node, seen.place.generation
     match seen.sight:
         case Sight.MADE:
-            return NodeMade(at=at, node=node, generation=generation)
+            return NodeMade(at=at, node=node, generation=generation, known_as=seen.known_as)
         case Sight.UNAVAILABLE:
             return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
         case Sight.GONE:

@@ -46,6 +46,8 @@ class AgentLink:
     acknowledged: int = 0
     unsettled: deque[tuple[int, Callable[[], bool]]] = field(default_factory=deque[tuple[int, Callable[[], bool]]])
     """Words that are not in the log yet, by number, and how to tell that they are; not acknowledged before."""
+    copied: int | None = None
+    """Bytes of the log that its node has been given to keep; None where it keeps none."""
 
     def check_own(self, message: AgentEvent | Progress, *, replica: int | None, world_size: int) -> None:
         """Raise `NotItsOwn` for a word about another node, or of joining: an agent joins once, when it connects."""
@@ -101,6 +103,10 @@ class Links:
         for node in [*self._by_node] if nodes is None else nodes:
             if node in self._by_node:
                 self._by_node[node].peer.send(make(node))
+
+    def copying(self) -> list[AgentLink]:
+        """Those of nodes that keep a copy of the log."""
+        return [link for link in self._by_node.values() if link.copied is not None]
 
     async def emptied(self) -> None:
         """Until no agent is connected."""

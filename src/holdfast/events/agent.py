@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -39,6 +40,13 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether its imports were done before it was started."""
 
 
+class LogCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the run's log a node has a copy of, and the controller's own word for what is in it."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    seal: str
+
+
 class AgentJoined(Event, frozen=True, kw_only=True):
     """An agent connected (or connected again) and says all it has.
 
@@ -59,6 +67,8 @@ class AgentJoined(Event, frozen=True, kw_only=True):
     """The clock that the agent's times are on."""
     protocol: int = 1
     """The version of the words between agents and controllers that this agent speaks (events/orders.py)."""
+    copy: LogCopy | None = None
+    """Of an agent that keeps a copy of the log where its controller may lose it; it is not written down."""
 
 
 class RanksStarted(Event, frozen=True, kw_only=True):

@@ -161,6 +161,15 @@ class Leave(Order, frozen=True, kw_only=True, tag="leave"):
     """The run is over: stop whatever is left and exit."""
 
 
+class KeepLog(Order, frozen=True, kw_only=True, tag="keep-log"):
+    """Have this part of the run's log from this byte on, in place of whatever was there."""
+
+    at: int
+    data: bytes
+    seal: str = ""
+    """Of all of the log so far; empty where more of it follows."""
+
+
 class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
     """Everything the agent sent up to `seq` is safe in the log."""
 
@@ -181,6 +190,7 @@ AnyOrder = (
     | ReplicaLost
     | ReplicaBack
     | Leave
+    | KeepLog
     | Acknowledge
 )
 

@@ -218,6 +218,8 @@ class NodeMade(Event, frozen=True, kw_only=True):
 
     node: int
     generation: int
+    known_as: str = ""
+    """What the back end knows it by, such as a pod's uid, for whoever takes the run over."""
 
 
 class NodeUnavailable(Event, frozen=True, kw_only=True):

@@ -72,6 +72,10 @@ class Keys:
         """What the processes of one attempt know one another by; it opens nothing here."""
         return hmac.new(self._token, f"attempt{replica}.{attempt}".encode(), hashlib.sha256).hexdigest()
 
+    def of_log(self, digest: bytes) -> str:
+        """What proves that a log with this digest was written by a controller of this run."""
+        return hmac.new(self._token, b"log" + digest, hashlib.sha256).hexdigest()
+
     def holder(self, token: str) -> Holder | None:
         """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
         said = _said_holder(token)

@@ -41,6 +41,8 @@ class Accepted(Model):
     """On Kubernetes: the kind of object that the run is."""
     agent: bool = True
     """Whether holdfast's agents start the ranks; without them the command is the cluster's to start."""
+    lasting: bool = True
+    """Whether what a controller writes outlives its machine; else its nodes keep copies."""
     isolation: str = "process"
     """How local nodes are kept apart: `process` or `netns`."""
     profile: str = "local"

@@ -42,6 +42,8 @@ class NodeObservation:
     place: NodePlace
     sight: Sight
     reason: str = ""
+    known_as: str = ""
+    """What the back end knows a node by that is made."""
 
 
 class Backend(Protocol):

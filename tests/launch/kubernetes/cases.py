@@ -103,6 +103,7 @@ def submission(case: Case) -> Submission:
         fabric_env=dict(fabric.env),
         backend=KUBERNETES,
         workload=place.workload,
+        lasting=place.volume is not None,
         profile="cluster",
     )
     return Submission(accepted=accepted, profile=place, names=Names.of(job, UNKNOWN_ID))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.events import NodeMade
+from holdfast.events.log import EventWriter
 from holdfast.folder import RunFolder
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.launch.kubernetes.backend import KubernetesBackend
@@ -60,6 +62,7 @@ class Site:
         self.run = RunFolder(folder / "run")
         self.run.path.mkdir(exist_ok=True)
         self.backend = KubernetesBackend(folder=self.run, cluster=Cluster(namespace=namespace))
+        self._log = EventWriter(self.run.events)
         self._seen: AsyncIterator[NodeObservation] = self.backend.observe()
 
     def make(self, machine: str = "kwok") -> None:
@@ -88,6 +91,8 @@ class Site:
         missing = set(expected)
         while missing:
             seen = await anext(self._seen)
+            if seen.sight is Sight.MADE:
+                self._log.append([NodeMade(at=0.0, **vars(seen.place), known_as=seen.known_as)])
             if seen.sight is not Sight.UNAVAILABLE:
                 missing.remove((seen.place, seen.sight))
 

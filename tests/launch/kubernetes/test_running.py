@@ -21,6 +21,7 @@ from holdfast.events import (
     ControllerStarted,
     DrillAction,
     DrillTarget,
+    FindingRaised,
     Outcome,
     RankExited,
     RunFinished,
@@ -35,16 +36,17 @@ pytestmark = pytest.mark.slow
 
 WITHIN_S = 240.0
 PROGRAMS = Path(__file__).parents[2] / "programs"
+RECALLED = "event-log-recalled"
 STEPPER = PROGRAMS / "stepper.py"
 
 PROFILE = """
 backend: kubernetes
 namespace: {namespace}
 user: {user}
-volume: {{claim: home, size: 1GiB, storage_class: lab}}
 workload: {workload}
 agent: {agent}
 """
+VOLUME = "volume: {claim: home, size: 1GiB, storage_class: lab}\n"
 
 OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
 """What is there whatever is run; the volume's claim outlives its runs."""
@@ -57,21 +59,21 @@ class Site:
         self.lab, self.namespace, self.folder = lab, namespace, folder
         self.profile("jobset")
 
-    def profile(self, workload: str, *, agent: bool = True) -> None:
+    def profile(self, workload: str, *, agent: bool = True, volume: str = VOLUME) -> None:
         profiles = self.folder / ".holdfast" / "profiles"
         profiles.mkdir(parents=True, exist_ok=True)
         text = PROFILE.format(namespace=self.namespace, user=os.geteuid(), workload=workload, agent=json.dumps(agent))
-        (profiles / "lab.yaml").write_text(text)
+        (profiles / "lab.yaml").write_text(text + volume)
 
     def start(self, *command: str, **job: Any) -> RunFolder:
         """Start two nodes with a command."""
         fields = [f"{name}={value}" for name, value in {"image": "none", "nodes": 2, **job}.items()]
         return api.start(api.load(None, command=command, overrides=fields), "lab", base=self.folder)
 
-    def stepper(self, steps: int = 100_000) -> RunFolder:
+    def stepper(self, **job: Any) -> RunFolder:
         """Start two ranks that step together."""
         shutil.copy(STEPPER, self.folder)
-        run = self.start("python", STEPPER.name, str(steps), "0.05", checkpoint="checkpoints")
+        run = self.start("python", STEPPER.name, "100000", "0.05", **{"checkpoint": "checkpoints", **job})
         steps_on(run)
         return run
 
@@ -259,6 +261,30 @@ def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
     assert site.pods("node") == nodes
     assert json.loads(site.kubectl("get", "jobset", run.run, "-o", "json"))["status"].get("restarts", 0) == 0
 
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> None:
+    site.profile("jobset", volume="")
+    run = site.stepper(checkpoint=(site.folder.parent / "checkpoints").as_uri())
+    api.drill(run, target=DrillTarget.RANK, index=1, action=DrillAction.KILL)
+    steps_on(run, restarts=1)
+    nodes, story = site.pods("node"), api.events(run)
+
+    (controller,) = site.pods("controller").values()
+    site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+    until(lambda: _controllers(run) == 2, "another controller")
+    steps_on(run, restarts=1)
+    assert site.pods("node") == nodes
+    assert api.events(run)[: len(story)] == story
+    assert [event.finding.code for event in api.events(run) if isinstance(event, FindingRaised)].count(RECALLED) == 1
+
+    # A node that comes after that is known for what it is, and has the code that it runs.
+    second = next(name for name in nodes.values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
+    steps_on(run, restarts=2)
     api.cancel(run)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")

@@ -156,6 +156,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("request-refused", "The controller did not accept a request.", "The evidence.", "Report it."),
     ("run-holds", "The run's log cannot be written, so the run waits.", _DISK, "Make room."),
     ("event-log-damaged", "Lines of the event log are damaged; nothing depends on them.", _DISK, "Watch the disk."),
+    (
+        "event-log-recalled",
+        "The controller's machine was lost, and the log with it; a node had a copy.",
+        "`holdfast events`.",
+        "Nothing; with a volume in the profile it is not lost.",
+    ),
+    (
+        "event-log-lost",
+        "The controller's machine was lost, and the log and all of its copies with it.",
+        "`volume` of the profile.",
+        "Name a volume in the profile.",
+    ),
     ("event-log-broken", "The event log is damaged where it matters.", _DISK, "Start the job anew."),
     ("internal", "A fault of holdfast's own.", "The file that the finding names.", "Report it with that file."),
     # Drills and nodes with a network of their own

@@ -40,6 +40,9 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
         _rule(group, f"{resource}/status", "patch", names=[names.name]),
         *_replacing(asked),
     ]
+    if not asked.accepted.lasting:
+        earlier = "Its own Job: whether there was an earlier pod, whose log the nodes have copies of."
+        rules.append(Because(_rule("batch", "jobs", "get", names=[names.controller]), earlier))
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about, "rules": rules},

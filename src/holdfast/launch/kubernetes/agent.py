@@ -23,6 +23,7 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
         "--folder": f"{SCRATCH}/node",
         "--sockets": f"{SCRATCH}/sockets",
         "--code": f"{SCRATCH}/code",
+        **({} if asked.accepted.lasting else {"--copies": f"{SCRATCH}/copies"}),
         "--address": "$(POD_IP)",
         "--controller-grace-s": f"{job.recovery.controller_grace_s:g}",
         "--node-grace-s": f"{job.recovery.node_grace_s:g}",

@@ -1,13 +1,12 @@
 """Owns nodes on Kubernetes: pods that the cluster's own controllers make, seen through a watch and replaced on demand.
 
-Which pod is which generation of a node is kept in the run's folder, for the controller that comes after this one.
+Which pod is which generation of a node is in the run's log, for the controller that comes after this one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.events import Outcome
+from holdfast.events.log import read_events
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace
@@ -23,7 +23,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
 from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
 from holdfast.launch.kubernetes.ending import declare_failed
-from holdfast.launch.kubernetes.lives import Lives, Pod
+from holdfast.launch.kubernetes.lives import Lives, Pod, known
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
 from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
@@ -70,6 +70,20 @@ def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
     return (Share(cpus=job.resources.cpu or job.local_world_size, python=PYTHON),) * job.nodes.max
 
 
+async def had_controller(run: str) -> bool:
+    """Whether the controller's Job has had an earlier pod; asked until it is known."""
+    cluster, path = Cluster(), f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{Names(run).controller}"
+    while True:
+        try:
+            status: Mapping[str, Any] = (await cluster.read(path)).get("status", {})
+        except Unanswered as error:
+            log.warning("the API server does not say whether this is the first controller: %s", error)
+            await asyncio.sleep(LOOK_AGAIN_S)
+            continue
+        uncounted = status.get("uncountedTerminatedPods", {})
+        return bool(status.get("failed") or status.get("terminating") or uncounted.get("failed"))
+
+
 def known_as(folder: RunFolder, _host: str) -> str:
     """The name by which pods reach the controller's."""
     return Names(folder.run).controller
@@ -85,8 +99,7 @@ class KubernetesBackend:
         self._workload = accepted.workload if accepted else Workload.JOBSET
         self._numbering = NUMBERINGS[self._workload]
         self._cluster = cluster or Cluster()
-        self._record = folder.path / "pods.json"
-        self._lives = Lives(held=_read(self._record))
+        self._lives = known(read_events(folder.events)) if folder.events.exists() else Lives()
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
         self._looked = asyncio.Event()
         self._empty = asyncio.Event()
@@ -186,15 +199,13 @@ class KubernetesBackend:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _change(self, lives: Lives) -> None:
-        """Take new knowledge in, with what follows from it; written down before anybody acts on it."""
-        held, observed = self._lives.held, tuple[NodeObservation, ...]()
+        """Take new knowledge in, with what follows from it."""
+        observed = tuple[NodeObservation, ...]()
         if self._looked.is_set():
             lives, observed = lives.settle()
         self._lives = lives
         stays = any(not pod.leaving for pod in lives.pods.values())
         (self._empty.clear if stays or not self._looked.is_set() else self._empty.set)()
-        if lives.held != held:
-            _write(self._record, lives.held)
         for seen in observed:
             self._seen.put_nowait(seen)
 
@@ -240,20 +251,3 @@ def _why_pending(status: Mapping[str, Any]) -> str:
         if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
             return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
     return ""
-
-
-def _read(record: Path) -> dict[NodePlace, str]:
-    """What an earlier controller knew; nothing where there was none."""
-    try:
-        known: list[dict[str, Any]] = json.loads(record.read_text())
-    except (OSError, ValueError):
-        return {}
-    return {NodePlace(node=each["node"], generation=each["generation"]): each["uid"] for each in known}
-
-
-def _write(record: Path, held: Mapping[NodePlace, str]) -> None:
-    known = [{"node": place.node, "generation": place.generation, "uid": uid} for place, uid in held.items()]
-    fresh = record.with_suffix(".new")
-    with contextlib.suppress(OSError):  # a full disk: pods are then asked for anew after the next restart
-        fresh.write_text(json.dumps(known))
-        fresh.rename(record)

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,8 @@ COLLECTED = "collected"
 
 FILES = re.compile(r"events\.jsonl|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
 """What is sent of a run's folder, and nothing else is taken."""
+ENDS, END_BYTES = "ends", 4096
+"""Under which name a reader says how its part of the log ends, and of how much of it that is told."""
 _UNTIL = re.compile(rb"(?mi)^(holdfast-until: )(\S+)")
 
 
@@ -113,6 +116,9 @@ def _hand_in(controller: socket.socket) -> None:
 def _follow(folder: RunFolder) -> None:
     """Send what the reader lacks, look by look, until it says that it has all, or is gone."""
     sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
+    log = folder.events
+    if (ends := sent.pop(ENDS, None)) is not None and ends != end_of(log, sent[log.name]):
+        sent[log.name] = 0  # of another life, or lost and got back: it is sent anew
     while True:
         for name, at, end in _news(folder, sent):
             _send(folder.path / name, name, at, end)
@@ -122,6 +128,16 @@ def _follow(folder: RunFolder) -> None:
             if os.read(0, 16).strip() == b"done":
                 (folder.path / COLLECTED).touch()
             return
+
+
+def end_of(log: Path, size: int) -> int:
+    """By what the end of so much of a log is known; -1 where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, size - END_BYTES))
+            return zlib.crc32(file.read(min(size, END_BYTES)))
+    except FileNotFoundError:
+        return -1
 
 
 def _news(folder: RunFolder, sent: dict[str, int]) -> Iterator[tuple[str, int, int]]:

@@ -1,13 +1,14 @@
 """Owns which pod is which generation of a node slot: decided from what is seen of pods and asked of the back end.
 
-Pure but for its memory, which is a value: a back end that is started again reads it back.
+Pure but for its memory, which is a value: a back end that is started again has it from the run's log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from holdfast.events import AnyEvent, NodeMade, NodeRequested
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 
 
@@ -72,7 +73,8 @@ class Lives:
     def generation(self, node: int, address: str) -> int | None:
         """Which generation of a node the pod at an address is; None where it is none, or not known to be one yet."""
         for place, uid in self.held.items():
-            if place.node == node and self.pods[uid].address == address:
+            pod = self.pods.get(uid)
+            if place.node == node and pod is not None and pod.address == address:
                 return place.generation
         return None
 
@@ -95,9 +97,24 @@ class Lives:
             if pod.running and pod.address:
                 wanted = {node: other for node, other in self.wanted.items() if node != place.node}
                 lives = replace(self, held={**self.held, place: pod.uid}, wanted=wanted)
-                return lives, (NodeObservation(place=place, sight=Sight.MADE),)
+                return lives, (NodeObservation(place=place, sight=Sight.MADE, known_as=pod.uid),)
         why = next((pod.why for pod in candidates if pod.why), "")
         if why and why != self.told.get(place.node):
             lives = replace(self, told={**self.told, place.node: why})
             return lives, (NodeObservation(place=place, sight=Sight.UNAVAILABLE, reason=why),)
         return self, ()
+
+
+def known(events: Iterable[AnyEvent]) -> Lives:
+    """What a run's log says of its pods: the newest generation that was made of each node, unless it was given up."""
+    held: dict[NodePlace, str] = {}
+    spent: set[str] = set()
+    for event in events:
+        if isinstance(event, NodeRequested | NodeMade):
+            place = NodePlace(node=event.node, generation=event.generation)
+            former = {uid for other, uid in held.items() if other.node == place.node and other != place}
+            held = {other: uid for other, uid in held.items() if uid not in former}
+            spent |= former
+        if isinstance(event, NodeMade) and event.known_as:
+            held[NodePlace(node=event.node, generation=event.generation)] = event.known_as
+    return Lives(held=held, spent=frozenset(spent))

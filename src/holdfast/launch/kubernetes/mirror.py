@@ -29,7 +29,7 @@ from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there
-from holdfast.launch.kubernetes.desk import FILES, PIECE_BYTES, deadline, retimed
+from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
 from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.place import Place, recorded
@@ -66,6 +66,8 @@ class Mirror:
         self._heard = asyncio.Event()
         """Whether it is heard."""
         self._accepted = Accepted.read(folder.job)
+        self._supplied: str | None = None
+        """The last pod that was brought the run's code."""
 
     async def run(self) -> None:
         """Keep up until the run is over, whatever becomes of pods and connections."""
@@ -140,15 +142,19 @@ class Mirror:
         return pod
 
     async def _bring_code(self, pod: str) -> None:
-        """Deliver the run's code, unless that was done already."""
+        """Deliver the run's code, unless that was done already: to each pod, where a pod loses it with its folder."""
         code = self._accepted.code
-        if code is not None and last_event(self._folder.events) is None:
+        begun = last_event(self._folder.events) is not None
+        if code is not None and (not begun or (pod != self._supplied and not self._accepted.lasting)):
             await deliver(self._cluster, pod, self._folder, code)
+        self._supplied = pod
 
     def _have(self) -> dict[str, int]:
-        """How much of each file is here."""
+        """How much of each file is here, and how the log ends."""
         files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
-        return {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
+        sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
+        log = self._folder.events
+        return sizes | ({ENDS: end_of(log, sizes[log.name])} if log.name in sizes else {})
 
     def _conclude(self, why: str) -> None:
         conclude(self._folder, self._accepted, Outcome.CANCELLED, why, ExitCode.CANCELLED)

@@ -1,0 +1,152 @@
+"""A run's log and code, kept by its nodes, are had back from them: nobody's word but the controller's own counts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.agent.copies import Copies
+from holdfast.control.copies import KEEPERS, PIECE_BYTES, LogCopies
+from holdfast.control.links import AgentLink, Links
+from holdfast.events import AgentJoined, ControllerStarted, Event, FindingRaised, RunCreated
+from holdfast.events.agent import LogCopy
+from holdfast.events.log import EventWriter, sealed
+from holdfast.events.orders import KeepLog, Order
+from holdfast.findings import Finding
+from holdfast.folder import RunFolder
+from holdfast.guard.keys import Keys
+from holdfast.job.silence import Silence
+from holdfast.port import listening
+from holdfast.recall import recall
+
+KEYS = Keys("correct-horse-battery-staple")
+CREATED = RunCreated(at=1.0, run="run", job={})
+STARTED = ControllerStarted(at=2.0, pid=1, incarnation="c")
+SAID = FindingRaised(at=3.0, finding=Finding(code="internal", what="x" * 1000))
+
+
+class Node:
+    """A node's end of its connection, with the copies that it keeps."""
+
+    def __init__(self, folder: Path, node: int = 0) -> None:
+        self.copies = Copies(folder / f"copies{node}")
+        self.node = node
+        self.sent: list[KeepLog] = []
+
+    def send(self, order: Order) -> None:
+        assert isinstance(order, KeepLog)
+        self.sent.append(order)
+        self.copies.take(order)
+
+    def close(self, reason: str) -> None: ...
+
+    def joins(self, of: LogCopies) -> Links:
+        joined = AgentJoined(
+            at=0, node=self.node, generation=0, incarnation="a", hostname="h", address="a", port=1, pid=1
+        )
+        links = Links()
+        copied = of.known_of(self.node, self.copies.log)
+        links.add(AgentLink(peer=self, joined=joined, clock_ahead_s=0.0, copied=copied))
+        of.bring_up_to_date(links)
+        return links
+
+
+def grown(path: Path, events: Sequence[Event]) -> LogCopies:
+    with path.open("ab") as file:
+        file.writelines(map(sealed, events))
+    return LogCopies(path, KEYS.of_log)
+
+
+def test_node_gets_what_it_lacks_and_all_anew_where_its_copy_is_of_another_life(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    node = Node(tmp_path)
+    copies = grown(path, [CREATED, STARTED])
+    links = node.joins(copies)
+    grown(path, [SAID] * (PIECE_BYTES // 1000 + 10))
+    copies.bring_up_to_date(links)
+    assert [bool(order.seal) for order in node.sent] == [True, False, True]
+    assert node.copies.log.bytes == path.stat().st_size
+    # Another controller, which goes by what is in the log alone.
+    node.sent.clear()
+    node.joins(grown(path, []))
+    assert node.sent == []
+    node.joins(grown(path, [STARTED]))
+    assert [order.at for order in node.sent] == [path.stat().st_size - len(sealed(STARTED))]
+    path.write_bytes(b"".join(map(sealed, [CREATED, SAID, SAID])))
+    node.sent.clear()
+    node.joins(grown(path, []))
+    assert [order.at for order in node.sent] == [0]
+    assert (tmp_path / "copies0" / "events.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_only_the_first_nodes_keep_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    node = Node(tmp_path, KEEPERS)
+    node.joins(grown(path, [CREATED]))
+    assert (node.sent, node.copies.log) == ([], LogCopy(bytes=0, seal=""))
+
+
+async def recalled(folder: RunFolder, nodes: Sequence[Node], newcomer: int) -> Finding:
+    """Have nodes hand back what they have, and one ask who it is, as soon as somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as agents:
+        address = "{}:{}".format(*agents.getsockname())
+        listen = partial(listening, nodes=len(nodes) + 1, silence=Silence(node_grace_s=45.0))
+        slots = len(nodes) + 1
+        having = asyncio.ensure_future(recall(folder, CREATED, KEYS, agents, listen, slots=slots, grace_s=100.0))
+        for node in nodes:
+            await node.copies.hand_back(f"ws://{address}/v1/agent", KEYS.of_node(node.node, 0), None)
+        async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=60) as client:
+            stranger = await client.put("/v1/copies/events.jsonl", content=b"", headers={"Authorization": "Bearer x"})
+            assert stranger.status_code == 401
+            headers = {"Authorization": f"Bearer {KEYS.of_newcomer(newcomer)}"}
+            assert (await client.post("/v1/enrol", headers=headers, json={"address": "a"})).status_code == 404
+        async with asyncio.timeout(60):
+            return await having
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.path.mkdir()
+    return made
+
+
+@pytest.mark.slow
+def test_log_of_the_last_controller_is_had_back_and_a_longer_one_that_nobody_vouched_for_is_not(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    former, latest, code = tmp_path / "former", tmp_path / "latest", b"an archive"
+    nodes = [Node(tmp_path, number) for number in range(3)]
+    nodes[0].joins(grown(former, [CREATED, STARTED, *[SAID] * 9]))
+    nodes[1].joins(grown(latest, [CREATED, STARTED, STARTED, SAID]))
+    nodes[2].joins(grown(latest, []))
+    with (tmp_path / "copies2" / "events.jsonl").open("ab") as file:
+        file.writelines([sealed(STARTED)] * 5)
+    forged = nodes[2].copies.log
+    nodes[2].copies._sealed = LogCopy(bytes=forged.bytes + 5 * len(sealed(STARTED)), seal=forged.seal)  # pyright: ignore[reportPrivateUsage] - what an agent that was broken into would say
+    digest = hashlib.sha256(code).hexdigest()
+    (tmp_path / "copies0" / f"{digest}.tar").write_bytes(code)
+    (tmp_path / "copies1" / f"{'0' * 64}.tar").write_bytes(code)
+
+    finding = asyncio.run(recalled(folder, nodes, newcomer=3))
+
+    assert (finding.code, "node1" in finding.what) == ("event-log-recalled", True)
+    assert folder.events.read_bytes() == latest.read_bytes()
+    assert [path.name for path in folder.code.iterdir()] == [f"{digest}.tar"]
+    assert not (folder.path / "recalled").exists()
+    EventWriter(folder.events).close()
+
+
+@pytest.mark.slow
+def test_run_begins_anew_where_nobody_has_a_copy(tmp_path: Path, folder: RunFolder) -> None:
+    other = Node(tmp_path)
+    other.joins(grown(tmp_path / "other", [RunCreated(at=1.0, run="another", job={}), STARTED]))
+    assert asyncio.run(recalled(folder, [other], newcomer=1)).code == "event-log-lost"
+    assert not folder.events.exists()
