@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from tests.control.test_machine import Run, exited, joined, killed, stopped
+from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, stopped
 
 from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
 from holdfast.control.policy import BACK_OFF_S, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
-from holdfast.events import DeadlinePassed, FindingRaised, Outcome, RankHung, RecoveryDecided, StepCommitted
+from holdfast.events import (
+    DeadlinePassed,
+    FindingRaised,
+    NodeGone,
+    NodeLeaving,
+    Outcome,
+    RankHung,
+    RecoveryDecided,
+    StepCommitted,
+)
 from holdfast.job.patience import EARLY_STEPS, FACTOR
 
 WAITING = "Peers._listen (holdfast/train/peers.py:2)"
@@ -177,3 +186,29 @@ def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:
     run.do(killed(1, rank=0, replica=1))
     commands = run.do(joined(0, attempt=0))
     assert TellLost(replica=1, attempt=0, nodes=(0,)) in commands
+
+
+def test_replica_whose_node_is_about_to_go_may_take_its_step_and_the_others_hear_when_it_has_left() -> None:
+    run = training(2)
+    leaving = NodeLeaving(at=30.0, node=1, grace_s=GRACE_S)
+    told = run.do(leaving)
+    assert stops(told) == [1]
+    assert not any(isinstance(each, TellLost) for each in told)
+    assert run.state.attendance[1] != ""
+    told = run.do(exited(1, rank=0, replica=1, code=75, stopped=True))
+    assert [(each.replica, each.nodes) for each in told if isinstance(each, TellLost)] == [(1, (0,))]
+    assert run.state.attendance[1] == ""
+
+
+def test_replica_that_hangs_is_not_waited_for_when_its_node_is_about_to_go() -> None:
+    run = training(2)
+    run.do(hung(1))
+    told = run.do(NodeLeaving(at=31.0, node=1, grace_s=GRACE_S))
+    assert [each.replica for each in told if isinstance(each, TellLost)] == [1]
+
+
+def test_replica_whose_node_is_gone_before_it_has_left_is_lost_to_the_others_at_once() -> None:
+    run = training(3)
+    run.do(NodeLeaving(at=30.0, node=1, grace_s=GRACE_S))
+    told = run.do(NodeGone(at=31.0, node=1, generation=0, reason="gone"))
+    assert [(each.replica, each.nodes) for each in told if isinstance(each, TellLost)] == [(1, (0, 2))]

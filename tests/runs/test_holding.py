@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,12 +14,14 @@ from tests.runs.conftest import Runs, Watched
 from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import (
+    AgentJoined,
     AttemptStarted,
     CheckpointCommitted,
     ControllerStarted,
     DrillAction,
     DrillDone,
     DrillTarget,
+    FindingRaised,
     Outcome,
     RankExited,
     RankHung,
@@ -199,3 +203,17 @@ def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_be
         met = {step for step in shared if step % EVERY == 0}
         assert met
         assert {step for step in shared if survivor[step] == other[step]} == met
+
+
+def test_replica_whose_node_is_taken_away_leaves_after_its_step_and_the_others_go_on(runs: Runs) -> None:
+    watched = hold(runs, 2, "checkpoint.every_steps=100000", "recovery.stop_grace_s=120")
+    os.kill(next(event.pid for event in watched.all(AgentJoined) if event.node == 0), signal.SIGTERM)
+    exited = watched.until(RankExited)
+    assert (exited.replica, exited.code) == (0, ExitCode.STOPPED_EARLY)
+    assert watched.until(RecoveryDecided).finding.code == "node-preempted"
+    at_work(watched, 0, 1)
+    saved = watched.all(CheckpointCommitted)
+    assert [event.step for event in saved] == [commits(runs, 0)[-1] + 1]  # it ends within the last commit
+    end_alike(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (0, 1), (1, 0)]
+    assert [event.finding.code for event in watched.all(FindingRaised) if "sigterm" in event.finding.code] == []

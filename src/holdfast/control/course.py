@@ -51,6 +51,14 @@ def lost_to_others(state: State, replica: ReplicaState) -> Commands:
     return (TellLost(replica=replica.replica, attempt=replica.attempt, nodes=nodes),) if nodes else ()
 
 
+def parted(state: State, index: int) -> Transition:
+    """A replica that had time to leave takes no further step: a rank of it has ended, or its time is up."""
+    replica = state.replicas[index]
+    if not replica.leaves:
+        return state, ()
+    return state.with_replica(replace(replica, leaves=False)), lost_to_others(state, replica)
+
+
 def _others(state: State, index: int) -> tuple[int, ...]:
     """The nodes on which other replicas are at work."""
     attending = (replica for replica in state.replicas if replica.replica != index and state.attends(replica))
@@ -109,7 +117,9 @@ def proceed(job: Job, state: State, index: int, at: float) -> Transition:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING | ReplicaPhase.STOPPING:
             for over in (Deadline.STOP, Deadline.JUDGE, Deadline.LEAVE):
                 state = state.with_deadline(over.of(index), None)
-            return _quiet(job, state, replica, at)
+            state, told = parted(state, index)
+            state, commands = _quiet(job, state, state.replicas[index], at)
+            return state, (*told, *commands)
         case ReplicaPhase.GATHERING:
             if Deadline.BACK_OFF.of(index) in state.deadlines:
                 return state, ()

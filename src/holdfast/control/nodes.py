@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.control import drills, growth, standby, updates, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes, TellLost
-from holdfast.control.course import halt, look, proceed, start, stop, stop_busy
+from holdfast.control.course import halt, look, parted, proceed, start, stop, stop_busy
 from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
 from holdfast.control.slots import asked_again, emptied, expect, requested
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, ReplicaState, State, Transition
@@ -154,7 +154,9 @@ def _missed(state: State, node: NodeState) -> Commands:
     return tuple(
         TellLost(replica=other.replica, attempt=other.attempt, nodes=(node.node,))
         for other in state.replicas
-        if other.attempt >= 0 and other.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
+        if other.attempt >= 0
+        and other.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
+        and not state.attends(other)
     )
 
 
@@ -249,6 +251,9 @@ def fail(
 ) -> Transition:
     """What ran on these nodes is gone, so their replica fails."""
     replica = _replica_of(state, nodes)
+    state, told = parted(state, replica.replica)
+    in_time = kind is FailureKind.NODE_PREEMPTED and job.recovery.stop_grace_s > 0
+    leaves = state.several and in_time and replica.phase is ReplicaPhase.RUNNING  # one that hangs is not waited for
     losses = tuple(
         Failure(
             kind=kind,
@@ -261,8 +266,9 @@ def fail(
         )
         for node in nodes
     )
-    state = state.with_replica(replace(replica, losses=(*replica.losses, *losses)))
-    return halt(job, state, replica.replica, at)
+    state = state.with_replica(replace(replica, losses=(*replica.losses, *losses), leaves=leaves))
+    state, commands = halt(job, state, replica.replica, at)
+    return state, (*told, *commands)
 
 
 def _replica_of(state: State, nodes: tuple[NodeState, ...]) -> ReplicaState:

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.control.blame import gave_up, is_failure, left_as_asked
 from holdfast.control.commands import Inject
-from holdfast.control.course import halt, judge_soon, proceed
+from holdfast.control.course import halt, judge_soon, parted, proceed
 from holdfast.control.drills import due
 from holdfast.control.growth import hurry
 from holdfast.control.hangs import goes_on
@@ -33,10 +33,18 @@ NEWEST_STEP = 0.1
 
 
 def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
-    """A rank ended: by itself and well, or its attempt has failed."""
+    """A rank ended: the others go on without its replica, if that was leaving."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
+    state, told = parted(state, event.replica)
+    state, commands = _ended(job, state, event)
+    return state, (*told, *commands)
+
+
+def _ended(job: Job, state: State, event: RankExited) -> Transition:
+    """It did by itself and well, or its attempt has failed."""
+    replica = state.replicas[event.replica]
     if left_as_asked(replica, event):
         return hurry(state, event.replica, event.at), ()
     if is_failure(event):

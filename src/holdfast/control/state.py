@@ -181,6 +181,8 @@ class ReplicaState:
     """Whether they leave their state in memory instead, for the same ranks with other code."""
     code: Shipped | None = None
     """What the attempt in hand runs; none where code lies in place."""
+    leaves: bool = False
+    """Whether its ranks are being ended and may take a step till then, since their node is only about to go."""
     trial: int | None = None
     """The step after which it runs code of an update that is on trial."""
     growths: tuple[float, ...] = ()
@@ -265,8 +267,8 @@ class State:
         }
 
     def attends(self, replica: ReplicaState) -> bool:
-        """Whether a replica's ranks may take a step: they are at work, or have time to end together with all others."""
-        parting = self.ending is not None and self.ending.grace_s > 0
+        """Whether a replica's ranks may take a step: they are at work, or have time to end after one."""
+        parting = replica.leaves or (self.ending is not None and self.ending.grace_s > 0)
         return replica.at_work or (parting and replica.phase is ReplicaPhase.STOPPING)
 
     @property
