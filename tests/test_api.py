@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import socket
 import sys
 import threading
@@ -18,6 +19,7 @@ from holdfast.events import CancelRequested, DrillAction, DrillTarget, Outcome, 
 from holdfast.events.log import EventWriter, sealed
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
+from holdfast.launch.kubernetes.place import Place, record
 from holdfast.report.status import Phase
 
 ENDED = RunFinished(at=2.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished")
@@ -42,6 +44,16 @@ def end(run: RunFolder) -> None:
     writer.close()
 
 
+NOBODY_THERE = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+}
+
+
 def code_of(raised: pytest.ExceptionInfo[HoldfastError]) -> str:
     return raised.value.findings[0].code
 
@@ -62,6 +74,24 @@ def test_controller_that_is_gone_is_told_from_one_that_is_silent(run: RunFolder)
     with pytest.raises(HoldfastError) as raised:
         api.cancel(run)
     assert code_of(raised) == "controller-silent"
+
+
+def test_controller_in_a_cluster_that_is_not_reached_is_not_called_silent(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(run, Place(context=None, namespace="ml", owner="/apis/any/v1/namespaces/{namespace}/jobsets/any"))
+    assert run.lock() is not None
+    for document, code, exit_code in (
+        ({}, "no-kubeconfig", ExitCode.NOT_FOUND),
+        (NOBODY_THERE, "cluster-unreachable", ExitCode.UNAVAILABLE),
+    ):
+        kubeconfig = tmp_path / code
+        if document:
+            kubeconfig.write_text(json.dumps(document))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        with pytest.raises(HoldfastError) as raised:
+            api.cancel(run)
+        assert (code_of(raised), raised.value.exit_code) == (code, exit_code)
 
 
 @pytest.mark.parametrize("obeys", [True, False])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
-from holdfast import updating
+from holdfast import asking, updating
 from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, after, ask, controller_gone, finished, refuse_finished
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -335,13 +335,7 @@ def status(run: RunFolder) -> RunStatus:
 
 def waits_for(run: RunFolder) -> Finding | None:
     """Why a run's nodes are not there, as its cluster shows it; None where nothing says so, or where it has none."""
-    if not run.place.exists():
-        return None
-    from holdfast.launch.kubernetes import waiting
-    from holdfast.launch.kubernetes.place import recorded
-
-    place = recorded(run)
-    return waiting.waits_for(context=place.context, namespace=place.namespace, owner=place.owner)
+    return asking.waits_for(run)
 
 
 def glance(run: RunFolder) -> Brief:

@@ -16,7 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AnyEvent, FindingRaised, RecoveryDecided, RunFinished
 from holdfast.events.log import EventReader, last_event
 from holdfast.events.operator import UNTIL, Request
-from holdfast.findings import Fault
+from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.report.advance import advance, fold
@@ -131,7 +131,28 @@ def _was_obeyed(run: RunFolder, event: Request) -> bool:
 def _no_answer(run: RunFolder) -> HoldfastError:
     """Why a run's controller has not answered."""
     refuse_finished(run)
-    return _controller_silent(run) if run.alive() else controller_gone(run)
+    if not run.alive():
+        return controller_gone(run)
+    seen = waits_for(run)
+    return _controller_silent(run) if seen is None or seen.severity is Severity.INFO else _kept_away(seen)
+
+
+def waits_for(run: RunFolder) -> Finding | None:
+    """What a run's cluster shows that keeps its pods, or this user, away; None where nothing does, or there is none."""
+    if not run.place.exists():
+        return None
+    from holdfast.launch.kubernetes import waiting
+    from holdfast.launch.kubernetes.place import recorded
+
+    place = recorded(run)
+    return waiting.waits_for(context=place.context, namespace=place.namespace, owner=place.owner)
+
+
+def _kept_away(seen: Finding) -> HoldfastError:
+    """The cluster says itself why nobody there answers."""
+    from holdfast.launch.kubernetes.refusals import EXIT_CODES
+
+    return HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
 
 
 def _controller_silent(run: RunFolder) -> HoldfastError:

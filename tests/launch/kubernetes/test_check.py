@@ -102,6 +102,27 @@ def test_queue_that_is_too_small_for_all_nodes_together_is_named(quota: str, coh
         assert findings["quota-too-small"].evidence == ("ClusterQueue train has at most 15",)
 
 
+@pytest.mark.parametrize(
+    ("hard", "more", "fits"),
+    [
+        ({"pods": "2"}, {}, False),
+        ({"pods": "3", "requests.nvidia.com/gpu": "16", "limits.memory": "2Ti"}, {}, True),
+        ({"requests.nvidia.com/gpu": "15"}, {}, False),
+        ({"pods": "2"}, {"scopes": ["BestEffort"]}, True),
+    ],
+)
+def test_namespace_that_may_never_hold_all_nodes_is_named(
+    hard: dict[str, str], more: dict[str, Any], fits: bool
+) -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": hard, **more}}
+    findings = found(replace(GOOD, resource_quotas=[quota]))
+    assert set(findings) == (set() if fits else {"quota-too-small"})
+    if not fits:
+        ((resource, most),) = hard.items()
+        assert resource in findings["quota-too-small"].what
+        assert findings["quota-too-small"].evidence == (f"ResourceQuota team allows {most}",)
+
+
 def test_names_that_pods_rely_on_are_looked_for() -> None:
     case = CASES["jobset-rdma-shared"]
     offers = {"rdma/hca_shared_devices_a": "63"}

@@ -53,6 +53,7 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
     "integration-off": ("queue-not-managing", "its integration with JobSet may be off"),
     "webhook-down": ("webhook-down", "nothing can be made here: the webhook gone.holdfast.test does not answer"),
     "pod-security": ("pods-forbidden", "violates PodSecurity"),
+    "namespace-quota": ("pods-forbidden", "exceeded quota"),
     "suspended": ("run-suspended", "it is suspended"),
 }
 """By the situation: the code, and words of the sentence."""
@@ -125,6 +126,23 @@ def test_namespace_that_is_being_deleted_goes_before_all_else() -> None:
     assert finding.code == "namespace-ending"
 
 
+@pytest.mark.parametrize(
+    ("made_by", "at", "told"),
+    [
+        ("llama-000000-node-0", "2026-11-22T00:00:00Z", True),
+        ("llama-000000-node-1", "2026-11-22T00:00:00Z", False),
+        ("llama-000000-node-1", "2026-11-21T00:00:00Z", True),
+    ],
+)
+def test_pod_that_is_not_made_is_told_of_though_others_are(made_by: str, at: str, told: bool) -> None:
+    seen = recorded("pod-security")
+    of_node_1 = [one for one in seen.events if one["involvedObject"]["name"].endswith("node-1")]
+    assert of_node_1
+    pod = {"metadata": {"name": "any", "creationTimestamp": at, "ownerReferences": [{"name": made_by}]}}
+    finding = pending(replace(seen, events=of_node_1, pods=[pod]))
+    assert (finding.code if finding else None) == ("pods-forbidden" if told else None)
+
+
 def test_run_whose_pods_run_is_not_pending() -> None:
     pod = {"metadata": {"name": "p"}, "status": {"conditions": [{"type": "PodScheduled", "status": "True"}]}}
     assert pending(Seen(owner={"kind": "JobSet", "metadata": {"name": RUN}, "spec": {}}, pods=[pod])) is None
@@ -181,6 +199,13 @@ webhooks:
   admissionReviewVersions: [v1]
 """
 
+ONE_POD = """
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: one, namespace: NAME}
+spec: {hard: {pods: "1"}}
+"""
+
 SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "quota-too-small": (QUEUE.replace("QUOTA", "8"), {}, {}),
     "quota-in-use": (QUEUE.replace("QUOTA", "16"), {}, {}),
@@ -212,6 +237,7 @@ SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "webhook-refused": (WEBHOOK.replace("WHO", "no"), {}, {"queue": None}),
     "pod-security": ("", {"fabric": "oke-roce"}, {"queue": None}),
+    "namespace-quota": (ONE_POD, {"gpus_per_node": 0, "secrets": {}}, {"queue": None}),
     "suspended": ("", {}, {"queue": None}),
 }
 """What is there beforehand, and what differs in the job and in the place."""
@@ -340,7 +366,7 @@ def trimmed(seen: Seen) -> Any:
     """What is worth keeping of it."""
     keep = {
         "owner": {"kind": seen.owner["kind"], "metadata": named(seen.owner), "spec": switch(seen.owner["spec"])},
-        "pods": [{"metadata": named(pod), "status": pod["status"]} for pod in seen.pods],
+        "pods": [{"metadata": named(pod) | made(pod), "status": pod["status"]} for pod in seen.pods],
         "events": [
             {key: event.get(key) for key in ("type", "reason", "message", "lastTimestamp", "eventTime")}
             | {"involvedObject": {key: event["involvedObject"].get(key) for key in ("kind", "name")}}
@@ -355,6 +381,11 @@ def trimmed(seen: Seen) -> Any:
 
 def named(thing: Mapping[str, Any]) -> dict[str, Any]:
     return {key: thing["metadata"][key] for key in ("name", "labels") if key in thing["metadata"]}
+
+
+def made(pod: Mapping[str, Any]) -> dict[str, Any]:
+    makers = [{"name": each["name"]} for each in pod["metadata"]["ownerReferences"]]
+    return {"creationTimestamp": pod["metadata"]["creationTimestamp"], "ownerReferences": makers}
 
 
 def switch(spec: Mapping[str, Any]) -> dict[str, Any]:

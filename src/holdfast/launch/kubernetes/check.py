@@ -58,6 +58,8 @@ class Inventory:
     local_queue: Thing | None = None
     cluster_queue: Thing = field(default_factory=dict[str, Any])
     """Where the queue's quota comes from; empty where this user may not see it."""
+    resource_quotas: Sequence[Thing] = ()
+    """Of the namespace; none where this user may not see them."""
     claim: Thing | None = None
     nodes: Sequence[Thing] | None = ()
     operators: Sequence[Thing] = ()
@@ -77,8 +79,8 @@ class Inventory:
 
 
 def check(asked: Submission, cluster: Inventory) -> tuple[Finding, ...]:
-    """Everything that a run needs of a cluster and does not find there."""
-    return tuple(finding for rule in RULES for finding in rule(asked, cluster))
+    """Everything that a run needs of a cluster and does not find there; without a namespace, that alone."""
+    return tuple(namespace(asked, cluster)) or tuple(finding for rule in RULES for finding in rule(asked, cluster))
 
 
 def namespace(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
@@ -152,6 +154,25 @@ def quota(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
             what = f"it can never fit: {nodes} nodes ask for {each} of {resource} each, and no flavor has that much"
             seen = f"ClusterQueue {cluster.cluster_queue['metadata']['name']} has at most {most[resource]:g}"
             yield _finding("quota-too-small", "queue", what, "Ask for less, or have the quota raised.", seen)
+
+
+def namespace_quota(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
+    """The fewest nodes that will do ask for no more than the namespace may hold when nobody else is in it."""
+    nodes = asked.job.nodes.min
+    asks = {"pods": float(nodes + asked.profile.agent)}
+    for resource, each in plain(limits(asked)).items():
+        needed = _number(str(each)) * nodes
+        asks |= dict.fromkeys((resource, f"requests.{resource}", f"limits.{resource}"), needed)
+    there = asked.profile.namespace
+    for quota in cluster.resource_quotas:
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            continue  # for some pods only
+        name, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
+        for resource in hard.keys() & asks.keys():
+            if asks[resource] > _number(str(hard[resource])):
+                what = f"it can never fit: it asks for {asks[resource]:g} of {resource} in namespace {there}"
+                seen = f"ResourceQuota {name} allows {hard[resource]}"
+                yield _finding("quota-too-small", "namespace", what, "Ask for less, or have the quota raised.", seen)
 
 
 def permission(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
@@ -242,10 +263,10 @@ def unseen(_: Submission, cluster: Inventory) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Submission, Inventory], Iterator[Finding]], ...] = (
-    namespace,
     operators,
     queue,
     quota,
+    namespace_quota,
     permission,
     dry_run,
     nodes,

@@ -65,6 +65,7 @@ class _Look:
             namespace=namespace,
             local_queue=local_queue,
             cluster_queue=await self._cluster_queue(local_queue),
+            resource_quotas=(await perhaps(self._cluster, f"{_HERE}/resourcequotas")).get("items", ()),
             claim=await self._one(f"{_HERE}/persistentvolumeclaims/{profile.volume.claim}") if profile.volume else None,
             nodes=await self._all("/api/v1/nodes"),
             operators=await self._operators(),

@@ -209,8 +209,7 @@ def pending(seen: Seen) -> Finding | None:
 
 def _clues(seen: Seen) -> Iterator[Clue]:
     """What is said of the run, in the order in which things must go right."""
-    if not seen.pods:  # an event outlives what it tells of
-        yield from _events(seen, "FailedCreate")
+    yield from _events(seen, "FailedCreate")
     if seen.workload is not None:
         conditions = {one["type"]: one for one in seen.workload.get("status", {}).get("conditions", ())}
         waits = conditions.get("QuotaReserved", {}).get("status") != "True"
@@ -233,13 +232,28 @@ def _of_pod(pod: Thing) -> Iterator[Clue]:
 
 
 def _events(seen: Seen, *reasons: str) -> Iterator[Clue]:
-    """Warnings of these kinds, the newest first."""
+    """Warnings of these kinds, the newest first; those from before their object made a pod are outlived."""
     told = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
-    for event in sorted(told, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime")), reverse=True):
+    for event in sorted((one for one in told if _at(one) > _made(seen, one)), key=_at, reverse=True):
         about = event.get("involvedObject", {})
         where = f"{about.get('kind', '')} {about.get('name', '')}".lower()
         mount = event["reason"] in ("FailedMount", "FailedAttachVolume")
         yield Clue(where=where, text=f"{event['reason']}: {event['message']}" if mount else event["message"])
+
+
+def _at(event: Thing) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime"))
+
+
+def _made(seen: Seen, event: Thing) -> str:
+    """When what an event tells of made its last pod; of a run's own object, when the run's last pod was made."""
+    name = event.get("involvedObject", {}).get("name")
+    pods = seen.pods if name == _name(seen.owner) else [pod for pod in seen.pods if name in _makers(pod)]
+    return max((pod["metadata"].get("creationTimestamp", "") for pod in pods), default="")
+
+
+def _makers(pod: Thing) -> list[str]:
+    return [each["name"] for each in pod["metadata"].get("ownerReferences", ())]
 
 
 def _held_back(seen: Seen) -> Finding | None:

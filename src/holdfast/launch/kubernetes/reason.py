@@ -50,7 +50,7 @@ ADMISSION: tuple[Reason, ...] = (
         pattern=r'failed calling webhook "(?P<name>[^"]+)".*?: (?P<why>[^:]+)$',
         code="webhook-down",
         says="nothing can be made here: the webhook {name} does not answer ({why})",
-        remedy="Whoever runs the cluster must start it again; then this goes on by itself.",
+        remedy="Whoever runs the cluster must start it again; a run that waits goes on by itself then.",
         severity=Severity.ERROR,
     ),
     # admission webhook "x" denied the request: ...
