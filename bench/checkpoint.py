@@ -18,7 +18,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -295,26 +294,27 @@ def _rival(loop: Loop, rounds: int) -> tuple[str, str, str] | None:
 
     All as it comes but for direct I/O, with which its version 0.1.1 cannot end a file of other than whole blocks.
     """
-    with suppress(ModuleNotFoundError):
+    try:
         from torch_checkpointing.checkpoint_manager import CheckpointManager
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+    except ModuleNotFoundError:
+        say("torch_checkpointing is not installed, so it is left out: pip install torch_checkpointing==0.1.1")
+        return None
+    storage = LocalFileSystemStorageConfig(use_direct_io=False)
+    manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
+    try:
+        loop.others(manager)
+    except TimeoutError as error:  # its process has 30 s to start, which a busy machine may not give it
+        say(f"torch_checkpointing is left out: {error}")
+        return None
 
-        storage = LocalFileSystemStorageConfig(use_direct_io=False)
-        manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
-        try:
-            loop.others(manager)
-        except TimeoutError as error:  # its process has 30 s to start, which a busy machine may not give it
-            say(f"torch_checkpointing is left out: {error}")
-            return None
+    def theirs() -> float:
+        return loop.others(manager).stall_s
 
-        def theirs() -> float:
-            return loop.others(manager).stall_s
-
-        sides = {PEER: theirs, OURS: lambda: loop.ours().stall_s, PEER_AGAIN: theirs}
-        compared = compare(interleave(sides, rounds, unit="s of stall beside torch_checkpointing"))
-        manager.close()
-        return "torch_checkpointing", str(compared.ratio), str(compared.floor)
-    return None
+    sides = {PEER: theirs, OURS: lambda: loop.ours().stall_s, PEER_AGAIN: theirs}
+    compared = compare(interleave(sides, rounds, unit="s of stall beside torch_checkpointing"))
+    manager.close()
+    return "torch_checkpointing", str(compared.ratio), str(compared.floor)
 
 
 def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ let an agent that is slow, gone or confused stop training: it is told once on st
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ class Channel:
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link
+        self._readable = select.poll()
+        if link is not None:
+            self._readable.register(link, select.POLLIN)
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self._overflowed = False
@@ -91,7 +95,8 @@ class Channel:
         return requests
 
     def _receive(self) -> None:
-        while self._link is not None:
+        # To ask first takes a third of the time that recv takes to say, by raising, that nothing has come.
+        while self._link is not None and self._readable.poll(0):
             try:
                 received = self._link.recv(READ_BYTES)
             except BlockingIOError:

@@ -10,6 +10,7 @@ commit one (tenure.py).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +162,7 @@ class Checkpoints:
             return not_handed_over(self._ranks.rank, "it was told of no memory to leave its state in")
         try:
             tensors, own = self._training.tensors(), self._training.own()
-            handover.write(self._memory, self._writer, self._ranks.rank, sealed, tensors, own)
+            handover.write(self._memory, self._writer, self._ranks.rank, sealed, tensors, own())
         except (OSError, RuntimeError) as error:
             return not_handed_over(self._ranks.rank, f"{type(error).__name__}: {error}")
         return None
@@ -302,7 +303,7 @@ class Checkpoints:
             raise optimizer_changed(sealed.step, copy.where, why)
         return self._program.take(state, copy.folder / own, was, random=known)
 
-    def _save(self, sealed: Seal, staged: dict[str, Any] | Finding, own: bytes, began: float) -> Saved:
+    def _save(self, sealed: Seal, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float) -> Saved:
         """The writer's part of a save; every rank's thread takes it."""
         partial = self._depot.partial(sealed.step)
         try:
@@ -327,12 +328,12 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:
             return failed(partial, self._ranks.rank, error)
 
-    def _write(self, staged: dict[str, Any], own: bytes, partial: Path) -> Written:
+    def _write(self, staged: dict[str, Any], own: Callable[[], bytes], partial: Path) -> Written:
         """Write this rank's part and see it to disk; returns its files' sums, or what went wrong."""
         try:
             files = tensors.write(staged, partial, self._aside)
             file = partial / _own_file(self._ranks.rank)
-            file.write_bytes(own)
+            file.write_bytes(own())
             return seal.sums([*files, file])
         except (OSError, RuntimeError, CheckpointException) as error:
             return failed(partial, self._ranks.rank, error)

@@ -60,6 +60,8 @@ class Finite:
     def _others(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         """Each name is said once, by rank 0, whose figures are the ones that are shown."""
         none = {name for name, value in metrics.items() if name != "loss" and not math.isfinite(value)}
+        if not none:
+            return []
         fresh = sorted(none - self._named)
         self._named |= none
         return [_other(step, name, metrics[name]) for name in fresh]

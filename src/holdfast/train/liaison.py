@@ -125,7 +125,9 @@ class Liaison:
         self._tell(self._profiler.noted())
         finite = {name: value for name, value in (measured | spent | given).items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
-        told = dict(islice(((name, value) for name, value in finite.items() if name not in DERIVED), METRICS))
+        told = {name: value for name, value in finite.items() if name not in DERIVED}
+        if len(told) > METRICS:
+            told = dict(islice(told.items(), METRICS))
         self._doing = Doing.STEPS
         self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
         if self._journal is not None:

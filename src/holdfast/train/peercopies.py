@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -176,7 +176,7 @@ class PeerCopies:
             refuse_too_large(PIECES * size * self._per_node)
             self._fits = True
 
-    def _copy(self, sealed: Seal, staged: dict[str, Any] | Finding, own: bytes, began: float) -> Copied:
+    def _copy(self, sealed: Seal, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float) -> Copied:
         """The thread's part; every rank's takes it."""
         try:
             head = staged if isinstance(staged, Finding) else self._written(sealed, staged, own)
@@ -188,13 +188,13 @@ class PeerCopies:
                 pair.reverse()
         return Copied(sealed.step, time.monotonic() - began, problem)
 
-    def _written(self, sealed: Seal, staged: dict[str, Any], own: bytes) -> Head | Finding:
+    def _written(self, sealed: Seal, staged: dict[str, Any], own: Callable[[], bytes]) -> Head | Finding:
         """Have it whole in this node's memory."""
         piece = self._own[0]
         try:
             if not self._staging[0].settle():
                 return _inexact(sealed.step, self._rank)
-            return handover.finish(piece.memory, piece.room, self._writer, self._rank, sealed, staged, own)
+            return handover.finish(piece.memory, piece.room, self._writer, self._rank, sealed, staged, own())
         except (OSError, RuntimeError) as error:
             return _stopped(self._rank, error)
 

@@ -165,7 +165,7 @@ class Joined:
             "standing": tuple(self._standing),
             "looked": self._looked,
             "tensors": lending.lend(self._training),
-            "own": self._training.own(),
+            "own": self._training.own()(),
             "seed": torch.initial_seed(),
         }
 

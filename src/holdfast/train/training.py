@@ -6,7 +6,7 @@ Refuses to own where it goes (tensors.py, checkpoint.py).
 from __future__ import annotations
 
 import copy
-import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from holdfast.train import rng
+from holdfast.train.noted import noted
 
 
 class Stateful(Protocol):
@@ -29,14 +30,19 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
-class _Own(TypedDict):
-    """One rank's own part: what is not the model's or the optimiser's."""
+class _Shared(TypedDict):
+    """What a rank's own part has of what others may change."""
 
-    random: rng.RandomState
     scheduler: dict[str, Any] | None
     extra: dict[str, Any] | None
     data: NotRequired[dict[str, Any] | None]
     """Absent from checkpoints of before there was data."""
+
+
+class _Own(_Shared):
+    """One rank's own part: what is not the model's or the optimiser's."""
+
+    random: rng.RandomState
 
 
 class Beside(TypedDict):
@@ -74,17 +80,15 @@ class Training:
             optim_state_dict=tensors["optimizer"],
         )
 
-    def own(self) -> bytes:
-        """This rank's own part as it is now."""
-        own = _Own(
-            random=rng.capture(),
+    def own(self) -> Callable[[], bytes]:
+        """What gives this rank's own part, as it is now, whenever it is called."""
+        fresh = {"random": rng.capture()}
+        shared = _Shared(
             scheduler=self.scheduler.state_dict() if self.scheduler else None,
             extra=self.extra.state_dict() if self.extra else None,
             data=self.data.state_dict() if self.data else None,
         )
-        written = io.BytesIO()
-        torch.save(own, written)
-        return written.getvalue()
+        return noted(fresh, shared)
 
     def take_own(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
         """Go on from such a part, in a file; with its random numbers, or with those there are.

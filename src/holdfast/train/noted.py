@@ -1,0 +1,66 @@
+"""Owns that what is noted between two steps can be put into bytes later, as it was then, whatever the loop does next.
+
+Refuses to own what is noted (training.py), and who writes the bytes, and when (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+MOST_VALUES = 1000
+"""That are copied one by one; more of them are in bytes sooner than copied."""
+UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def noted(fresh: Mapping[str, Any], shared: Mapping[str, Any]) -> Callable[[], bytes]:
+    """What gives the bytes of both as they are now; of `shared` somebody else may change what it holds.
+
+    What a copy is sure to be equal to is copied. Whatever has ways of its own to be pickled is pickled at once.
+    """
+    if _copies_exactly(shared):
+        return partial(_written, {**fresh, **copy.deepcopy(dict(shared))})
+    written = _written({**fresh, **shared})
+    return lambda: written
+
+
+def _written(noted: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(noted, file)
+    return file.getvalue()
+
+
+def _copies_exactly(tree: object) -> bool:
+    """Whether it is made of nothing but Python's own values and plain tensors on the host, and of not too many."""
+    left, seen = [tree], 0
+    while left:
+        value = left.pop()
+        seen += 1
+        if seen > MOST_VALUES:
+            return False
+        kind = type(value)
+        if kind is dict or kind is OrderedDict:
+            each = cast("dict[object, object]", value)
+            left += (*each.keys(), *each.values(), getattr(each, "__dict__", None))
+        elif kind is list or kind is tuple:
+            left += cast("list[object]", value)
+        elif kind not in UNCHANGING and not _is_plain(value):
+            return False
+    return True
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor that is nothing but its bytes; one on a GPU would take as much again there."""
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not value.requires_grad
+        and not vars(value)
+    )
