@@ -55,7 +55,7 @@ def told(tree: Any) -> str:
     return f"{tree} {getattr(tree, '__dict__', {})}"
 
 
-@pytest.mark.parametrize("make, change", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)
 def test_what_is_changed_after_it_was_noted_is_in_bytes_as_it_was(make, change):
     held, untouched = make(), make()
     later = noted({"random": (1, 2)}, {"extra": held})
