@@ -131,3 +131,22 @@ def test_status_of_a_pod_is_read_in_every_form(tmp_path: Path, name: str, data: 
 )
 def test_schedulers_words_have_their_class(tmp_path: Path, line: str, klass: Class) -> None:
     assert answered(tmp_path, f"{line}\n").klass is klass
+
+
+def test_code_and_pages_about_errors_in_a_folder_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("`NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus`\n")
+    (tmp_path / "train.py").write_text('raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")\n')
+    (tmp_path / "rank-1.log").write_text("KeyError: 'tokens'\n")
+    answer = diagnose(Pile((tmp_path,)))
+    assert answer.klass is Class.PROGRAM_ERROR
+    assert answer.notes == ("not read: 2 files of code or documentation",)
+    assert diagnose(Pile((tmp_path / "README.md",))).klass is Class.GPU_XID
+
+
+def test_traceback_behind_a_progress_bar_of_one_endless_line_is_told_with_its_place(tmp_path: Path) -> None:
+    bar = b"".join(b"\rTraining:  34%%|###4      | %d/35000 [29:59<57:10,  6.71it/s]" % step for step in range(20_000))
+    rest = b"\rTraceback (most recent call last):\n  File \"/home/ada/train.py\", line 42, in step\n    x\nKeyError: 'tokens'\n"
+    (tmp_path / "log").write_bytes(bar + rest)
+    answer = diagnose(Pile((tmp_path,)))
+    assert "train.py:42 in step" in answer.what
+    assert answer.evidence[0].where.endswith(":4")

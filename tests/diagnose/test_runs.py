@@ -170,3 +170,14 @@ def test_last_of_very_many_runs_is_still_read() -> None:
     assert len(answer.others) == MOST_OTHERS
     days = [f"2026-11-{day:02} 10:00:00 {FULL}" for day in (18, 19) for _ in range(2 * EACH)]
     assert told(*days, f"2026-11-20 10:00:00 {MISSING}").klass is Class.PROGRAM_ERROR
+
+
+def test_jobs_that_files_are_called_after_are_runs_of_their_own() -> None:
+    first = block(f"0: {MISSING}", name="logs/slurm-101.out")
+    second = block(f"0: {FULL}", name="logs/slurm-102.out")
+    kernel = block("Memory cgroup out of memory: Killed process 4242 (python)", name="dmesg")
+    answer = diagnose_blocks([second, first])
+    assert (answer.klass, [other.klass for other in answer.others]) == (Class.OOM_GPU, [Class.PROGRAM_ERROR])
+    assert diagnose_blocks([first, second, kernel]).klass is Class.OOM_HOST
+    one = [block(f"0: {FULL}", name="slurm-102_0.out"), block(f"0: {MISSING}", name="slurm-102_1.out")]
+    assert diagnose_blocks(one).others == ()

@@ -31,3 +31,5 @@ class Block:
     first_line: SupportsInt
     """The number of the first line, from 1; it may be counted only when somebody asks."""
     data: bytes
+    one_line: bool = False
+    """Whether all of it stands in one line of the source."""

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import zstandard
@@ -26,7 +26,9 @@ from holdfast.diagnose.structured import documents, flight
 BLOCK_BYTES = 1 << 18
 """What stays in a core's own cache while several readers go over it."""
 LINE_BYTES = 1 << 16
-"""Longest line that is read whole; of a longer one this much, and the rest is passed over."""
+"""Longest line that is read whole; of a longer one this much, and its end: a traceback may follow a progress bar."""
+END_BYTES = 1 << 12
+"""How much of the end of such a line is read."""
 UNPACKED_BYTES = 8 << 30
 """Most that is unpacked of one compressed file."""
 UNPACKED_IN_ALL_BYTES = 32 << 30
@@ -38,6 +40,10 @@ WINDOW_BYTES = 128 << 20
 MOST_FILES = 200_000
 SNIFF_BYTES = 4096
 
+_NO_LOGS = frozenset(
+    (".py", ".ipynb", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".md", ".rst", ".html", ".toml", ".ini", ".cfg")
+)
+"""Endings of code and of pages about it, which quote errors without having had them."""
 _CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\r\f\x1b"))
 """What no text holds, but for a torn byte here and there."""
 _BOMS = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
@@ -87,6 +93,9 @@ class Pile:
                 if self.files >= MOST_FILES:
                     self.notes.append(f"only the first {MOST_FILES:,} files were read")
                     return
+                if PurePath(name).suffix in _NO_LOGS:
+                    self._left_out["files of code or documentation"] += 1
+                    continue
                 yield Path(folder) / name
 
     def _file(self, path: Path, source: Source) -> Iterator[Block]:
@@ -164,12 +173,12 @@ class Pile:
             if passing:
                 if not end:
                     continue
-                passing, begin = False, data.find(b"\n")
+                passing, begin = False, max(0, data.find(b"\n") - END_BYTES)
                 data, end = data[begin:], end - begin
             if not end:
                 rest += data
                 if len(rest) > LINE_BYTES:
-                    self._left_out["ends of very long lines"] += 1
+                    self._left_out["middles of very long lines"] += 1
                     rest, passing = rest[:LINE_BYTES], True
                 continue
             block = b"".join((rest, memoryview(data)[:end]))
@@ -179,7 +188,7 @@ class Pile:
             rest = data[end:]
             begins = taken - len(rest)
             if len(rest) > LINE_BYTES:
-                self._left_out["ends of very long lines"] += 1
+                self._left_out["middles of very long lines"] += 1
                 rest, passing = rest[:LINE_BYTES], True
         if taken >= most:
             self.notes.append(f"{source.name}: only the first {taken >> 30} GiB were read")

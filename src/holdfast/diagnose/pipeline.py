@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 
 from holdfast.diagnose.answer import Answer, Other
 from holdfast.diagnose.block import Block
@@ -15,7 +16,7 @@ from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.reason import answer
 from holdfast.diagnose.runs import fails, parted
 from holdfast.diagnose.scan import Scanner
-from holdfast.diagnose.structured import flight
+from holdfast.diagnose.structured import flight, jsonlines
 from holdfast.diagnose.transport import Reading, is_sound
 from holdfast.diagnose.transport import facts as transport_facts
 from holdfast.diagnose.wording import shown
@@ -36,7 +37,7 @@ def diagnose(
     scanner, reading = Scanner(), Reading()
     facts: list[Fact] = [*known]
     ranks: set[int] = set()
-    for block in pile.blocks():
+    for block in chain.from_iterable(map(jsonlines.plain, pile.blocks())):
         if block.source.rank is not None:
             ranks.add(block.source.rank)
         facts += scanner.feed(block)
@@ -69,7 +70,7 @@ def diagnose(
 def diagnose_blocks(blocks: Iterable[Block]) -> Answer:
     """What the lines say one by one, for what is at hand already as blocks."""
     scanner = Scanner()
-    facts = [fact for block in blocks for fact in scanner.feed(block)]
+    facts = [fact for block in chain.from_iterable(map(jsonlines.plain, blocks)) for fact in scanner.feed(block)]
     return _of_last(parted(with_years(facts)), scanner.counts, lambda facts, counts: answer(facts, counts=counts))
 
 

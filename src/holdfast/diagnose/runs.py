@@ -1,4 +1,4 @@
-"""Owns where in a pile one run ends and the next begins: by long pauses, and by launchers that begin once more.
+"""Owns where in a pile one run ends and the next begins: by jobs, long pauses, and launchers that begin once more.
 
 A launcher's attempts are one run: only its own end and its next beginning part two. Pure.
 Refuses to own what the facts of a run mean (reason.py).
@@ -30,6 +30,8 @@ _LAST_WORDS = re.compile(
     r"ChildFailedError|Root Cause \(first|returned non-zero exit status|exits with return code|srun: error: |"
     r"CANCELLED AT |: line \d+: +\d+ +Killed|^Killed"
 )
+# logs/slurm-4711.out   train-4711.err   train_4711_n0.out
+_JOB = re.compile(r"(?:^|/)(?:slurm|[\w.]+)[-_](?P<job>\d{3,12})(?:_\w+)?\.(?:out|err)(?:\.gz|\.zst)?$")
 _OF_NODES = frozenset({Class.GPU_XID, Class.OOM_HOST, Class.NODE_LOST, Class.DRIVER})
 
 Moments = Mapping[int, float]
@@ -48,10 +50,31 @@ def parted(facts: Sequence[Fact]) -> list[list[Fact]]:
     program's own.
     """
     moments = _moments(facts)
+    jobs = _by_jobs(facts, moments)
+    return jobs if len(jobs) > 1 else _of_one_job(facts, moments)
+
+
+def _of_one_job(facts: Sequence[Fact], moments: Moments) -> list[list[Fact]]:
     paused = _by_pauses(facts, moments)
     own = [part for part in paused if not _is_of_nodes(part)] or paused[-1:]
     others = [part for part in paused if all(part is not each for each in own)]
     return [*others, *(run for part in own for run in _by_launchers(part, moments))]
+
+
+def _by_jobs(facts: Sequence[Fact], moments: Moments) -> list[list[Fact]]:
+    """The runs of each job of a scheduler that files are called after, the job that began last at the end.
+
+    What is in other files may concern any; it goes with the last.
+    """
+    jobs: dict[int, list[Fact]] = {}
+    for fact in facts:
+        if job := _JOB.search(fact.source):
+            jobs.setdefault(int(job["job"]), []).append(fact)
+    numbers = sorted(job for job, own in jobs.items() if any(map(fails, own)))
+    if len(numbers) < 2:
+        return []
+    jobs[numbers[-1]] += [fact for fact in facts if _JOB.search(fact.source) is None]
+    return [run for number in numbers for run in _of_one_job(jobs[number], moments)]
 
 
 def _is_of_nodes(facts: Iterable[Fact]) -> bool:

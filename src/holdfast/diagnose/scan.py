@@ -128,7 +128,7 @@ class Scanner:
             facts = self._facts_of(block.source, data[start:end].rstrip(b"\n"), which)
             if facts:
                 number = number or int(block.first_line)
-                number += data.count(b"\n", counted, start)
+                number += 0 if block.one_line else data.count(b"\n", counted, start)
                 counted = start
                 yield from (_with_neighbours(replace(fact, line=number), data, start, end) for fact in facts)
 

@@ -129,6 +129,10 @@ DECIDING: dict[str, Deciding] = {
         "how large /dev/shm is in the container, and how full",
         "df -h /dev/shm inside the container of the rank that died",
     ),
+    "disk-room": Deciding(
+        "how full the disk is that the line names, and whose quota it is under",
+        "df -h PATH; df -i PATH; quota -s (lfs quota -h PATH on Lustre), in the container of who wrote the line",
+    ),
     "first-traceback": Deciding(
         "the traceback that a rank wrote before it was stopped",
         "add the rank's own log (torchrun --log-dir DIR --tee 3; error_file)",
