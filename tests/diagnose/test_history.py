@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.history import DRILL_S, Failed, last_failure
+from holdfast.diagnose.history import Failed, last_failure
 from holdfast.diagnose.rules.row import Sureness
 from holdfast.events import (
     AnyEvent,
@@ -19,6 +19,7 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.job.drilled import DRILL_S
 
 STARTED = AttemptStarted(at=1.0, replica=0, attempt=3, world_size=2, master_addr="a", master_port=1)
 FULL = Finding(code="disk-full", what="no space is left on the disk", severity=Severity.WARNING)
@@ -54,19 +55,33 @@ def test_last_decision_is_the_failure_with_its_rank_and_node() -> None:
 @pytest.mark.parametrize(
     ("done", "taken"),
     [
-        (drill("kill", "rank", 1), True),
+        (drill("kill", "rank 1", 1), True),
+        (drill("raise", "rank 1", 1, at=100.0 - DRILL_S / 2), True),
         (drill("stop", "agent", 1), True),
-        (drill("kill", "rank", 0), False),
+        (drill("kill", "rank 0", 0), False),
+        (drill("hang", "collective 1", 1), False),
         (drill("skew", "agent", 1), False),
         (drill("kill", "controller", -1), False),
         (drill("fill", "checkpoints", -1), False),
-        (drill("kill", "rank", 1, at=100.0 - 2 * DRILL_S), False),
+        (drill("kill", "rank 1", 1, at=100.0 - 2 * DRILL_S), False),
     ],
 )
 def test_drill_is_the_cause_only_of_what_it_was_done_to(done: DrillDone, *, taken: bool) -> None:
     fact = failure(STARTED, done, KILLED).fact
     assert ("a drill did it on purpose" in fact.text) is taken
     assert (fact.rule.sure is Sureness.CERTAIN) is taken
+
+
+def test_only_the_first_failure_after_a_drill_is_its_own() -> None:
+    killed = drill("kill", "rank 1", 1, at=49.0), drill("kill", "controller", -1, at=60.0)
+    again = decided("rank-killed", "rank 1 on node1 was ended by SIGKILL", 1, at=50.0)
+    assert failure(STARTED, killed[0], again, killed[1]).drill == killed[0]
+    assert failure(STARTED, killed[0], again, killed[1], KILLED).drill is None
+
+
+def test_disk_that_was_filled_fails_as_often_as_the_run_is_started_again() -> None:
+    full = decided("disk-full", "rank 0 on node0 ended because a disk is full", 0)
+    assert failure(STARTED, drill("fill", "checkpoints", -1), full, full).drill is not None
 
 
 def test_filled_disk_is_the_drills() -> None:

@@ -145,7 +145,9 @@ def test_code_and_pages_about_errors_in_a_folder_are_no_logs(tmp_path: Path) -> 
 
 def test_traceback_behind_a_progress_bar_of_one_endless_line_is_told_with_its_place(tmp_path: Path) -> None:
     bar = b"".join(b"\rTraining:  34%%|###4      | %d/35000 [29:59<57:10,  6.71it/s]" % step for step in range(20_000))
-    rest = b"\rTraceback (most recent call last):\n  File \"/home/ada/train.py\", line 42, in step\n    x\nKeyError: 'tokens'\n"
+    rest = (
+        b"\rTraceback (most recent call last):\n  File \"/home/ada/train.py\", line 42, in step\n    x\nKeyError: 'a'\n"
+    )
     (tmp_path / "log").write_bytes(bar + rest)
     answer = diagnose(Pile((tmp_path,)))
     assert "train.py:42 in step" in answer.what

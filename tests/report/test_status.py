@@ -15,6 +15,7 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
+    DrillDone,
     FindingRaised,
     NodeGone,
     NodeRequested,
@@ -31,7 +32,7 @@ from holdfast.events import (
     StepCommitted,
     StopDecided,
 )
-from holdfast.findings import Finding
+from holdfast.findings import Fault, Finding
 from holdfast.report.advance import WINDOW_STEPS, advance, fold
 from holdfast.report.ranks import RankPhase
 from holdfast.report.status import NodePhase, Phase, RunStatus
@@ -268,3 +269,18 @@ def test_job_without_a_name_is_named_after_its_run() -> None:
 def test_empty_status_is_pending() -> None:
     assert RunStatus().phase is Phase.PENDING
     assert replace(RunStatus(), ending=Outcome.FAILED).phase is Phase.STOPPING
+
+
+def test_failure_that_a_drill_brought_about_is_said_to_be_its_and_is_told_once() -> None:
+    killed = Finding(code="rank-killed", what="rank 1 on node1 was ended by SIGKILL", fault=Fault.CLUSTER)
+    drill = DrillDone(at=5, node=1, requested_at=5, target="rank 1", action="kill")
+
+    def failed(at: float) -> tuple[AnyEvent, ...]:
+        decided = RecoveryDecided(at=at, replica=0, attempt=0, action="stop", failed_at=at, finding=killed)
+        stop = StopDecided(at=at, outcome=Outcome.FAILED, reason="no more restarts", exit_code=70, finding=killed)
+        return decided, stop
+
+    (finding,) = fold([drill, *failed(6)]).findings
+    assert finding.what.endswith("a drill did it on purpose: kill rank 1")
+    assert finding.fault is Fault.USER
+    assert fold([*failed(6), drill]).findings == (killed,)

@@ -10,7 +10,8 @@ from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
-from holdfast.events import Outcome
+from holdfast.events import DrillDone, Outcome
+from holdfast.job.drilled import words
 
 OF_A_RUN = ("all-ranks", "peer-log", "first-traceback", "who-joined")
 """Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
@@ -34,6 +35,18 @@ def without(answer: Answer, names: tuple[str, ...]) -> Answer:
         decides = tuple(dict.fromkeys(klass for each in answer.missing for klass in each.decides))
         missing = (Missing(fact=instead.fact, get=instead.get, decides=decides),)
     return replace(answer, missing=missing)
+
+
+def asked_for(answer: Answer, drill: DrillDone) -> Answer:
+    """The answer of a failure that a drill brought about: nobody is to be looked for, and nothing to be mended."""
+    said = words(drill)
+    return replace(
+        answer,
+        what=answer.what if said in answer.what else f"{answer.what}; {said}",
+        sure=Sureness.CERTAIN if answer.klass is not Class.UNKNOWN else answer.sure,
+        remedy=("nothing: that is what was asked for",),
+        missing=(),
+    )
 
 
 def nothing_failed(answer: Answer, outcome: Outcome | None) -> Answer:

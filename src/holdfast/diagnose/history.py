@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.diagnose.classes import Class
 from holdfast.diagnose.fact import Fact, Who
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.row import Role, Rule, Sureness
@@ -18,9 +17,7 @@ from holdfast.diagnose.rules.run import FOR_FINDING
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
-    DrillAction,
     DrillDone,
-    DrillTarget,
     FindingRaised,
     RankExit,
     RankExited,
@@ -29,22 +26,10 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.findings import Finding
+from holdfast.job.drilled import Drills, after, behind_of, node_of, words
 
-DRILL_S = 30.0
-"""A failure within so many seconds after a drill of what failed is taken for the drill's."""
-
-_NODE = re.compile(r"\bnode\d+")
 _BY_ITSELF = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
 """Signals that a process brings upon itself: nobody sent them."""
-_PARTS_OF_NODES = (
-    DrillTarget.RANK,
-    DrillTarget.COLLECTIVE,
-    DrillTarget.NODE,
-    DrillTarget.AGENT,
-    DrillTarget.MEMORY,
-)
-_DISKS = (DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS)
-_HARMLESS = (DrillAction.SKEW, DrillAction.RETURN, DrillAction.SLOW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +44,8 @@ class Failed:
     event: AnyEvent
     """Where the log says so."""
     fact: Fact
+    drill: DrillDone | None = None
+    """What brought it about on purpose."""
     early: tuple[Fact, ...] = ()
     """Ranks that had ended by themselves and well while others were at work."""
     stacks: tuple[str, ...] = ()
@@ -70,7 +57,8 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     decided = next((event for event in reversed(events) if isinstance(event, RecoveryDecided)), None)
     if decided is not None:
         at, rank, finding = decided.failed_at, decided.first_rank, decided.finding
-        fact = _fact(finding, source, at, rank, _drill(events, finding, at))
+        drill = _drill(events, decided)
+        fact = _fact(finding, source, at, rank, drill)
         started = _started(events, decided.replica, decided.attempt)
         return Failed(
             replica=decided.replica,
@@ -79,6 +67,7 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
             rank=rank,
             event=decided,
             fact=fact,
+            drill=drill,
             early=tuple(_early(events, decided, source)),
             stacks=tuple(
                 event.stacks
@@ -94,9 +83,10 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     if noticed is None or finding is None or _rule(finding).role is not Role.PRIMARY:
         return None
     started = _started(events, 0)
-    fact = _fact(finding, source, noticed.at, None, _drill(events, finding, noticed.at))
+    drill = _drill(events, noticed)
+    fact = _fact(finding, source, noticed.at, None, drill)
     attempt, world_size = (started.attempt, started.world_size) if started else (0, 0)
-    return Failed(replica=0, attempt=attempt, world_size=world_size, rank=None, event=noticed, fact=fact)
+    return Failed(replica=0, attempt=attempt, world_size=world_size, rank=None, event=noticed, fact=fact, drill=drill)
 
 
 def _started(events: Sequence[AnyEvent], replica: int, attempt: int | None = None) -> AttemptStarted | None:
@@ -126,17 +116,12 @@ def _fact(finding: Finding, source: str, at: float, rank: int | None, drill: Dri
     rule, what = _rule(finding), finding.what
     if drill is not None:
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=("nothing: that is what was asked for",))
-        what = f"{what}; a drill did it on purpose: {drill.action} {drill.target}"
+        what = f"{what}; {words(drill)}"
     text = "; ".join((what, *finding.evidence[:3]))
     values = {"what": what, "rank": str(rank)}
     return Fact(
-        rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=_node(finding)), at=at, values=values
+        rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=node_of(finding)), at=at, values=values
     )
-
-
-def _node(finding: Finding) -> str | None:
-    found = _NODE.search(finding.what) or _NODE.search(finding.where)
-    return found[0] if found else None
 
 
 def _rule(finding: Finding) -> Rule:
@@ -145,11 +130,11 @@ def _rule(finding: Finding) -> Rule:
     return RULES.get(FOR_FINDING.get(finding.code, f"run-{finding.code}"), RULES["run-failure"])
 
 
-def _drill(events: Sequence[AnyEvent], finding: Finding, failed_at: float) -> DrillDone | None:
-    """The drill that a failure is taken for: the last one done shortly before, to what failed."""
-    drill = next((event for event in reversed(events) if isinstance(event, DrillDone)), None)
-    if drill is None or drill.action in _HARMLESS or not -1.0 <= failed_at - drill.at <= DRILL_S:
-        return None
-    of_node = drill.target in _PARTS_OF_NODES and _node(finding) == f"node{drill.node}"
-    of_disk = drill.target in _DISKS and Class.STORAGE in _rule(finding).classes
-    return drill if of_node or of_disk else None
+def _drill(events: Sequence[AnyEvent], failure: AnyEvent) -> DrillDone | None:
+    """The drill that brought a failure about."""
+    drills: Drills = ()
+    for event in events:
+        if event is failure:
+            return behind_of(drills, event)
+        drills = after(drills, event)
+    return None

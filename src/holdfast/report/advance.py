@@ -18,6 +18,7 @@ from holdfast.events import (
     CheckpointCommitted,
     CodeShipped,
     ControllerStarted,
+    DrillDone,
     FindingRaised,
     NodeGone,
     NodeMade,
@@ -46,6 +47,7 @@ from holdfast.events import (
 from holdfast.events.log import EventReader
 from holdfast.findings import Finding
 from holdfast.folder import RunFolder
+from holdfast.job import drilled
 from holdfast.report.ranks import Change, RankPhase, Ranks, RankStatus
 from holdfast.report.status import (
     CheckpointStatus,
@@ -130,7 +132,7 @@ def _cancel_requested(status: RunStatus, event: CancelRequested) -> RunStatus:
 
 def _stop_decided(status: RunStatus, event: StopDecided) -> RunStatus:
     status = replace(status, ending=event.outcome, reason=event.reason, exit_code=event.exit_code)
-    return _with_finding(status, event.finding) if event.finding else status
+    return _with_finding(status, event.finding, event) if event.finding else status
 
 
 def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
@@ -139,12 +141,13 @@ def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
 
 
 def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
-    return _with_finding(status, event.finding)
+    return _with_finding(status, event.finding, event)
 
 
-def _with_finding(status: RunStatus, finding: Finding) -> RunStatus:
+def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunStatus:
     """A decision to stop repeats the finding of the failure before it; that is one finding."""
-    if status.findings[-1:] == (finding,):
+    finding = drilled.told(finding, drilled.behind_of(status.drills, event))
+    if any(_is_same(finding, known) for known in status.findings[-1:]):
         return status
     return replace(status, findings=(*status.findings, finding)[-FINDINGS_KEPT:])
 
@@ -387,9 +390,20 @@ def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> Replica
     return replace(replica, ranks=replica.ranks.after(end))
 
 
+def _is_same(finding: Finding, known: Finding) -> bool:
+    """Whether it is one that was told before; of that it may have been told that a drill did it."""
+    alike = (finding.code, finding.evidence) == (known.code, known.evidence)
+    return alike and known.what.startswith(finding.what)
+
+
 def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:
     status = _with_replica(status, replace(_replica(status, event.replica), recovering=True))
-    return _with_finding(status, event.finding)
+    status = _with_finding(status, event.finding, event)
+    return replace(status, drills=drilled.after(status.drills, event))
+
+
+def _drill_done(status: RunStatus, event: DrillDone) -> RunStatus:
+    return replace(status, drills=drilled.after(status.drills, event))
 
 
 def _checkpoint_committed(status: RunStatus, event: CheckpointCommitted) -> RunStatus:
@@ -412,6 +426,7 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     StopDecided: _stop_decided,
     RunFinished: _finished,
     FindingRaised: _finding_raised,
+    DrillDone: _drill_done,
     NodeRequested: _node_requested,
     StandbyReady: _standby_ready,
     StandbyPromoted: _standby_promoted,

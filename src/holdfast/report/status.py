@@ -5,12 +5,12 @@ Refuses to look at the clock, and to know where the time went (accounting.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from holdfast.clock import Anchor, Clock
-from holdfast.events import Outcome, WorldChanged
+from holdfast.events import DrillDone, Outcome, WorldChanged
 from holdfast.findings import Finding
 from holdfast.report.ranks import Ranks
 
@@ -150,6 +150,8 @@ class RunStatus:
     checkpoint: CheckpointStatus | None = None
     findings: tuple[Finding, ...] = ()
     """The latest, oldest first."""
+    drills: Sequence[DrillDone] = ()
+    """Those from which no failure has come yet."""
     cancelling: bool = False
     ending: Outcome | None = None
     """How the run will end, once that is decided."""

@@ -13,6 +13,7 @@ from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     CodeShipped,
+    DrillDone,
     FindingRaised,
     Outcome,
     RecoveryDecided,
@@ -24,6 +25,7 @@ from holdfast.events import (
     WorldChanged,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.job import drilled
 from holdfast.measure.catalog import lasting
 from holdfast.measure.words import told
 from holdfast.report.accounting import Account, Ledger, Part, post
@@ -122,8 +124,10 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     metrics: Mapping[str, float] = {}
     restarts = 0
     noticed: dict[tuple[str, str], Finding] = {}
+    drills: drilled.Drills = ()
     for event in events:
         ledger = post(ledger, event)
+        before, drills = drills, drilled.after(drills, event)
         match event:
             case RunCreated():
                 created = event
@@ -141,7 +145,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
             case UpdateEnded():
                 updates.append(event)
             case RecoveryDecided():
-                recovery = _recovery(event, created, steps.get(event.replica))
+                recovery = _recovery(event, created, steps.get(event.replica), drilled.behind_of(before, event))
                 for step in latest:  # others may have gone on before it was decided
                     recovery = _gone_on(recovery, step)
                 recoveries.append(recovery)
@@ -179,13 +183,15 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
     )
 
 
-def _recovery(event: RecoveryDecided, created: RunCreated | None, step: int | None) -> Recovery:
+def _recovery(
+    event: RecoveryDecided, created: RunCreated | None, step: int | None, drill: DrillDone | None
+) -> Recovery:
     return Recovery(
         replica=event.replica,
         attempt=event.attempt,
         after_s=max(0.0, event.failed_at - created.at) if created else 0.0,
         failed_at=event.failed_at,
-        finding=event.finding,
+        finding=drilled.told(event.finding, drill),
         first_rank=event.first_rank,
         action=event.action,
         step=step,

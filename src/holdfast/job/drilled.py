@@ -1,0 +1,81 @@
+"""Owns which failure a drill brought about, and how that is said of it: nobody is to look for whom to blame.
+
+Pure. Refuses to own what can be asked for (drills.py) and the log in which it stands (events).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.events import AnyEvent, DrillAction, DrillDone, DrillTarget, FindingRaised, RecoveryDecided, StopDecided
+from holdfast.findings import Fault, Finding
+
+DRILL_S = 3600.0
+"""The first failure of its part within so many seconds of a drill is the drill's: a hang takes a deadline to show."""
+
+Drills = Sequence[DrillDone]
+"""Those from which no failure has come yet."""
+
+_NODE = re.compile(r"\bnode\d+")
+_PARTS_OF_NODES = frozenset({DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY})
+_DISKS = frozenset({DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS})
+_OF_DISKS = frozenset({"disk-full", "checkpoint-not-stored"})
+_HARMLESS = frozenset({DrillAction.SKEW, DrillAction.RETURN, DrillAction.SLOW})
+
+
+def after(drills: Drills, event: AnyEvent) -> Drills:
+    """Those that are left once an event is over; a disk that was filled stays full."""
+    if isinstance(event, DrillDone):
+        return (*drills, event) if event.action not in _HARMLESS else drills
+    if isinstance(event, RecoveryDecided):
+        behind = behind_of(drills, event)
+        return tuple(drill for drill in drills if drill is not behind or drill.target in _DISKS)
+    return drills
+
+
+def behind_of(drills: Drills, event: AnyEvent) -> DrillDone | None:
+    """The drill that brought a failure about, or what was noticed; None where nobody asked for it."""
+    match event:
+        case RecoveryDecided(finding=finding, failed_at=at):
+            pass
+        case StopDecided(finding=Finding() as finding, at=at) | FindingRaised(finding=finding, at=at):
+            pass
+        case _:
+            return None
+    failed = not isinstance(event, FindingRaised)
+    found = (drill for drill in reversed(drills) if -1.0 <= at - drill.at <= DRILL_S)
+    return next((drill for drill in found if _befell(drill, finding, failed=failed)), None)
+
+
+def told(finding: Finding, drill: DrillDone | None) -> Finding:
+    """The finding of what a drill did, which nobody has to mend."""
+    if drill is None:
+        return finding
+    what = f"{finding.what}; {words(drill)}"
+    return msgspec.structs.replace(finding, what=what, fault=Fault.USER)
+
+
+def words(drill: DrillDone) -> str:
+    """`a drill did it on purpose: kill rank 1`."""
+    numbered = " " not in drill.target and drill.node >= 0
+    return f"a drill did it on purpose: {drill.action} {drill.target}{f' {drill.node}' if numbered else ''}"
+
+
+def node_of(finding: Finding) -> str | None:
+    """The node that it names."""
+    found = _NODE.search(finding.what) or _NODE.search(finding.where)
+    return found[0] if found else None
+
+
+def _befell(drill: DrillDone, finding: Finding, *, failed: bool) -> bool:
+    """Whether it was done to what failed; of what was only noticed, whether it can be of nothing else."""
+    target = drill.target.partition(" ")[0]  # that of a rank has its number
+    if target in _DISKS:
+        return finding.code in _OF_DISKS
+    if target == DrillTarget.COLLECTIVE:
+        return finding.code == "rank-hung"
+    here = target in _PARTS_OF_NODES and node_of(finding) == f"node{drill.node}"
+    return here and (failed or finding.code in ("memory-pressure", "too-few-nodes"))
