@@ -243,3 +243,8 @@ def test_finding_travels_whole(tmp_path: Path) -> None:
     )
     assert told.returncode == 1
     assert msgspec.json.decode(told.stdout, type=Finding).code == "code-not-delivered"
+
+
+def test_first_step_of_an_agent_in_a_pod_imports_no_models_of_jobs() -> None:
+    look = "import sys, holdfast.agent.enrol; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=60)

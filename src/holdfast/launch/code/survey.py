@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.findings import Finding, Severity
-from holdfast.job.spec import Job
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+
+    from holdfast.job.spec import Job  # with pydantic half of what it takes to import an agent's first step
 
 IGNORE_FILE = ".holdfastignore"
 MOST_ENTRIES = 100_000
