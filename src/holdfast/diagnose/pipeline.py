@@ -11,6 +11,7 @@ from itertools import chain
 from holdfast.diagnose.answer import Answer, Other
 from holdfast.diagnose.block import Block
 from holdfast.diagnose.clocks import with_years
+from holdfast.diagnose.collecting import collected_rarely
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.reason import answer
@@ -26,6 +27,7 @@ MOST_OTHERS = 6
 """Other runs of a pile that are told of."""
 
 
+@collected_rarely()
 def diagnose(
     pile: Pile, *, known: Sequence[Fact] = (), first_rank: int | None = None, fabric: Fabric | None = None
 ) -> Answer:
@@ -50,6 +52,7 @@ def diagnose(
         facts += transport_facts(transport, told=fabric is not None)
     facts = with_years(facts)
     sound, ranks_with_logs = transport is not None and is_sound(transport), frozenset(ranks)
+    notes = (*pile.notes, *_left_out(scanner, reading))
     # What the run's own log knows of one attempt is of one run, whatever its clocks say.
     runs = [facts] if known else parted(facts)
     found = _of_last(
@@ -61,7 +64,7 @@ def diagnose(
             ranks_with_logs=ranks_with_logs,
             first_rank=first_rank,
             sound_fabric=sound,
-            notes=tuple(pile.notes),
+            notes=notes,
         ),
     )
     return replace(found, transport=transport)

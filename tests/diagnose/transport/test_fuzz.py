@@ -92,13 +92,22 @@ def test_numbers_of_ranks_beyond_belief_cost_nothing() -> None:
     sound(transport)
 
 
-def test_what_is_beyond_the_bounds_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_MOST_QUOTES", 40)
-    monkeypatch.setattr(reading, "_MOST_CONNECTIONS", 10)
-    transport = read(blocks("rank-0.log", b"".join(LOGS[3])))
+def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:
+    transport = read(blocks("rank-0.log", b"".join(LOGS[3])), most_bytes=60_000)
     assert transport.left_out > 20
     assert transport.verdict.outcome is Outcome.UNKNOWN
     assert "lines were beyond what is kept" in lines(transport)[-1]
+    sound(transport)
+
+
+def test_no_fabric_is_verified_by_a_part_of_its_lines() -> None:
+    whole = b"".join(LOGS[3])
+    assert read(blocks("rank-0.log", whole)).verdict.outcome is Outcome.VERIFIED
+    extra = b"".join(b"m:1:1 [0] NCCL INFO NCCL_V%d set by environment to 1\n" % one for one in range(9999))
+    transport = read(blocks("rank-0.log", whole + extra), most_bytes=1 << 20)
+    assert transport.left_out > 9000
+    assert transport.verdict.outcome is Outcome.UNKNOWN
+    assert "were left out" in transport.verdict.what
     sound(transport)
 
 

@@ -27,6 +27,8 @@ _NAMED = 4
 """How many of a kind are named."""
 _TOLD = 8
 """How many findings of a kind are told one by one."""
+_MOST_NAMES = 512
+"""Of variables, of which NCCL has some 300."""
 _OWN = {"NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE"}
 """Variables that may rightly differ from node to node."""
 # NCCL_SOCKET_IFNAME=docker0, or nothing set on a node where the first interface is a container's bridge
@@ -249,7 +251,7 @@ def _env_skew(seen: Seen) -> Iterator[Finding]:
             if name not in _OWN:
                 values[name][value].append(process)
     whole = _whole_nodes(seen)
-    for name, by_value in sorted(values.items()):
+    for name, by_value in islice(sorted(values.items()), _MOST_NAMES):
         having = {process.node for members in by_value.values() for process in members}
         without = sorted(whole - having) if having & whole else []
         if len(by_value) > 1:

@@ -7,16 +7,16 @@ logs from. Refuses to own what a line means.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TypeVar
 
 from holdfast.diagnose.transport.result import RECEIVE, Kind, Side, Way
 
+_T = TypeVar("_T")
 MARK = b" NCCL INFO "
-_REMEMBERED = 1 << 16
-"""Of what repeats from line to line, how many are parsed once."""
-_CONNECTIONS = 1 << 12
-"""Of connections: a process tells of the same ones again for trees and rings, and for each communicator."""
+_REMEMBERED_BYTES = 64
+"""What is longer is no rank, and hardly a way."""
 SWITCH = -1
 """The receiver of a connection to a switch that reduces (CollNet)."""
 
@@ -103,30 +103,27 @@ NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
 DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
 
 
-@lru_cache(_CONNECTIONS)
 def connection(said: bytes) -> tuple[int, int, Way, int] | None:
     """Sender, receiver, way and whose word it is, of what follows `Channel 00/0 : `; None for what is no connection."""
     # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
     parts = said.split(b" ", 3)
     if len(parts) == 4 and parts[1] == b"->":
-        sender, receiver, joined = rank(parts[0]), rank(parts[2]), way(parts[3])
+        sender, receiver, joining = _RANKS[parts[0]], _RANKS[parts[2]], parts[3]
     else:
         first, _, joining = said.partition(b" ")
-        sender, receiver, joined = rank(first), SWITCH, way(joining)
-    if sender is None or receiver is None or joined is None:
+        sender, receiver = _RANKS[first], SWITCH
+    if sender is None or receiver is None or (joined := _WAYS[joining]) is None:
         return None
     return sender, receiver, joined, receiver if joined.side is RECEIVE and receiver != SWITCH else sender
 
 
-@lru_cache(_REMEMBERED)
-def rank(said: bytes) -> int | None:
+def _rank(said: bytes) -> int | None:
     """The number of a rank of a connection; None where it is torn."""
     match = _RANK.match(said)
     return int(match[1]) if match else None
 
 
-@lru_cache(_REMEMBERED)
-def way(said: bytes) -> Way | None:
+def _way_of(said: bytes) -> Way | None:
     """The way that stands behind the two ranks of a connection; None where it is torn."""
     if match := _NET.match(said):
         side, kind, name, nic, proxy, gdr, options = match.groups()
@@ -144,6 +141,25 @@ def way(said: bytes) -> Way | None:
     if match := _SHM.match(said):
         return _way(Kind.SHM, words(match[1]), "")
     return None
+
+
+class _Remembered(dict[bytes, _T]):
+    """What words mean, parsed when they are asked for first; a look-up costs a third of that in an `lru_cache`."""
+
+    def __init__(self, parse: Callable[[bytes], _T], most: int) -> None:
+        super().__init__()
+        self._parse = parse
+        self._most = most
+
+    def __missing__(self, said: bytes) -> _T:
+        meant = self._parse(said)
+        if len(said) <= _REMEMBERED_BYTES and len(self) < self._most:
+            self[said] = meant
+        return meant
+
+
+_RANKS = _Remembered(_rank, 1 << 16)
+_WAYS = _Remembered(_way_of, 1 << 12)
 
 
 def _way(

@@ -12,9 +12,17 @@ from re import Pattern
 
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import words
-from holdfast.diagnose.transport.records import Joined, ProcessRecord, Quote, Session, ThreadRecord
+from holdfast.diagnose.transport.records import (
+    SESSION_BYTES,
+    UNTIL_CUT_BYTES,
+    Joined,
+    ProcessRecord,
+    Quote,
+    Session,
+    ThreadRecord,
+)
 
-_REMEMBERED = 1 << 12
+_REMEMBERED = 1 << 9
 """Of messages that many processes write alike, how many are parsed once."""
 Handler = Callable[[bytes, ThreadRecord, ProcessRecord, Quote], None]
 
@@ -79,11 +87,12 @@ def _completes(message: bytes) -> tuple[bytes, str]:
 def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
     """Put what the thread has connected by now aside as one session, under the name of what that completes."""
     if thread.connections:
+        thread.room.give_back(len(thread.connections) * UNTIL_CUT_BYTES + sum(map(len, thread.connections)))
+        thread.room.give_back(-SESSION_BYTES - len(stage))
         session = Session(thread, list(thread.connections.values()), stage, thread.opening)
         process.sessions.append(session)
         thread.recent.append(session)
         thread.connections.clear()
-        thread.alike.clear()
 
 
 def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:

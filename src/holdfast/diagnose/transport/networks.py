@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from types import MappingProxyType
 
 from holdfast.fabric.catalog import Fabric
@@ -56,7 +56,7 @@ EXPECTED: Mapping[str, tuple[str, str]] = MappingProxyType(
 """For each fabric of the catalogue the network it runs on, and the link layer its devices have."""
 
 
-@cache
+@lru_cache(1 << 9)
 def network(name: str) -> Network:
     """The kind of network that NCCL calls so."""
     return next((row for row in _ROWS if re.fullmatch(row.names, name)), OTHER)

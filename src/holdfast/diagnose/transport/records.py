@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from holdfast.diagnose.room import Room
 from holdfast.diagnose.transport.result import Evidence, Link
+
+LINK_BYTES = 130
+"""What a connection takes to the end, and in the walks over those of its communicator."""
+UNTIL_CUT_BYTES = 150
+"""What it takes beside its own words until its session is cut."""
+SESSION_BYTES = 400
 
 Quote = Callable[[], Evidence]
 """The line that is read, as evidence; only called for what is kept."""
@@ -53,14 +60,14 @@ class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
     """A thread of a process: what it sets up now, and what it has connected meanwhile."""
 
     process: int
+    room: Room
+    """What there is for all threads."""
     opening: Joined | None = None
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
     said: bytes = b""
     """What the line that began it says of it; the one that ends it says the same."""
     connections: dict[bytes, Link] = {}
-    """By what follows `Channel 00/0 : ` in their lines."""
-    alike: dict[bytes, Link] = {}
-    """The same by that and the beginning of the line after it, where that is this thread's too: nearly always."""
+    """By what follows `Channel 00` in their lines."""
     recent: list[Session] = []
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")

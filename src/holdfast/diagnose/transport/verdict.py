@@ -51,9 +51,11 @@ def judged(
     seen = Seen(processes=members, communicators=pile.communicators, nodes=nodes, survey=surveyed)
     findings = differences(seen)
     verdict = _verdict(seen, findings, info_lines, expected)
-    if verdict.outcome is not Outcome.UNKNOWN and not verdict.evidence:
+    proven = verdict.evidence and not (left_out and verdict.outcome is Outcome.VERIFIED)
+    if verdict.outcome is not Outcome.UNKNOWN and not proven:
         missing = "the logs of a part of the job: so many lines were read that those that prove it were left out"
-        verdict = Verdict(outcome=Outcome.UNKNOWN, what=verdict.what, expected=verdict.expected, missing=missing)
+        what = f"{left_out:,} lines were left out; by the others {verdict.what}"
+        verdict = Verdict(outcome=Outcome.UNKNOWN, what=what, expected=verdict.expected, missing=missing)
     return Transport(
         processes=pile.processes,
         communicators=pile.communicators,

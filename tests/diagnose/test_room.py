@@ -1,0 +1,81 @@
+"""What is held of a pile stays within its budget, whichever kinds fill it, and what found no room is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.diagnose import pipeline
+from holdfast.diagnose.pile import Pile
+from holdfast.diagnose.room import Room
+from holdfast.diagnose.scan import Scanner
+from holdfast.diagnose.transport import Reading
+
+# Every kind that is kept, each with the longest words that it takes, a million times over; what is printed is how much
+# more memory was needed at most than before the first line, and how many lines were left out.
+WORST = """
+import resource, sys
+from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.scan import Scanner
+from holdfast.diagnose.transport import Reading, document, lines
+
+KINDS = (
+    "h{i}:{i}:{i} [0] NCCL INFO Using network IB",
+    "h{h}:{h}:{i} [0] NCCL INFO Channel 00/0 : {i}[0] -> 7[0] [send] via NET/IB/0",
+    "h{h}:{h}:1 [0] NCCL INFO Channel 00/0 : {i}[0] -> 7[0] [send] via NET/IB/0",
+    "h{h}:{h}:1 [0] NCCL INFO Channel 00/0 : 7[0] -> {i}[0] [send] via NET/{long}/0",
+    "h{h}:{h}:1 [0] NCCL INFO Connected {long}{long}",
+    "h{h}:{h}:1 [0] NCCL INFO NCCL_{i} set by environment to \\U0001f4a5{long}{long}",
+    "h{h}:{h}:1 [0] NCCL INFO comm 0x{i} rank {i} nranks 9999999 cudaDev 0 busId 1000 commId 0x{i} - Init START",
+    "NCCL version 2.{i}.1+cuda12.{i}",
+    "[Rank {i}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={i}, OpType=ALLREDUCE, NumelIn=1, "
+    "NumelOut=1, Timeout(ms)=600000) ran for 600017 ms \\U0001f4a5{long}",
+)
+budget = int(sys.argv[1])
+scanner, reading = Scanner(budget // 4), Reading(budget)
+source = Source(name="all.log")
+facts = [*scanner.feed(Block(source=source, first_line=1, data=b"nothing\\n"))]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+numbers = iter(range(1 << 30))
+while min(reading.left_out, scanner.left_out) < 3000:
+    rows = [row.format(i=i, h=i // 99, long=f"{i:0100}") for i in (next(numbers) for _ in range(99)) for row in KINDS]
+    block = Block(source=source, first_line=1, data="".join(f"{row}\\n" for row in rows).encode())
+    facts += scanner.feed(block)
+    reading.feed(block)
+transport = reading.result()
+lines(transport), document(transport)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, reading.left_out, scanner.left_out)
+"""
+BUDGET_BYTES = 32 << 20
+
+
+def test_worst_of_every_kind_at_once_stays_within_the_budget() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORST, str(BUDGET_BYTES)], capture_output=True, text=True, check=True, timeout=300
+    )
+    held_kib, *left_out = map(int, done.stdout.split())
+    assert min(left_out) >= 3000
+    # a quarter more are facts; remembered words are within bounds of their own
+    assert held_kib << 10 < 1.25 * BUDGET_BYTES * 1.3 + (32 << 20)
+
+
+def test_answer_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "Scanner", lambda: Scanner(20_000))
+    monkeypatch.setattr(pipeline, "Reading", lambda: Reading(20_000))
+    timeout = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1"
+    said = [f"[Rank {rank}] {timeout}, Timeout(ms)=600000) ran for 600017 ms" for rank in range(99)]
+    said += [f"n{rank}:{rank}:1 [0] NCCL INFO Using network IB" for rank in range(99)]
+    (tmp_path / "log").write_text("".join(f"{line}\n" for line in said))
+    notes = pipeline.diagnose(Pile((tmp_path,))).notes
+    assert [note.split(" ", 3)[3].partition(",")[0] for note in notes] == ["lines that tell", "lines of NCCL's set-up"]
+    assert all(note.startswith("left out: ") for note in notes)
+
+
+def test_room_takes_what_fits_and_no_more() -> None:
+    room = Room(100)
+    assert (room.take(60), room.take(60), room.take(40), room.take(1)) == (True, False, True, False)
+    room.give_back(50)
+    assert room.take(50)
