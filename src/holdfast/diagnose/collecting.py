@@ -7,7 +7,7 @@ again after every 700 more, which took a seventh of the time that set-up logs ar
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000
@@ -15,7 +15,7 @@ _OBJECTS = 100_000
 
 
 @contextmanager
-def collected_rarely() -> Iterator[None]:
+def collected_rarely() -> Generator[None]:
     """Have the collector of cycles run after so many new objects only; afterwards it is as it was before."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _OBJECTS) if before[0] else 0, *before[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -68,6 +68,13 @@ def diagnose(
         ),
     )
     return replace(found, transport=transport)
+
+
+def _left_out(scanner: Scanner, reading: Reading) -> Iterator[str]:
+    """What was more than is held."""
+    for count, kind in ((scanner.left_out, "lines that tell"), (reading.left_out, "lines of NCCL's set-up")):
+        if count:
+            yield f"left out: {count:,} {kind}, since no more of them are held; diagnose fewer files at once"
 
 
 def diagnose_blocks(blocks: Iterable[Block]) -> Answer:
