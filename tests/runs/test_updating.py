@@ -52,9 +52,9 @@ class Project:
         runs.base = self.folder
         self._out = folder / "out"
 
-    def run(self, steps: int, step_s: float = 0.05, *, profile: str = "local", name: str = "a") -> Watched:
+    def run(self, steps: int, step_s: float = 0.05, *words: str, profile: str = "local", name: str = "a") -> Watched:
         (self._out / name).mkdir(parents=True)
-        command = (sys.executable, "program.py", str(self._out / name), str(steps), str(step_s))
+        command = (sys.executable, "program.py", str(self._out / name), str(steps), str(step_s), *words)
         return self._runs.start(*command, profile=profile, overrides=("checkpoint.every_steps=100000",))
 
     def change(self, what: str = 'WORD = "first"', to: str = 'WORD = "second"') -> None:
@@ -83,9 +83,11 @@ def cut(watched: Watched) -> None:
     watched.end()
 
 
-@pytest.mark.parametrize("profile", ["local", "shipped"])
-def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(project: Project, profile: str) -> None:
-    watched = project.run(100_000, profile=profile)
+@pytest.mark.parametrize(("profile", "words"), [("local", ("fsdp",)), ("shipped", ())], ids=["local-fsdp", "shipped"])
+def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(
+    project: Project, profile: str, words: tuple[str, ...]
+) -> None:
+    watched = project.run(100_000, 0.05, *words, profile=profile)
     watched.until(StepCommitted, lambda event: event.step >= 5)
     project.change()
     updated = api.update(watched.folder, within_s=WITHIN_S)
@@ -95,7 +97,7 @@ def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(project: Proje
     assert "state-handed-over" in findings(watched)
     assert updated.step is not None
     steps = min(len(project.steps(rank)) for rank in (0, 1))
-    assert project.run(steps, 0.0, name="plain").end().outcome is Outcome.SUCCEEDED
+    assert project.run(steps, 0.0, *words, name="plain").end().outcome is Outcome.SUCCEEDED
     for rank in (0, 1):
         mine = project.steps(rank)[:steps]
         assert [step.loss for step in mine] == [step.loss for step in project.steps(rank, "plain")]

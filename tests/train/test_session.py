@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from tests.train.conftest import Line
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Found, Hello, RankToAgent, Step, StopNow
+from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, Hello, RankToAgent, Step, StopNow
 from holdfast.train import Environment, Session
+from holdfast.train.replicas import Alone
 
 LOOP = Path(__file__).with_name("loop.py")
 
@@ -153,6 +155,25 @@ def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
     for _ in loop.steps(2):
         loop.commit()
     assert saved(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+class Second(Alone):
+    """As the second of replicas, for which the first saves."""
+
+    place = 1
+
+
+def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoint_is_due(tmp_path: Path, monkeypatch):
+    loop = session(checkpoint_path=tmp_path, checkpoint_every_s=3600)
+    monkeypatch.setattr(loop, "_replicas", Second(torch.nn.Linear(2, 2)))
+    monkeypatch.setattr(loop._liaison, "_saved_at", time.monotonic() - 7200)
+    turns: list[Doing] = []
+    monkeypatch.setattr(loop._liaison, "turn", turns.append)
+    for step in loop.steps(4):
+        loop.commit()
+        if step == 3:
+            assert turns.count(Doing.ASIDE) == 1
+    assert saved(tmp_path) == []
 
 
 def test_auto_cadence_is_chosen_from_the_first_save_and_said(agent, tmp_path: Path):

@@ -17,6 +17,7 @@ from tests.train.test_checkpoint import same, train, training, weights
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding
 from holdfast.train.checkpoint import Checkpoints
+from holdfast.train.disk import Disk
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.store import Store
@@ -136,6 +137,15 @@ def test_damaged_copy_on_the_node_is_removed_and_the_stores_is_loaded(url: str, 
     assert (restored.step, [finding.code for finding in restored.noticed]) == (2, ["checkpoint-copy-lost"])
     assert same(weights(again), weights(loop))
     assert on_node(tmp_path / "node") == ["step-00000001"]
+
+
+def test_replica_that_begins_beside_another_leaves_what_that_one_loads_and_writes(tmp_path: Path):
+    first, second = (Disk(tmp_path, "file:///store", 0, replica) for replica in (0, 1))
+    for folder in (first.reading("step-00000001"), first.partial(2)):
+        folder.mkdir(parents=True, exist_ok=True)
+    second.clear()
+    second.reading("step-00000001")
+    assert len([*tmp_path.glob("*/rank-00000/reading/*"), *tmp_path.glob("*/rank-00000/writing/*")]) == 2
 
 
 def truncate(store: Store, path: str) -> None:

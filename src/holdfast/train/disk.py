@@ -5,6 +5,7 @@ LOCAL/CRC OF THE STORE'S URL/
         writing/           what this rank is writing
         step-00000042/     its files, and the seal of all; complete once every rank has renamed its own
         reading/           files of a checkpoint that is being loaded: links to this node's, and fetched ones
+    rank-00003.1/          the same of replica 1
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from holdfast.train.seal import FileSum, Seal
 class Disk:
     """The disk as one rank uses it: it writes to its own folder, and reads from those of all ranks of its node."""
 
-    def __init__(self, local: Path, url: str, rank: int) -> None:
+    def __init__(self, local: Path, url: str, rank: int, replica: int = 0) -> None:
+        """Ranks of several replicas may share a node, and all of them load when all begin."""
         self._node = local / f"{zlib.crc32(url.encode()):08x}"
-        self._own = self._node / f"rank-{rank:05d}"
+        self._own = self._node / (f"rank-{rank:05d}.{replica}" if replica else f"rank-{rank:05d}")
 
     def partial(self, step: int) -> Path:
         """Where this rank writes its part."""

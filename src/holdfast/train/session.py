@@ -255,6 +255,8 @@ class Session:
         One at a time: a save that is due waits for the one before, on all ranks alike, and so does a stop for its own.
         """
         if self._replicas.place > 0:  # The first of them saves for all: they are equal, and soon meet again.
+            if Wish.CHECKPOINT in action:
+                self._liaison.saving()
             self._tell(checkpoints.finished(), must=False)
             return
         if action is NOTHING or action is Wish.COPY:
@@ -330,7 +332,8 @@ def _depot(told: Environment, path: Path | str, ranks: Ranks) -> Depot:
     retention = Retention(keep=told.checkpoint_keep, keep_every=told.checkpoint_keep_every)
     if told.checkpoint_local is None:
         return Shared(Path(path), retention=retention, ranks=ranks, writer=told.writer)
-    return Tiers(told.checkpoint_local, Store(str(path), told.writer), retention=retention, ranks=ranks)
+    store = Store(str(path), told.writer)
+    return Tiers(told.checkpoint_local, store, retention=retention, ranks=ranks, replica=told.replica)
 
 
 def _copies(told: Environment, training: Training, ranks: Ranks) -> PeerCopies | None:

@@ -28,9 +28,9 @@ KEPT = Retention(keep=1)
 class Tiers:
     """The nodes' own disks before a store."""
 
-    def __init__(self, local: Path, store: Store, *, retention: Retention, ranks: Ranks) -> None:
+    def __init__(self, local: Path, store: Store, *, retention: Retention, ranks: Ranks, replica: int = 0) -> None:
         self.where = store.url
-        self._disk = Disk(local, store.url, ranks.rank)
+        self._disk = Disk(local, store.url, ranks.rank, replica)
         self.store = store
         self._retention = retention
         self._ranks = ranks
