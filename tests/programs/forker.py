@@ -19,6 +19,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
+def tell(words: str) -> None:
+    """A line of its own, in one write: print() makes several, and what other processes say may come between them."""
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), f"\n{words}\n".encode())
+
+
 def child(script: list[str], env: dict[str, str], fates: list[dict[str, Any]]) -> None:
     os.environ.update(env)
     if fates:
@@ -26,7 +32,7 @@ def child(script: list[str], env: dict[str, str], fates: list[dict[str, Any]]) -
     try:
         fated.run(*script)
     except SystemExit as left:
-        print("\nleft with", left.code, flush=True)
+        tell(f"left with {left.code}")
         raise
 
 
@@ -63,4 +69,5 @@ if __name__ == "__main__":
     for line in sys.stdin:
         run = json.loads(line)
         given = (run["script"], run["env"], run.get("fates", []))
-        print("\nended", torchrun(run["ranks"], given) if "ranks" in run else bare(given), flush=True)
+        how = torchrun(run["ranks"], given) if "ranks" in run else bare(given)
+        tell(f"ended {how}")

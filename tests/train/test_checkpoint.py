@@ -242,12 +242,24 @@ def test_folder_where_every_checkpoint_is_damaged_is_an_error_and_the_next_start
     assert checkpoints(folder, training()).restore()[:2] == (0, [])
 
 
-def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_waits_for_its_copy(tmp_path: Path):
+def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_waits_for_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     loop = training(64)
+    changed = threading.Event()
+    loop.optimizer.register_step_post_hook(lambda *_: changed.set())
+    copy = staging._copy
+
+    def copy_late(copies: list) -> None:
+        changed.wait(0.3)  # in vain, where the optimiser waits
+        copy(copies)
+
+    monkeypatch.setattr(staging, "_copy", copy_late)
     saving = checkpoints(tmp_path, loop)
-    for step in range(1, 6):
+    for step in (1, 2):
         train(loop)
         saved = weights(loop)
+        changed.clear()
         saving.begin(step)
         train(loop)
         assert saving.finish().problem is None
