@@ -16,7 +16,7 @@ HOW: dict[Class, tuple[str, str]] = {
         "ACS off on the PCIe bridges (setpci, or firmware); IOMMU off or to passthrough (iommu=pt).",
     ),
     Class.COLLECTIVE_MISMATCH: (
-        "Flight recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1): "
+        "Flight recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1): "
         "`holdfast diagnose DUMPS`; or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on all ranks: no `if rank == 0` around one, equal numbers of batches "
         "(drop_last, Join), the same branches of the model.",

@@ -118,7 +118,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal(
         signal.SIGSYS,
         "A system call that a seccomp profile forbids.",
-        "`dmesg | grep -i seccomp`.",
+        "`dmesg | grep type=1326` (the kernel's audit, with the call's number); Seccomp in /proc/PID/status.",
         "A profile that allows it.",
     ),
 )
