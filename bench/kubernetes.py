@@ -1,29 +1,38 @@
-"""On the lab: from submit to the first rank's first line.
+"""On the lab: from submit to the first rank's first line, and from the kill of a rank to the next whole step.
 
-.venv/bin/python -m bench.kubernetes [--quick | --rounds N]
+.venv/bin/python -m bench.kubernetes [--quick | --rounds N] [--only start|recovery]
 
 Start: `holdfast run --on`, which ships the code, beside `kubectl apply` of the very manifest that it renders, its
 secrets filled in beforehand and its code in the image; and, as what a cluster takes without holdfast, `kubectl apply`
 of the same job with `agent: false`.
+
+Recovery: the script of bench.recovery, which holdfast is not in, under holdfast on the lab, beside the same under the
+local back end while the lab is there; and, as what a cluster does without holdfast, as a TrainJob that JobSet restarts.
+Each round starts every side anew and kills each of its ranks once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
 from bench import cluster, quiet
 from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
-from bench.sides import PROGRAMS
+from bench.recovery import killed_in_turn
+from bench.sides import PROGRAMS, Running, holdfast
 
-START_GOAL = 1.15
+START_GOAL, RECOVERY_GOAL = 1.15, 1.3
+PARTS = ("start", "recovery")
 ROUNDS, QUICK_ROUNDS = 8, 1
 WITHIN_S = 120.0
-BARE = "bare"
+RECOVERED_S = 300.0
+BARE, TRAINJOB = "bare", "trainjob"
 
 
 def main() -> None:
@@ -31,13 +40,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.kubernetes", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} round")
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
     headline("kubernetes: 2 nodes x 1 rank on the lab")
     with cluster.site() as site:
-        shutil.copy(PROGRAMS / "firstline.py", site.folder)
-        rounds = _starts(site, QUICK_ROUNDS if options.quick else options.rounds)
-    say("")
-    say(rounds)
+        for program in ("firstline.py", "restarted.py"):
+            shutil.copy(PROGRAMS / program, site.folder)
+        measures = {"start": _starts, "recovery": _recoveries}
+        tables = [measures[part](site, rounds) for part in PARTS if options.only in (None, part)]
+    for each in tables:
+        say("")
+        say(each)
 
 
 def _starts(site: cluster.Site, rounds: int) -> str:
@@ -81,6 +95,59 @@ def _first_line_s(site: cluster.Site, profile: str, *, applied: bool) -> float:
         took = min(float(word.read_text()) for word in out.glob("rank-?")) - started
     site.clear()
     return took
+
+
+def _recoveries(site: cluster.Site, rounds: int) -> str:
+    sides = {
+        PEER: lambda: _recovery_s(lambda: holdfast("restarted.py"), PEER),
+        OURS: lambda: _recovery_s(lambda: _on_lab(site, "lab"), OURS),
+        PEER_AGAIN: lambda: _recovery_s(lambda: holdfast("restarted.py"), PEER_AGAIN),
+        TRAINJOB: lambda: _recovery_s(lambda: _on_lab(site, "trainjob"), TRAINJOB),
+    }
+    done = interleave(sides, rounds, unit="s")
+    result = compare(done)
+    return table(
+        ("claim", "goal", "measured", "A/A floor", "on the lab", "local", "TrainJob, JobSet restarts it", "met"),
+        [
+            (
+                "rank killed to the next whole step, pods kept",
+                f"<= {RECOVERY_GOAL}x",
+                f"{result.ratio}x",
+                str(result.floor),
+                f"{_median(done, OURS):.2f} s",
+                f"{_median(done, PEER, PEER_AGAIN):.2f} s",
+                f"{_median(done, TRAINJOB):.2f} s",
+                result.verdict(RECOVERY_GOAL),
+            )
+        ],
+    )
+
+
+def _recovery_s(side: Callable[[], AbstractContextManager[Running]], name: str) -> float:
+    """Mean seconds from the kill of a rank to the end of the next step by all, over one kill of each rank."""
+    with side() as running:
+        taken = [each.total_s for each in killed_in_turn(running, name, within_s=RECOVERED_S)]
+    return sum(taken) / len(taken)
+
+
+@contextlib.contextmanager
+def _on_lab(site: cluster.Site, profile: str) -> Generator[Running]:
+    """The script on the lab, in a folder that its pods share with this machine."""
+    folder = site.out()
+    out = folder / "out"
+    out.mkdir()
+    job = site.job("python", "restarted.py" if profile == "lab" else str(site.folder / "restarted.py"), str(out))
+    words, given = (
+        (site.holdfast(job, profile), None) if profile == "lab" else (site.applied(), site.manifest(job, profile))
+    )
+    started = time.time()
+    with site.command(*words, input=given) as command:
+        if given:
+            command.wait()  # kubectl has done its work once it ends
+        (folder / "commands.log").touch()
+        commands = () if given else (command,)
+        yield Running(commands=commands, started=started, folder=folder, mark=folder.name)
+    site.clear()
 
 
 def _median(rounds: Sequence[Round], *names: str) -> float:

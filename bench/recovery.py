@@ -239,18 +239,25 @@ class _Alternating:
 def _each_kill(side: Side, count: int, draw: random.Random, name: str) -> Generator[Recovery]:
     """Kill a rank of one run `count` times, each time after it has recovered; raises when it does not."""
     with side("restarted.py") as running:
-        ranks = _Ranks(running.out)
-        for index, victim in zip(range(count), _victims(draw), strict=False):
-            _settle(running, ranks)
-            recovery = _kill(running, ranks, victim, draw)
-            _tell(f"{name} {index + 1}/{count}", recovery)
-            yield recovery
+        yield from killed_in_turn(running, name, count, draw)
 
 
-def _settle(running: Running, ranks: _Ranks) -> None:
+def killed_in_turn(
+    running: Running, name: str, count: int = RANKS, draw: random.Random | None = None, within_s: float = RECOVER_S
+) -> Generator[Recovery]:
+    """Kill ranks in a drawn order, each after the one before has recovered; raises where one does not."""
+    ranks, draw = _Ranks(running.out), draw or random.Random(0)
+    for index, victim in zip(range(count), _victims(draw), strict=False):
+        _settle(running, ranks, max(START_S, within_s))
+        recovery = _kill(running, ranks, victim, draw, within_s)
+        _tell(f"{name} {index + 1}/{count}", recovery)
+        yield recovery
+
+
+def _settle(running: Running, ranks: _Ranks, within_s: float = START_S) -> None:
     """Wait until the ranks have finished a few steps."""
-    if not running.wait_for(lambda: len(ranks.whole_steps()) >= SETTLED_STEPS, START_S):
-        raise SideFailed(f"no {SETTLED_STEPS} steps within {START_S:g} s\n{running.last_words()}")
+    if not running.wait_for(lambda: len(ranks.whole_steps()) >= SETTLED_STEPS, within_s):
+        raise SideFailed(f"no {SETTLED_STEPS} steps within {within_s:g} s\n{running.last_words()}")
 
 
 def _wait_until_warm(running: Running) -> None:
@@ -274,7 +281,7 @@ def _victims(draw: random.Random) -> Iterator[int]:
         yield from draw.sample(range(RANKS), RANKS)
 
 
-def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random) -> Recovery:
+def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random, within_s: float = RECOVER_S) -> Recovery:
     before = ranks.newest()
     assert before is not None
     seen = len(ranks.whole_steps())
@@ -283,11 +290,11 @@ def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random) -> 
     killed_at = time.time()
     os.kill(before[victim].pid, signal.SIGKILL)
     old = frozenset(life.pid for life in before)
-    if not running.wait_for(lambda: bool(ranks.whole_steps(old)), RECOVER_S):
-        raise SideFailed(f"no step within {RECOVER_S:g} s of a kill\n{running.last_words()}")
+    if not running.wait_for(lambda: bool(ranks.whole_steps(old)), within_s):
+        raise SideFailed(f"no step within {within_s:g} s of a kill\n{running.last_words()}")
     # Steps finished before the kill, seen now that nothing more is written of them.
     last = max(_common(_of(running.out, old)), default=0)
-    running.wait_for(lambda: max(ranks.whole_steps(old), default=0) > last, RECOVER_S)
+    running.wait_for(lambda: max(ranks.whole_steps(old), default=0) > last, within_s)
     steps = ranks.whole_steps(old)
     first = min(steps)
     newest = ranks.newest()

@@ -46,7 +46,8 @@ FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first kill's step, steps from a gate to the next kill, and from a kill to the gate after it."""
 BATCH, STEP_S = 16, 0.05
 """Samples that each rank takes in a step, and how long a step takes."""
-RECOVERED_S = 600.0
+RECOVERED_S = 1200.0
+"""Kubernetes makes a Job's next pod, so the controller's, after a pause that doubles to ten minutes."""
 STOP_GRACE_S = 5
 """What ranks get that are told to end: they wait at a gate, where they cannot save."""
 NODES = 2
@@ -104,7 +105,8 @@ def _node(site: cluster.Site, run: RunFolder, kill: Kill) -> None:
 
 def _controller(site: cluster.Site, run: RunFolder, kill: Kill) -> None:
     del run, kill
-    site.kubectl("delete", "pod", *_pods(site, "controller"), "--grace-period=0", "--force")
+    if there := _pods(site, "controller"):  # in a soak that goes on it may be away already
+        site.kubectl("delete", "pod", *there, "--grace-period=0", "--force")
 
 
 def _apiserver(site: cluster.Site, run: RunFolder, kill: Kill) -> None:
@@ -172,6 +174,8 @@ def _started(site: cluster.Site, name: str, kills: Sequence[Kill], step_s: float
 
 def _unfailed(site: cluster.Site, kills: Sequence[Kill]) -> Path:
     """What nothing befell."""
+    if _ended(site.folder / "unfailed"):
+        return site.folder / "unfailed"
     run, out = _started(site, "unfailed", kills, 0.0)
     for kill in kills:
         (out / f"gate-{kill.gate}").touch()
@@ -181,8 +185,11 @@ def _unfailed(site: cluster.Site, kills: Sequence[Kill]) -> Path:
 
 
 def _until_ended(run: RunFolder, out: Path) -> None:
-    ends = [out / f"end-{rank}.pt" for rank in range(NODES)]
-    cluster.until(lambda: all(end.exists() for end in ends), RECOVERED_S, lambda: _story(run))
+    cluster.until(lambda: _ended(out), RECOVERED_S, lambda: _story(run))
+
+
+def _ended(out: Path) -> bool:
+    return all((out / f"end-{rank}.pt").exists() for rank in range(NODES))
 
 
 def _soaked(site: cluster.Site, kills: Sequence[Kill]) -> tuple[RunFolder, Path]:

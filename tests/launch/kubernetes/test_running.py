@@ -285,7 +285,10 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     second = next(name for name in nodes.values() if "node-1-" in name)
     site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
     steps_on(run, restarts=2)
-    api.cancel(run)
+
+    # A controller that will never come back.
+    site.kubectl("delete", "job", f"{run.run}-controller", "--cascade=foreground")
+    api.cancel(run, force=True)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
 

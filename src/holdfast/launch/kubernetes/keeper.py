@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -51,8 +52,8 @@ def main() -> int:
 
 
 def _leave(_signal: int, _frame: object) -> None:
-    """The pod is taken away: the next one goes on from the log."""
-    sys.exit(0)
+    """The pod is taken away: the next one goes on from the log. Its Job makes none where this one has ended well."""
+    sys.exit(os.EX_TEMPFAIL)
 
 
 def _fill(folder: RunFolder, job: str, keys: Path) -> None:

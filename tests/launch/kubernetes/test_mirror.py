@@ -1,0 +1,164 @@
+"""A mirror whose controller's pod comes and goes: desk and sockets are real, the cluster runs pods from here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import api, asking
+from holdfast.errors import HoldfastError
+from holdfast.events import RunFinished
+from holdfast.events.log import EventWriter, last_event
+from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
+from holdfast.job.spec import Job
+from holdfast.launch.keeping import clients_at, take
+from holdfast.launch.kubernetes.mirror import Mirror
+from holdfast.launch.kubernetes.place import Place
+
+WITHIN_S = 60.0
+PLACE = Place(context=None, namespace="ml", owner="/the/run")
+
+
+class Command:
+    """A command of a pod's, as a process here."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+
+    async def send(self, data: bytes) -> None:
+        self._input.write(data)
+        await self._input.drain()
+
+    async def end_input(self) -> None:
+        self._input.close()
+
+    async def output(self) -> AsyncIterator[bytes]:
+        while data := await self._output.read(1 << 16):
+            yield data
+
+
+class Pods:
+    """A cluster with the controller's pod, or without it; commands in it see its folder."""
+
+    def __init__(self, there: RunFolder) -> None:
+        self.there = there
+        self.runs = False
+        self.removed: list[str] = []
+
+    async def read(self, path: str, **_: str) -> dict[str, Any]:
+        pod = {"metadata": {"name": "controller"}, "status": {"phase": "Running"}}
+        return {"items": [pod] if self.runs else []}
+
+    async def exists(self, path: str) -> bool:
+        return path not in self.removed
+
+    async def remove(self, path: str) -> None:
+        self.removed.append(path)
+
+    @contextlib.asynccontextmanager
+    async def execute(self, pod: str, *command: str) -> AsyncIterator[Command]:
+        words = [sys.executable, *command[1:3], str(self.there.path), *command[4:]]
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            yield Command(process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+Scene = Callable[[RunFolder, Pods, asyncio.Event], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
+    here, there = RunFolder(tmp_path / "here" / "run"), RunFolder(tmp_path / "there" / "run")
+    accepted = Accepted(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp")
+    for folder in (here, there):
+        folder.path.mkdir(parents=True)
+        folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
+        EventWriter(folder.events).append([accepted.created("run")])
+    here.token.write_text("token")
+
+    async def whole(scene: Scene) -> None:
+        asked, pods = asyncio.Event(), Pods(there)
+        mirror = Mirror(here, pods, PLACE)  # pyright: ignore[reportArgumentType] - as much of a cluster as it asks
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await mirror.answer(reader, writer)
+
+        async with await asyncio.start_unix_server(answer, sock=clients_at(here)), asyncio.timeout(WITHIN_S):
+            keeping = asyncio.ensure_future(mirror.run())
+            await scene(here, pods, asked)
+            keeping.cancel()
+
+    lock = take(here)
+    assert lock is not None
+    yield lambda scene: asyncio.run(whole(scene))
+    os.close(lock)
+
+
+async def takes_one_request(folder: RunFolder) -> str:
+    """Be the controller's end for one request: say that it is done, and give back what was asked."""
+    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+        heard.set_result(head)
+
+    async with await asyncio.start_unix_server(answer, sock=clients_at(folder)):
+        return await heard
+
+
+def test_question_waits_for_a_controller_that_comes_back(play) -> None:
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        request = asyncio.ensure_future(asyncio.to_thread(api.cancel, run))
+        await asked.wait()
+        taking = asyncio.ensure_future(takes_one_request(pods.there))
+        await asyncio.sleep(0)  # it listens
+        pods.runs = True
+        await request
+        head = await taking
+        assert head.startswith("POST /v1/cancel ")
+        # Until when it may be obeyed is on the pod's own clock, which is this machine's here.
+        until = float(next(line for line in head.splitlines() if line.lower().startswith("holdfast-until")).split()[1])
+        assert 0 < until - time.monotonic() <= asking.ASK_S
+        assert pods.removed == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_run_whose_controller_stays_away_is_ended_by_force_alone(
+    play, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    monkeypatch.setattr(asking, "ASK_S", 1.0)
+    monkeypatch.setattr(asking, "ANSWER_S", WITHIN_S)
+
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        if force:
+            await asyncio.to_thread(api.cancel, run, force=True)
+            assert isinstance(last_event(run.events), RunFinished)
+        else:
+            with pytest.raises(HoldfastError) as silent:
+                await asyncio.to_thread(api.cancel, run)
+            assert silent.value.findings[0].code == "controller-silent"
+        assert pods.removed[:1] == ([PLACE.owner] if force else [])
+
+    play(scene)
