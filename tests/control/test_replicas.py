@@ -9,12 +9,14 @@ from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
 from holdfast.control.policy import BACK_OFF_S, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
 from holdfast.events import (
+    AnyEvent,
     DeadlinePassed,
     FindingRaised,
     NodeGone,
     NodeLeaving,
     Outcome,
     RankHung,
+    RanksLeaving,
     RecoveryDecided,
     StepCommitted,
 )
@@ -188,16 +190,25 @@ def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:
     assert TellLost(replica=1, attempt=0, nodes=(0,)) in commands
 
 
-def test_replica_whose_node_is_about_to_go_may_take_its_step_and_the_others_hear_when_it_has_left() -> None:
+@pytest.mark.parametrize(
+    "word",
+    [
+        RanksLeaving(at=31.0, node=1, replica=1, attempt=0),
+        exited(1, rank=0, replica=1, code=75, stopped=True),
+    ],
+)
+def test_replica_whose_node_is_about_to_go_may_take_its_step_and_the_others_hear_when_it_has(word: AnyEvent) -> None:
     run = training(2)
     leaving = NodeLeaving(at=30.0, node=1, grace_s=GRACE_S)
     told = run.do(leaving)
     assert stops(told) == [1]
     assert not any(isinstance(each, TellLost) for each in told)
     assert run.state.attendance[1] != ""
-    told = run.do(exited(1, rank=0, replica=1, code=75, stopped=True))
+    told = run.do(word)
     assert [(each.replica, each.nodes) for each in told if isinstance(each, TellLost)] == [(1, (0,))]
     assert run.state.attendance[1] == ""
+    told = run.do(exited(1, rank=0, replica=1, code=75, stopped=True), stopped(1, replica=1))
+    assert not any(isinstance(each, TellLost) for each in told)
 
 
 def test_replica_that_hangs_is_not_waited_for_when_its_node_is_about_to_go() -> None:

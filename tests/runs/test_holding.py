@@ -25,6 +25,7 @@ from holdfast.events import (
     Outcome,
     RankExited,
     RankHung,
+    RanksLeaving,
     RecoveryDecided,
     StepCommitted,
 )
@@ -208,6 +209,7 @@ def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_be
 def test_replica_whose_node_is_taken_away_leaves_after_its_step_and_the_others_go_on(runs: Runs) -> None:
     watched = hold(runs, 2, "checkpoint.every_steps=100000", "recovery.stop_grace_s=120")
     os.kill(next(event.pid for event in watched.all(AgentJoined) if event.node == 0), signal.SIGTERM)
+    watched.until(RanksLeaving)
     exited = watched.until(RankExited)
     assert (exited.replica, exited.code) == (0, ExitCode.STOPPED_EARLY)
     assert watched.until(RecoveryDecided).finding.code == "node-preempted"

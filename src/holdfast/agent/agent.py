@@ -212,8 +212,7 @@ class Agent:
         with contextlib.suppress(OSError):
             (self._settings.folder / LEFT_NAME).write_text(reason)
         for team in list(self._teams.values()):
-            team.ask(CheckpointNow())
-            team.stop(grace_s)
+            team.part(grace_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s + PARTING_S):
                 while self._teams:

@@ -35,6 +35,7 @@ from holdfast.events import (
     FindingRaised,
     RankExit,
     RankExited,
+    RanksLeaving,
     RanksStarted,
     RanksStopped,
     RankState,
@@ -44,6 +45,8 @@ from holdfast.events.rank import (
     AgentToRank,
     Befall,
     Checkpointed,
+    CheckpointNow,
+    Doing,
     Found,
     Hello,
     Misfortune,
@@ -119,6 +122,8 @@ class Team:
         self._noticed: dict[str, tuple[int, float]] = {}
         """Which rank said a finding of each code last, and when."""
         self._killer: asyncio.TimerHandle | None = None
+        self._parts = False
+        """Whether the node is taken away, and no rank has yet said that it takes no further step."""
         self._started = asyncio.Event()
         self._ended_ranks = 0
         self._abandoned = asyncio.Event()
@@ -225,6 +230,12 @@ class Team:
         self._signal_all(signal.SIGTERM)
         self._killer = asyncio.get_running_loop().call_at(kill_at, self._kill_stubborn, grace_s)
 
+    def part(self, grace_s: float) -> None:
+        """End every rank because the node is taken away: each has `grace_s` to save, and it is said when one has."""
+        self._parts = True
+        self.ask(CheckpointNow())
+        self.stop(grace_s)
+
     def ask(self, request: AgentToRank) -> None:
         """Ask something of every rank that speaks to us."""
         for channel in self._channels.values():
@@ -321,6 +332,8 @@ class Team:
                 self._on_step(rank, message.step)
             case Turned():
                 self._vigil.pulses[rank].turned(message.to)
+                if self._parts and message.to is Doing.REST:
+                    self._say_parted()
             case Checkpointed():
                 self._march.say()  # the step comes before its checkpoint
                 self._say(
@@ -339,6 +352,11 @@ class Team:
                 if first == rank or time.monotonic() - at >= ECHO_S:
                     self._noticed[finding.code] = rank, time.monotonic()
                     self._found(finding)
+
+    def _say_parted(self) -> None:
+        self._parts = False
+        self._march.say()
+        self._say(RanksLeaving(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt))
 
     # How ranks end
 

@@ -32,6 +32,7 @@ from holdfast.events import (
     RankHung,
     RanksExited,
     RanksHung,
+    RanksLeaving,
     RanksStarted,
     RanksStopped,
     RanksWarmed,
@@ -221,6 +222,10 @@ def _node_leaving(event: NodeLeaving) -> str:
     return f"node{event.node} is to be taken away: its ranks have {duration(event.grace_s)} to save and end"
 
 
+def _ranks_leaving(event: RanksLeaving) -> str:
+    return f"ranks on node{event.node} have taken their last step of attempt {event.attempt}{_of(event.replica)}"
+
+
 def _agent_left(event: AgentLeft) -> str:
     return f"lost touch with node{event.node}.{event.generation}"
 
@@ -346,6 +351,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     DeadlinePassed: _deadline_passed,
     NodeGone: _node_gone,
     NodeLeaving: _node_leaving,
+    RanksLeaving: _ranks_leaving,
     NodeMade: _node_made,
     NodeUnavailable: _node_unavailable,
     WorldChanged: _world_changed,

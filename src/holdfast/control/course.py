@@ -52,7 +52,7 @@ def lost_to_others(state: State, replica: ReplicaState) -> Commands:
 
 
 def parted(state: State, index: int) -> Transition:
-    """A replica that had time to leave takes no further step: a rank of it has ended, or its time is up."""
+    """A replica that had time to leave takes no further step: a rank of it has said so or ended, or its time is up."""
     replica = state.replicas[index]
     if not replica.leaves:
         return state, ()

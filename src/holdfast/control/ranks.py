@@ -21,6 +21,7 @@ from holdfast.events import (
     RankExited,
     RanksExited,
     RanksHung,
+    RanksLeaving,
     RanksStopped,
     Spans,
     StepCommitted,
@@ -70,6 +71,11 @@ def _on_its_node(job: Job, replica: ReplicaState, event: RankExited) -> RankExit
     known = place < len(replica.members)
     node, culprit = (replica.members[place], event.culprit) if known else (event.node, -1)
     return msgspec.structs.replace(event, node=node, culprit=culprit)
+
+
+def ranks_leaving(job: Job, state: State, event: RanksLeaving) -> Transition:
+    """A replica whose node is taken away has taken its last step: the others need not wait for its end."""
+    return parted(state, event.replica) if event.attempt == state.replicas[event.replica].attempt else (state, ())
 
 
 def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:

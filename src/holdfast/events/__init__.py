@@ -14,6 +14,7 @@ from holdfast.events.agent import (
     RankExit,
     RankExited,
     RankHung,
+    RanksLeaving,
     RanksStarted,
     RanksStopped,
     RankState,
@@ -67,6 +68,7 @@ AgentEvent = (
     | RankHung
     | CheckpointCommitted
     | NodeLeaving
+    | RanksLeaving
     | DrillDone
     | FindingRaised
 )
@@ -99,7 +101,7 @@ __all__ = [
     "DeadlinePassed", "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised",
     "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped",
     "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung",
-    "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent", "RunFinished", "Spans",
-    "SplitRequested", "StandbyPromoted", "StandbyReady", "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome",
-    "UpdateRequested", "WorldChanged", "numbers", "spans",
+    "RanksLeaving", "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent",
+    "RunFinished", "Spans", "SplitRequested", "StandbyPromoted", "StandbyReady", "StepCommitted", "StopDecided",
+    "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged", "numbers", "spans",
 ]  # fmt: skip

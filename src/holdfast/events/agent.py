@@ -143,6 +143,14 @@ class NodeLeaving(Event, frozen=True, kw_only=True):
     grace_s: float
 
 
+class RanksLeaving(Event, frozen=True, kw_only=True):
+    """A rank of a node that is taken away has taken its last step, and saved; its process has yet to end."""
+
+    node: int
+    replica: int
+    attempt: int
+
+
 class RankHung(Event, frozen=True, kw_only=True):
     """A rank passed no step within its deadline, or was looked at because another waited in vain."""
 
