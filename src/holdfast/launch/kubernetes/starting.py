@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Generator, Iterable, Mapping
+import time
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.folder import RunFolder
@@ -29,6 +30,8 @@ from holdfast.launch.kubernetes.submission import Submission
 AT_ONCE_S = 3.0
 """Longest that a start waits for the controller's pod: to bring it the code itself is quickest."""
 LOOK_S = 0.1
+SEEN_S = 10.0
+"""Longest that a webhook may take to see an object that is there."""
 
 
 @contextlib.contextmanager
@@ -102,7 +105,7 @@ async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mappin
         for each in before:
             if await _made(cluster, each):
                 made.append(path_of(each))
-        said = await cluster.make(folder_of(owner), owner)
+        said = await _made_after(cluster, owner, made)
         made.append(path_of(owner))
         owners = {"ownerReferences": [_reference(said)]}
         for each in filter(_is_runs_own, before):
@@ -116,6 +119,18 @@ async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mappin
                 await cluster.remove(path)
         raise
     return Place(context=asked.profile.context, namespace=asked.profile.namespace, owner=path_of(owner))
+
+
+async def _made_after(cluster: Cluster, owner: Mapping[str, Any], made: Sequence[str]) -> Mapping[str, Any]:
+    """Make the run's object, as soon as webhooks see what was made for it just before: they look at a copy."""
+    deadline = time.monotonic() + SEEN_S
+    while True:
+        try:
+            return await cluster.make(folder_of(owner), owner)
+        except RefusedBy as refusal:
+            if not made or "not found" not in str(refusal) or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(LOOK_S)
 
 
 async def _all(asked: Iterable[Coroutine[None, None, object]]) -> None:
