@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from holdfast.control.commands import Command, Finish, Prepare, Record, ReplaceNode, Start, Stop, SubmitNodes, WindDown
 from holdfast.control.machine import Machine
-from holdfast.control.state import ReplicaPhase, State
+from holdfast.control.state import ReplicaPhase, ReplicaState, State
 from holdfast.events import (
     AgentEvent,
     AgentJoined,
@@ -584,23 +584,38 @@ class World:
     def check_at_work(self) -> None:
         """Every replica that is not done has, on each node that is there, ranks of its attempt or none left to end.
 
-        One that has too few nodes waits.
+        One that has too few nodes waits, unless the ranks of those that are lost had all ended well.
         """
         for replica in self.state.replicas:
             if replica.phase is ReplicaPhase.DONE:
                 continue
             joined = tuple(node.node for node in self.state.nodes_of(replica.replica) if node.phase == "joined")
-            if len(joined) * len(self.attempts) < self.least:
+            over = self.over_and_lost(replica)
+            if (len(joined) + len(over)) * len(self.attempts) < self.least:
                 assert replica.phase is ReplicaPhase.GATHERING, f"goes on with too few: {self.state}"
                 assert self.machines - self.useless < self.least
                 continue
-            assert replica.members == joined, f"does without a node that is there: {self.state}"
+            assert tuple(node for node in replica.members if node not in over) == joined, f"does without a node that is there: {self.state}"
             assert replica.phase is ReplicaPhase.RUNNING, f"stands still: {self.state}"
             for node in map(self.state.nodes.__getitem__, joined):
                 agent = self.agent_of(node.node, node.generation)
                 if node.busy:
                     assert agent.team, f"nothing runs on node {node.node}: {self.state}"
                     assert agent.team.attempt == replica.attempt
+
+    def over_and_lost(self, replica: ReplicaState) -> set[int]:
+        """The nodes of a replica at work that are not there any more, and whose ranks had all ended well."""
+        if replica.phase is not ReplicaPhase.RUNNING:
+            return set()
+        ended = {
+            (event.node, event.rank)
+            for event in self.log
+            if isinstance(event, RankExited)
+            and (event.replica, event.attempt) == (replica.replica, replica.attempt)
+            and (event.how, event.code, event.stopped) == (RankExit.CODE, 0, False)
+        }
+        over = (node for node in replica.members if sum(node == each for each, _ in ended) == self.ranks_per_node)
+        return {node for node in over if self.state.nodes[node].phase != "joined"}
 
     def agent_of(self, node: int, generation: int) -> Agent:
         found = [a for a in self.agents if (a.node, a.generation, a.alive) == (node, generation, True)]
