@@ -56,7 +56,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.local.backend import render as render_local
 from holdfast.launch.starting import keep, keeping
-from holdfast.measure.catalog import lasting
+from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import status_of
 from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
@@ -275,7 +275,7 @@ def split(run: RunFolder, *, within_s: float) -> StepCommitted:
     Raises HoldfastError where no rank can, and when it is not known `within_s` seconds later.
     """
     for _, event in after(run, SplitRequested(at=time.time()), SPLIT, within_s):
-        if isinstance(event, StepCommitted) and lasting(event.metrics):
+        if isinstance(event, StepCommitted) and waited_for(event.metrics):
             return event
     raise AssertionError("it is waited for until it is there or will not be")
 

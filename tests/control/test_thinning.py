@@ -153,8 +153,9 @@ def test_steps_done_again_share_no_waiting_line_with_new_ones() -> None:
 def test_metrics_that_somebody_waits_for_are_written_at_once_and_kept_where_lines_are_drawn_together() -> None:
     split = msgspec.structs.replace(step(2, 2.0, 0.5), metrics={"split_forward_s": 0.25, "loss": 2.0})
     thin = Thinning()
-    taken = [thin.take(each, age_s=1e6, highest=0, sparing=True) for each in (step(1, 1.0, 0.5), split)]
-    assert [len(lines) for lines in taken] == [1, 1]
+    copied = msgspec.structs.replace(step(3, 3.0, 0.5), metrics={"peer_copy_s": 0.25})
+    taken = [thin.take(each, age_s=1e6, highest=0, sparing=True) for each in (step(1, 1.0, 0.5), split, copied)]
+    assert [len(lines) for lines in taken] == [1, 1, 0]
     (line,) = drawn_together([split, step(3, 3.0, 0.5)], lambda _: 0)
     assert isinstance(line, StepCommitted)
     assert line.metrics == {"split_forward_s": 0.25}

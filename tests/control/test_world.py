@@ -595,7 +595,9 @@ class World:
                 assert replica.phase is ReplicaPhase.GATHERING, f"goes on with too few: {self.state}"
                 assert self.machines - self.useless < self.least
                 continue
-            assert tuple(node for node in replica.members if node not in over) == joined, f"does without a node that is there: {self.state}"
+            assert tuple(node for node in replica.members if node not in over) == joined, (
+                f"does without a node that is there: {self.state}"
+            )
             assert replica.phase is ReplicaPhase.RUNNING, f"stands still: {self.state}"
             for node in map(self.state.nodes.__getitem__, joined):
                 agent = self.agent_of(node.node, node.generation)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
-from holdfast.measure.catalog import lasting
+from holdfast.measure.catalog import lasting, waited_for
 
 WHOLE = 1000
 """Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
@@ -62,7 +62,7 @@ class Thinning:
             lines += self.give()
         self.kept = step if self.kept is None else _together(self.kept, step)
         last, least_s = self.last, LONGEST_S if sparing else interval_s(self.lines, age_s)
-        at_once = at_once or bool(lasting(step.metrics))  # somebody waits for these
+        at_once = at_once or waited_for(step.metrics)
         if at_once or last is None or last.attempt != step.attempt or not 0 <= step.ended - last.ended < least_s:
             lines += self.give()
         return lines

@@ -33,11 +33,13 @@ class Metric:
     """Whether it follows from others of the same step and its times, so that the log of a run need not hold it."""
     lasting: bool = False
     """Whether it comes with few steps, and stands until it comes again."""
+    asked: bool = False
+    """Whether it is measured only when somebody asks, who then waits for it."""
 
 
 def _share(part: str, help: str) -> Metric:
     """A row of the split of a step's time; the mean over ranks adds up as each rank's does."""
-    return Metric(name=split_name(part), unit="s", help=help, across=Across.MEAN, lasting=True)
+    return Metric(name=split_name(part), unit="s", help=help, across=Across.MEAN, lasting=True, asked=True)
 
 
 CATALOG: tuple[Metric, ...] = (
@@ -140,6 +142,7 @@ CATALOG: tuple[Metric, ...] = (
 ROWS: Mapping[str, Metric] = {metric.name: metric for metric in CATALOG}
 DERIVED = frozenset(metric.name for metric in CATALOG if metric.derived)
 LASTING = frozenset(metric.name for metric in CATALOG if metric.lasting)
+ASKED = frozenset(metric.name for metric in CATALOG if metric.asked)
 
 _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {
     Across.FIRST: lambda values: values[0],
@@ -152,6 +155,11 @@ _FOLDS: Mapping[Across, Callable[[list[float]], float]] = {
 def lasting(metrics: Mapping[str, float]) -> dict[str, float]:
     """Those that stand until they come again."""
     return {name: metrics[name] for name in LASTING & metrics.keys()}
+
+
+def waited_for(metrics: Mapping[str, float]) -> bool:
+    """Whether somebody asked for one of them, and waits for it."""
+    return not ASKED.isdisjoint(metrics)
 
 
 def across(name: str) -> Across:

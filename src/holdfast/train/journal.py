@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding
-from holdfast.measure.catalog import lasting
+from holdfast.measure.catalog import waited_for
 from holdfast.measure.words import told
 from holdfast.train.courier import Courier
 from holdfast.train.environment import Environment
@@ -66,7 +66,7 @@ class Journal:
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
-        if now - self._written_at >= LINE_EVERY_S or lasting(metrics):
+        if now - self._written_at >= LINE_EVERY_S or waited_for(metrics):
             self._written_at = now
             sys.stdout.write(f"step {step}: {', '.join(told(metrics))}\n")
             sys.stdout.flush()
