@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -20,9 +19,6 @@ from holdfast.events.rank import AgentToRank, Hello, RankToAgent, StopNow, encod
 log = logging.getLogger("holdfast.agent")
 
 LINE_LIMIT_BYTES = 1024 * 1024
-REST_S = 0.01
-"""How long a rank that speaks again within twice that is left to speak on before it is heard: waking the agent at each
-of its quick steps would cost the rank a third of what it takes to report one."""
 
 
 class RankChannel:
@@ -90,7 +86,6 @@ class _Conversation(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._torn = b""
         """The beginning of a line whose end has not come."""
-        self._heard_at = -math.inf
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -100,20 +95,11 @@ class _Conversation(asyncio.Protocol):
         *lines, self._torn = (self._torn + data).split(b"\n")
         for line in lines:
             self._take(line)
-        self._rest()
         if len(self._torn) > LINE_LIMIT_BYTES and self._transport is not None:
             log.warning(
                 "rank %s said a line of more than %s bytes; its channel is closed", self._rank, LINE_LIMIT_BYTES
             )
             self._transport.close()
-
-    def _rest(self) -> None:
-        """Read on a little later, where there is much to read: what is sent meanwhile waits in the kernel."""
-        loop, transport = asyncio.get_running_loop(), self._transport
-        former, self._heard_at = self._heard_at, loop.time()
-        if transport is not None and self._heard_at - former < 2 * REST_S:
-            transport.pause_reading()
-            loop.call_later(REST_S, transport.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
