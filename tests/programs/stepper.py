@@ -131,6 +131,8 @@ def main() -> None:
     print(f"rank {RANK} of {WORLD_SIZE} starts at step {first}", flush=True)
     threading.Thread(target=listen, args=(agent,), daemon=True).start()
     peers = rendezvous()
+    for peer in peers:
+        os.dup(peer.fileno())  # never closed: others see a rank go once it is gone, not while its interpreter clears up
     started = time.time()
     for step in range(first, STEPS + 1):
         fault(step)
