@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from holdfast.events import ControllerStarted, RunCreated
+from holdfast.events.agent import LOG_NAME, LOG_SEAL, LOG_WANTED
 from holdfast.events.log import read_events
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
@@ -38,10 +39,8 @@ from holdfast.launch.code.archive import archive_path
 
 log = logging.getLogger("holdfast.controller")
 
-LOG_NAME = "events.jsonl"
-SEAL = "holdfast-seal"
-WANTED, LATER = 409, 503
-"""What an agent is answered whose copy is to come, and one whose copy is here."""
+LATER = 503
+"""What an agent is answered whose copy is here."""
 _COPY = re.compile(r"events\.jsonl|[0-9a-f]{64}")
 
 
@@ -87,7 +86,7 @@ class _Recall:
 
     async def _agent(self, websocket: WebSocket) -> None:
         holder: NodeAgent = websocket.scope["holder"]
-        status = LATER if holder.node in self.heard else WANTED
+        status = LATER if holder.node in self.heard else LOG_WANTED
         await websocket.send_denial_response(JSONResponse({"error": "the run's log is recalled"}, status_code=status))
 
     async def _enrol(self, request: Request) -> Response:
@@ -110,7 +109,7 @@ class _Recall:
                 file.write(data)
         if name == LOG_NAME:
             seal = self._keys.of_log(digest.digest())
-            if hmac.compare_digest(seal, request.headers.get(SEAL, "")):
+            if hmac.compare_digest(seal, request.headers.get(LOG_SEAL, "")):
                 lives = sum(isinstance(event, ControllerStarted) for event in read_events(part))
                 self.copies.append(_Copy(lives=lives, bytes=part.stat().st_size, node=holder.node, path=part))
             self._hear(holder.node)

@@ -1,7 +1,8 @@
 """Owns a node's side of a run: it carries out the controller's orders and outlives it.
 
 The agent decides nothing but this: when its node is taken away (SIGTERM), or there was no controller for too long, it
-has its ranks save what they can and leaves; and its ranks never outlive it.
+has its ranks save what they can and leaves; and its ranks never outlive it. One file, a little longer than
+others, because it is the one list of the orders that it obeys.
 """
 
 from __future__ import annotations

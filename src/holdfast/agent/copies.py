@@ -13,13 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.events.agent import LogCopy
+from holdfast.events.agent import LOG_NAME, LogCopy
 from holdfast.events.orders import KeepLog
 from holdfast.host.processes import die_with_parent
 
 log = logging.getLogger("holdfast.agent")
-
-LOG_NAME = "events.jsonl"
 
 
 class Copies:

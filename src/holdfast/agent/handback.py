@@ -16,14 +16,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from holdfast.agent.copies import LOG_NAME
+from holdfast.events.agent import LOG_NAME, LOG_SEAL
 from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
 
 PATH = "/v1/copies/"
-SEAL = "holdfast-seal"
-"""The header that says what the controller vouched for."""
 PIECE_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 
@@ -41,7 +39,7 @@ def main() -> int:
     parts = urlsplit(str(options.controller))
     url = parts._replace(scheme=parts.scheme.replace("ws", "http"), path=PATH).geturl()
     verify = True if options.ca is None else agents_end(options.ca)
-    headers = {"Authorization": f"Bearer {told['token']}", SEAL: told["seal"]}
+    headers = {"Authorization": f"Bearer {told['token']}", LOG_SEAL: told["seal"]}
     with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
         try:
             for archive in folder.glob("*.tar"):

@@ -23,6 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from holdfast.events import AgentEvent, AgentJoined
+from holdfast.events.agent import LOG_WANTED
 from holdfast.events.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
 from holdfast.guard.tls import NAME, agents_end
 from holdfast.job.silence import Silence
@@ -41,9 +42,6 @@ add to the work and never get in."""
 DIAL_S = 3.0
 """Longest that a controller's machine may take to accept a connection at all: its kernel does that, however busy the
 controller is. Where a pod was, nobody says no; it is looked up again where the controller is."""
-
-WANTED = 409
-"""What a controller answers an agent whose copy of the run's log it has to have before anything else."""
 
 STEADY_S = 2.0
 """A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
@@ -150,7 +148,7 @@ class Link:
                 if error.response.status_code in (401, 403):
                     raise Refused from error
                 log.warning("the controller answered %s", error.response.status_code)
-                if error.response.status_code == WANTED and self._hand_back is not None:
+                if error.response.status_code == LOG_WANTED and self._hand_back is not None:
                     await self._hand_back()
             except ssl.SSLCertVerificationError as error:
                 # Nothing was said to it, not even the token. What stands in the way may go away, so this goes on.

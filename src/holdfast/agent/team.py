@@ -2,6 +2,8 @@
 
 What happens is said through `say`. When no process of the attempt is left, `RanksStopped` is said, once, with a fresh
 port for the next rendezvous.
+
+One file, longer than others, because starting, watching and ending ranks are one order of things over one state.
 """
 
 from __future__ import annotations

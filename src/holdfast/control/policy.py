@@ -1,6 +1,7 @@
 """Owns the judgement: given a failure and what went before, what is to be done and how it is said.
 
 Pure. Rules are rows, asked in order; the first that applies decides. The machine acts on the verdict and knows no rule.
+A long file, because it is one table, and what its rows ask.
 """
 
 from __future__ import annotations

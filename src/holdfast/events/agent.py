@@ -40,6 +40,14 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether its imports were done before it was started."""
 
 
+LOG_NAME = "events.jsonl"
+"""What a node's copy of the log is called, where it lies and on its way back."""
+LOG_SEAL = "holdfast-seal"
+"""The header that says, on its way back, what the controller vouched for."""
+LOG_WANTED = 409
+"""What a controller answers an agent whose copy of the run's log it has to have before anything else."""
+
+
 class LogCopy(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the run's log a node has a copy of, and the controller's own word for what is in it."""
 

@@ -1,6 +1,7 @@
 """Owns the fold from a run's events to its status: a table by event type.
 
-`RunStatus()` is a run of which nothing is known; `advance` takes one event. What a status is, is in status.py.
+`RunStatus()` is a run of which nothing is known; `advance` takes one event. What a status is, is in status.py. A long
+file, because it is one table.
 """
 
 from __future__ import annotations

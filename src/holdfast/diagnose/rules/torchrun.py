@@ -1,4 +1,7 @@
-"""Rules for torch's and other launchers' words: watchdog, store, elastic, NCCL errors seen through torch, world arithmetic."""
+"""Rules for torch's and other launchers' words: watchdog, store, elastic, NCCL errors seen through torch, world arithmetic.
+
+A long file, because it is one table.
+"""
 
 from __future__ import annotations
 
