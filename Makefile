@@ -34,7 +34,7 @@ test: $(READY) ## all that CI checks; what this machine cannot run is skipped wi
 	step 'lab (about ten minutes, once for each version)' python -m lab build --where-possible && \
 	step 'tests' pytest
 
-quick: $(READY) ## only the tests that take no more than a few seconds
+quick: $(READY) ## only the tests that take no more than a second or two
 	@$(HAVE) pytest -m 'not slow'
 
 docs: $(READY) ## build the documentation

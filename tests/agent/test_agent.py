@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from holdfast.errors import ExitCode
@@ -202,6 +203,7 @@ def test_ranks_live_on_while_the_controller_is_gone_and_die_with_their_agent(tmp
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_agent_long_without_a_controller_stops_its_ranks_and_leaves(tmp_path: Path) -> None:
     async def scene(here: Office) -> None:
         await here.joined()

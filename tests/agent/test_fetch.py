@@ -192,6 +192,7 @@ def test_node_killed_while_it_pulls_holds_up_no_other(controller: Controller, tm
     assert (fetch(controller.url, TOKEN, tmp_path) / "train.py").exists()
 
 
+@pytest.mark.slow
 def test_agent_gets_the_finding_of_its_fetch(controller: Controller, tmp_path: Path) -> None:
     controller.answers = [lambda content: 410]
     node = CodeFolder(controller.where, TOKEN, tmp_path)

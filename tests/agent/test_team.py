@@ -728,6 +728,7 @@ def test_gpus_held_by_others_are_told_before_ranks_are_started_beside_them(
     play(tmp_path, sockets, scene)
 
 
+@pytest.mark.slow
 def test_next_attempt_waits_until_the_memory_of_the_last_is_free(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

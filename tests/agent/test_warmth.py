@@ -73,6 +73,7 @@ async def node_in(place: Place) -> AsyncGenerator[Node]:
         node.warmth.give_way("the test is over")
 
 
+@pytest.mark.slow
 def test_update_is_served_by_what_is_held_and_so_is_the_way_back(place: Place) -> None:
     async def scene() -> None:
         async with node_in(place) as node:

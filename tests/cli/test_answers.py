@@ -146,6 +146,7 @@ def test_validate_refuses_what_cannot_run_here(cli: Cli) -> None:
     assert "no-such-program-anywhere" in answer.out
 
 
+@pytest.mark.slow
 def test_warnings_are_told_with_their_lines_before_anything_starts(cli: Cli) -> None:
     Path("job.yaml").write_text("image: foo\ncommand: [echo, '&&']\nenv: {MY_TOKEN: x}\n")
     for verb in ("validate", "run"):

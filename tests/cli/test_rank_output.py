@@ -26,6 +26,7 @@ TALKER = [sys.executable, str(Path(__file__).parents[1] / "programs" / "talker.p
 pytestmark = pytest.mark.usefixtures("no_run_left")
 
 
+@pytest.mark.slow
 def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) -> None:
     count = 200_000
     ran = cli("run", "--set", "logs.max_bytes=1MiB", "--", *TALKER, "lines", str(count))
@@ -49,6 +50,7 @@ def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) 
     assert cli("logs", "--tail", "2").out.splitlines() == lines[-2:]
 
 
+@pytest.mark.slow
 def test_log_is_kept_to_its_limit_while_the_rank_writes(cli: Cli, tmp_path: Path) -> None:
     done = tmp_path / "done"
     started = cli("run", "-d", "--set", "logs.max_bytes=1MiB", "--", *TALKER, "bar", str(done))

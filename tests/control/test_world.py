@@ -911,9 +911,13 @@ _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 PLAYS = {Play: 200, TwoReplicas: 200, OneNode: 200, Elastic: 200, Standby: 25, StandbyOfReplicas: 25}
 """The fixed worlds of each; those with standbys are large."""
+MANY = 100
 
 
-@pytest.mark.parametrize(("play", "worlds"), PLAYS.items())
+@pytest.mark.parametrize(
+    ("play", "worlds"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[1] > MANY else ()) for each in PLAYS.items()],
+)
 def test_world_that_misbehaves_keeps_every_promise(play: type[Play], worlds: int) -> None:
     run_state_machine_as_test(
         play,

@@ -47,6 +47,7 @@ def explained(code: str) -> bool:
     return code in {row.code for row in find(code)}
 
 
+@pytest.mark.slow
 def test_every_code_in_the_source_is_explained() -> None:
     codes = {*written_codes()}
     assert len(codes) > 200

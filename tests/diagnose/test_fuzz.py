@@ -60,6 +60,7 @@ def broken(chance: random.Random) -> bytes:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_broken_logs_are_answered_with_evidence_or_not_at_all(seed: int) -> None:
     chance = random.Random(seed)

@@ -52,6 +52,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, reading.left_
 BUDGET_BYTES = 32 << 20
 
 
+@pytest.mark.slow
 def test_worst_of_every_kind_at_once_stays_within_the_budget() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WORST, str(BUDGET_BYTES)], capture_output=True, text=True, check=True, timeout=300

@@ -305,6 +305,7 @@ def test_kill_ends_daemons_and_leaves_the_node_and_others(network: Network, star
     assert greeted(network.nodes["node1"], "node0", port)
 
 
+@pytest.mark.slow
 def test_second_interface_is_faster_than_the_limited_first(tag: str, start: Start) -> None:
     if reason := netns.rates_unavailable():
         pytest.skip(f"needs rates: {reason}")

@@ -28,8 +28,17 @@ from holdfast.launch.local import netns
 
 STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
 DEADLINE_S = 200.0
+QUICK = ("test_launch.py",)
+"""The files whose runs take a second or two; those of all others are marked `slow`."""
 
 E = TypeVar("E", bound=AnyEvent)
+
+
+@pytest.hookimpl(tryfirst=True)  # what is slow has another deadline and comes last, which tests/conftest.py sees to
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 @dataclass

@@ -228,6 +228,7 @@ def test_first_checkpoint_that_never_became_whole_is_no_reason_not_to_begin(url:
     assert in_store(url) == ["step-00000001.2"]
 
 
+@pytest.mark.slow
 def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are_untouched(
     s3: s3fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

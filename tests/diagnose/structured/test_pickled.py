@@ -72,6 +72,7 @@ def test_damage_is_refused(data: bytes) -> None:
         read(data)
 
 
+@pytest.mark.slow
 def test_key_nested_without_end_is_refused() -> None:
     with pytest.raises(Refused):
         read(b"\x80\x02}N" + b"\x85" * 1_000_000 + b"Ns.")

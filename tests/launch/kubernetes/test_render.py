@@ -76,6 +76,7 @@ def test_any_data_reads_back_as_it_was(node: dict[str, Any]) -> None:
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(name=st.from_regex(JOB_NAME_PATTERN, fullmatch=True), count=st.integers(1, 99_999))
 @example(name="a" * 40, count=99_999)

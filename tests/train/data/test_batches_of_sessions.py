@@ -28,6 +28,7 @@ def train(made: Session, data: Data, steps: int) -> list[int]:
     return taken
 
 
+@pytest.mark.slow
 def test_items_are_taken_once_an_epoch_over_restarts_in_a_step_and_changed_batches_which_are_told(
     tmp_path: Path, agent
 ):

@@ -20,6 +20,7 @@ from holdfast.train.data.supply import Supply
 attempts = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(length=st.integers(12, 60), seed=st.integers(0, 9), attempts=attempts)
 def test_every_sample_is_in_one_committed_step_whatever_the_world_size(length: int, seed: int, attempts):

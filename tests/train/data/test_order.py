@@ -5,6 +5,7 @@ from itertools import permutations
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from holdfast.train.data.order import Order
@@ -14,6 +15,7 @@ def epoch(order: Order, number: int) -> list[int]:
     return order.items(np.arange(number * order.length, (number + 1) * order.length)).tolist()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(length=st.integers(1, 3000), seed=st.integers(-(2**63), 2**70), number=st.integers(0, 2**31))
 def test_every_epoch_takes_every_item_once(length: int, seed: int, number: int):

@@ -37,6 +37,7 @@ def as_lists(windows: list[torch.Tensor]) -> list[list[int]]:
     return [window.tolist() for window in windows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", [DOCUMENTS, Read()], ids=["numbered", "stream"])
 @settings(deadline=None, max_examples=25)
 @given(attempts=attempts, length=st.integers(1, 15), seed=st.integers(0, 9))

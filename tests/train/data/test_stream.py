@@ -125,6 +125,7 @@ def test_state_that_leads_elsewhere_is_not_believed_and_that_is_told():
     assert [finding.code for finding in training.told] == ["data-state-inexact", "data-skipped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_stream_is_read_ahead_by_one_process_and_goes_on_the_same(workers: int):
     taken: list[Any] = []
