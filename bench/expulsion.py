@@ -1,12 +1,15 @@
 """How soon a replica that hangs is expelled, and how often one that does not; `step_deadline_s: auto`, two replicas.
 
-.venv/bin/python -m bench.expulsion [--quick | --rounds N] [--seed N] [--step-s S]
+.venv/bin/python -m bench.expulsion [--quick | --rounds N] [--seed N] [--step-s S] [--peer]
 .venv/bin/python -m bench.expulsion --alarms-for 3600 [--load N]
 
 In each round one rank is stopped by a signal at a moment that is drawn, or goes to sleep in its own code, or enters an
 all-reduce that nobody else does. A figure is the time from its last committed step until its process is gone, less
-three times the 99th percentile of its own steps until then. With `--alarms-for` nothing is done to any replica for so
-many seconds, while other processes keep the cores busy; each one that is expelled is a false alarm.
+three times the 99th percentile of its own steps until then; beside it stands the same until the other replica's next
+commit. With `--peer` the same is done, twice each, to two replicas under TorchFT's own Manager and Lighthouse, with the
+times they come with: nothing ends their process, so only the other's next commit can be told. With `--alarms-for`
+nothing is done to any replica for so many seconds, while other processes keep the cores busy; each one that is expelled
+is a false alarm.
 """
 
 from __future__ import annotations
@@ -41,15 +44,17 @@ from holdfast.events import (
 )
 from holdfast.events.log import EventReader
 from holdfast.folder import RunFolder
-from holdfast.job.patience import AUTO_FACTOR, EARLY_STEPS
+from holdfast.job.patience import AUTO_FACTOR
 
 PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "holder.py"
 REPLICAS = 2
 GOAL_S = 1.0
 ROUNDS, QUICK_ROUNDS = 12, 3
-LIVES_S = 65.0
-"""An attempt that lives so long does not flap (control/policy.py)."""
+STEPS = 100
+"""Of an attempt before it hangs: enough for a percentile."""
 PATIENCE_S = 240.0
+PEER = Path(__file__).parent / "programs" / "managed.py"
+PEER_ROUNDS = 2
 SAY_S = 300.0
 
 STOPPED, ASLEEP, ALONE = "stopped by a signal", "asleep in its own code", "in an all-reduce of its own"
@@ -99,6 +104,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.1)
+    parser.add_argument("--peer", action="store_true", help="TorchFT's own Manager and Lighthouse too")
     parser.add_argument("--alarms-for", type=float, metavar="SECONDS")
     parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that do nothing but compute")
     given = parser.parse_args()
@@ -110,24 +116,33 @@ def main() -> int:
         f"A replica that hangs: from its last step until it is expelled, beyond {AUTO_FACTOR:g} x p99 of its steps"
     )
     with _training(given.step_s) as training:
-        return _rounds(training, given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS), random.Random(given.seed))
+        rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
+        code = _rounds(training, rounds, random.Random(given.seed))
+    if given.peer:
+        _peers(given.step_s)
+    return code
 
 
 def _rounds(training: Training, rounds: int, chance: random.Random) -> int:
     beyond: defaultdict[str, list[float]] = defaultdict(list)
+    others: defaultdict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
         kind, victim = KINDS[number % len(KINDS)], number % REPLICAS
-        training.until(lambda victim=victim: time.time() - training.attempt(victim)[1] > LIVES_S)
-        training.until(lambda: all(len(training.commits(each)) > 2 * EARLY_STEPS for each in range(REPLICAS)))
+        training.until(lambda: all(len(training.commits(each)) > STEPS for each in range(REPLICAS)))
         time.sleep(chance.uniform(0.0, 2.0))
-        expelled_s, p99_s = _expelled(training, victim, kind)
-        beyond[kind].append(expelled_s - AUTO_FACTOR * p99_s)
-        say(f"{number + 1:3d}/{rounds}  {kind}: expelled after {expelled_s:.3f} s, p99 of its steps {p99_s:.3f} s")
+        hang = _expelled(training, victim, kind)
+        beyond[kind].append(hang.gone_s - AUTO_FACTOR * hang.p99_s)
+        others[kind].append(hang.other_s - AUTO_FACTOR * hang.p99_s)
+        say(
+            f"{number + 1:3d}/{rounds}  {kind}: reported after {hang.reported_s:.3f} s, gone after {hang.gone_s:.3f} s"
+            f", the other's next commit {hang.other_s:.3f} s; p99 of its steps {hang.p99_s:.3f} s"
+        )
     rows = [
-        (kind, str(len(each)), f"{statistics.median(each):.3f} s", f"{max(each):.3f} s")
+        (kind, str(len(each)), f"{statistics.median(each):.3f} s", f"{max(each):.3f} s", f"{max(others[kind]):.3f} s")
         for kind, each in beyond.items()
     ]
-    say("\n" + table(("a rank is", "rounds", "beyond 3 x p99, median", "longest"), rows))
+    head = ("a rank is", "rounds", "gone, beyond 3 x p99, median", "longest", "the other's next commit, longest")
+    say("\n" + table(head, rows))
     hung = [each for each in training.events() if isinstance(each, RecoveryDecided)]
     wrong = len(hung) - rounds
     met = max(max(each) for each in beyond.values()) <= GOAL_S and wrong == 0
@@ -135,8 +150,19 @@ def _rounds(training: Training, rounds: int, chance: random.Random) -> int:
     return 0 if met else 1
 
 
-def _expelled(training: Training, victim: int, kind: str) -> tuple[float, float]:
-    """Have a replica hang; seconds from its last step until it was ended, and the 99th percentile of its steps."""
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """What followed from one, in seconds since the replica's last committed step."""
+
+    reported_s: float
+    gone_s: float
+    other_s: float
+    p99_s: float
+    """Of its steps until then."""
+
+
+def _expelled(training: Training, victim: int, kind: str) -> Hang:
+    """Have a replica hang, and see what follows."""
     attempt, _ = training.attempt(victim)
     if kind is STOPPED:
         started = [each for each in training.events() if isinstance(each, RanksStarted) and each.replica == victim]
@@ -149,10 +175,82 @@ def _expelled(training: Training, victim: int, kind: str) -> tuple[float, float]
         exits = (each for each in training.events() if isinstance(each, RankExited))
         return [each for each in exits if (each.replica, each.attempt) == (victim, attempt)]
 
+    def reports() -> list[float]:
+        hangs = (each for each in training.events() if isinstance(each, RankHung))
+        return [each.at for each in hangs if (each.replica, each.attempt) == (victim, attempt)]
+
     training.until(lambda: bool(ends()))
     commits = training.commits(victim, attempt)
-    steps_s = [later - earlier for earlier, later in pairwise(commits)]
-    return ends()[0].at - commits[-1], percentile(steps_s, 99)
+    last = commits[-1]
+    training.until(lambda: training.commits(1 - victim)[-1] > ends()[0].at)
+    other = next(
+        each for each in training.commits(1 - victim) if each > last + AUTO_FACTOR * statistics.median(_steps(commits))
+    )
+    return Hang(
+        reported_s=reports()[0] - last,
+        gone_s=ends()[0].at - last,
+        other_s=other - last,
+        p99_s=percentile(_steps(commits), 99),
+    )
+
+
+def _steps(commits: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(commits)]
+
+
+def _peers(step_s: float) -> None:
+    """The same of TorchFT, and print it."""
+    from torchft.coordination import LighthouseServer
+
+    rows: list[tuple[str, ...]] = []
+    for kind, number in ((STOPPED, signal.SIGSTOP), (ASLEEP, signal.SIGUSR1)):
+        told: list[str] = []
+        for _ in range(PEER_ROUNDS):
+            lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
+            try:
+                told.append(_managed(step_s, f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}", number))
+            finally:
+                lighthouse.shutdown()
+            say(f"TorchFT, {kind}: the other's next commit {told[-1]}")
+        rows.append((kind, *told))
+    head = (
+        "a rank is",
+        *(f"TorchFT as it comes: the other's next commit, round {each + 1}" for each in range(PEER_ROUNDS)),
+    )
+    say("\n" + table(head, rows))
+
+
+def _managed(step_s: float, lighthouse: str, number: signal.Signals) -> str:
+    """Have one of two replicas hang; what became of the other, in words."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        out = Path(folder)
+        started: list[subprocess.Popen[bytes]] = []
+        for replica in range(REPLICAS):
+            log = stack.enter_context((out / f"{replica}.log").open("wb"))
+            command = (sys.executable, str(PEER), folder, str(replica), f"{step_s}", lighthouse)
+            started.append(subprocess.Popen(command, stdout=log, stderr=log))
+            stack.callback(started[-1].wait)
+            stack.callback(started[-1].kill)
+
+        def commits(replica: int) -> list[float]:
+            note = out / str(replica)
+            return list(map(float, note.read_text().split("\n")[:-1])) if note.exists() else []
+
+        deadline = time.monotonic() + PATIENCE_S
+        while min(len(commits(each)) for each in range(REPLICAS)) <= STEPS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"TorchFT made no {STEPS} steps within {PATIENCE_S:g} s")
+            time.sleep(0.02)
+        started[1].send_signal(number)
+        time.sleep(10 * step_s)
+        last, had = commits(1)[-1], len(commits(0))
+        while len(commits(0)) <= had:
+            if started[0].poll() is not None:
+                return f"never: it died after {time.time() - last:.1f} s"
+            if time.time() - last > PATIENCE_S:
+                return f"not within {PATIENCE_S:g} s"
+            time.sleep(0.02)
+        return f"after {commits(0)[had] - last:.1f} s"
 
 
 def _alarms(training: Training, seconds: float) -> int:

@@ -241,7 +241,7 @@ def _tell(run: RunFolder, state: Path, replicas: int, problems: list[str]) -> in
 def _commits(path: Path) -> list[tuple[int, float]]:
     """The steps that an attempt committed, and when; a line that its end has cut is none."""
     lines = (told.split() for told in path.read_text().split("\n")[:-1])
-    return [(int(step), float(at)) for step, at, _ in lines]
+    return [(int(step), float(at)) for step, at, *_ in lines]
 
 
 def _counted(lives: Mapping[str, list[tuple[int, float]]]) -> tuple[dict[int, float], int, list[float]]:

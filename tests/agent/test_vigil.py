@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from holdfast.agent.vigil import QUEUE_LOOK_S, Pulse
+from holdfast.agent.vigil import AGAIN_S, QUEUE_LOOK_S, Pulse
 from holdfast.events.rank import Doing
 from holdfast.job.patience import AUTO_LONGEST_S, EARLY_MORE_S, EARLY_STEPS, FACTOR, Patience
 
@@ -65,6 +65,16 @@ def test_what_comes_between_two_steps_has_its_own_time_and_counts_for_neither() 
     pulse.at = time.monotonic() - 50.0
     pulse.passed(2 + EARLY_STEPS)
     assert allowed_s(pulse) == pytest.approx(6.9, abs=0.5)
+
+
+def test_rank_that_hangs_is_reported_again_soon_and_later_as_rarely_as_it_may_be_silent() -> None:
+    slow = Patience(deadline_s=60.0)
+    pulse = at_work()
+    pulse.hung = True
+    pulse.reported_at = pulse.at + 61.0
+    assert pulse.due(slow) - pulse.reported_at == pytest.approx(AGAIN_S)
+    pulse.reported_at = pulse.at + 121.0
+    assert pulse.due(slow) - pulse.reported_at == pytest.approx(60.0)
 
 
 def test_rest_is_never_due_until_there_is_a_step_again() -> None:

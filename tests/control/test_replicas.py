@@ -6,7 +6,7 @@ import pytest
 from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, stopped
 
 from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
-from holdfast.control.policy import BACK_OFF_S, JUDGE_S
+from holdfast.control.policy import BACK_OFF_S, FLAPS, HEADWAY_STEPS, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
 from holdfast.events import (
     AnyEvent,
@@ -125,6 +125,15 @@ def test_replica_that_waits_for_one_that_may_compile_again_is_not_hung() -> None
     assert stops(run.do(hung(0, innermost="Loop.somewhere (train.py:3)"))) == [0]
 
 
+def test_two_that_wait_for_each_other_in_their_first_step_are_told_when_both_were_seen_to() -> None:
+    run = Run(nodes=2, replicas=2).running()
+    run.do(hung(0, at=600.0, waited_s=600.0), DeadlinePassed(at=608.0, deadline=Deadline.JUDGE.of(0)))
+    assert run.phase(0) is ReplicaPhase.RUNNING
+    run.do(hung(1, at=610.0, waited_s=600.0), hung(0, at=615.0, waited_s=615.0))
+    run.do(DeadlinePassed(at=618.0, deadline=Deadline.JUDGE.of(1)))
+    assert [run.phase(each) for each in (0, 1)].count(ReplicaPhase.STOPPING) == 1
+
+
 def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
     run = training(step_deadline_s=9)
     judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
@@ -157,6 +166,19 @@ def test_replica_that_flaps_waits_longer_each_time_and_gets_another_node() -> No
     waited = run.do(DeadlinePassed(at=40.0, deadline=Deadline.BACK_OFF.of(1)))
     assert [one.attempt for one in waited if isinstance(one, Start)] == [2]
     assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+def test_replica_that_made_steps_since_it_failed_is_tried_again_at_once_and_moves_all_the_same() -> None:
+    run = training(2, max_restarts=9)
+    for attempt in range(FLAPS):
+        began = run.state.replicas[1].step
+        run.do(*(step(1, began + 1 + each, attempt=attempt) for each in range(HEADWAY_STEPS)))
+        run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt))
+        commands = run.do(stopped(1, replica=1, attempt=attempt))
+        assert Deadline.BACK_OFF.of(1) not in run.state.deadlines
+        moves = attempt == FLAPS - 1
+        assert [one.attempt for one in commands if isinstance(one, Start)] == ([] if moves else [attempt + 1])
+        assert [one.place.node for one in commands if isinstance(one, ReplaceNode)] == ([1] if moves else [])
 
 
 def test_third_failure_in_a_row_replaces_the_node_and_waits_for_it() -> None:

@@ -84,6 +84,13 @@ def test_first_step_waits_for_all_that_were_started() -> None:
     assert names_of(room(new, expected=2, waited_s=BEGIN_S)) == ("0:a",)
 
 
+def test_first_that_is_back_where_all_were_lost_waits_for_all_that_were_started() -> None:
+    back, before = member("0:b", step=0), quorum("0:a", "1:b")
+    assert isinstance(names_of(room(back, expected=2, previous=before)), str)
+    assert names_of(room(back, expected=2, previous=before, waited_s=BEGIN_S)) == ("0:b",)
+    assert names_of(room(back, member("1:c", step=0), expected=2, previous=before)) == ("0:b", "1:c")
+
+
 def test_new_service_waits_a_moment_for_those_at_work() -> None:
     assert isinstance(names_of(room(A, expected=2)), str)
     assert names_of(room(A, expected=2, waited_s=AGAIN_S)) == ("0:a",)

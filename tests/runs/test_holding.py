@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from tests.runs.conftest import Runs, Watched
+from tests.runs.conftest import Runs
+from tests.runs.holding import at_work, attempts, end_alike, hold
 
 from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentJoined,
-    AttemptStarted,
     CheckpointCommitted,
     ControllerStarted,
     DrillAction,
@@ -36,50 +34,6 @@ pytestmark = pytest.mark.slow
 EVERY = 5
 """Steps from one meeting of replicas to the next; the program's last step is a multiple of it."""
 
-KNOWN = 10
-"""Steps after which it is known how long one takes."""
-
-HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
-
-
-def hold(runs: Runs, replicas: int, *overrides: str) -> Watched:
-    """Start replicas of one rank each, and return when all have committed steps together.
-
-    More than one: a deadline that is drawn from a rank's own steps is ten minutes before there are any.
-    """
-    command = (sys.executable, str(HOLDER), "0.05", str(runs.base))
-    given = (f"recovery.replicas={replicas}", *overrides)
-    watched = runs.start(*command, nodes=replicas, overrides=given)
-    for replica in range(replicas):
-        at_work(watched, replica, 0, beyond=KNOWN)
-    return watched
-
-
-def at_work(watched: Watched, replica: int, attempt: int, beyond: int = 0) -> int:
-    """Wait until a replica has committed a step of an attempt; the step."""
-
-    def fits(step: StepCommitted) -> bool:
-        return (step.replica, step.attempt) == (replica, attempt) and step.step > beyond
-
-    known = [step for step in watched.all(StepCommitted) if fits(step)]
-    return (known[0] if known else watched.until(StepCommitted, fits)).step
-
-
-def end_alike(runs: Runs, watched: Watched, replicas: int) -> None:
-    """End the training, and see that all replicas came to the same weights, to the bit, and no step was lost."""
-    (runs.base / "enough").touch()
-    assert watched.end().outcome is Outcome.SUCCEEDED
-    (step, weights), *others = (torch.load(runs.base / f"{replica}.end") for replica in range(replicas))
-    for other_step, other in others:
-        assert other_step == step
-        assert all(torch.equal(weights[name], other[name]) for name in weights)
-    committed = {number for one in watched.all(StepCommitted) for number in range(one.first, one.step + 1)}
-    assert committed == set(range(1, step + 1))
-
-
-def attempts(watched: Watched) -> list[tuple[int, int]]:
-    return sorted((event.replica, event.attempt) for event in watched.all(AttemptStarted))
-
 
 def commits(runs: Runs, replica: int) -> list[int]:
     """The steps that a replica's first attempt committed, as it noted them."""
@@ -89,7 +43,7 @@ def commits(runs: Runs, replica: int) -> list[int]:
 def weights(runs: Runs, replica: int, attempt: int) -> dict[int, str]:
     """A digest of them after each step that an attempt committed."""
     lines = (runs.base / f"{replica}.{attempt}.commits").read_text().splitlines()
-    return {int(step): digest for step, _, digest in map(str.split, lines)}
+    return {int(step): digest for step, _, digest, *_ in map(str.split, lines)}
 
 
 def processes_with(words: bytes, folder: Path) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from holdfast.control.policy import Failure, FailureKind
+from holdfast.control.policy import HEADWAY_STEPS, Failure, FailureKind
 from holdfast.control.state import ReplicaState
 from holdfast.errors import ExitCode
 from holdfast.events import RankExit, RankExited, RankHung
@@ -151,6 +151,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         evidence=(exited.evidence,) if exited.evidence else (),
         where=exited.log,
         step=replica.step,
+        headway=replica.steps >= HEADWAY_STEPS,
         said_hello=exited.said_hello,
         lived_s=exited.at - replica.started_at,
         secondary=precedence(exited)[0],
@@ -179,6 +180,7 @@ def _from_hang(replica: ReplicaState, hung: RankHung, waiter: RankExited | None 
         error=f"no step after step {max(hung.last_step, 0)}" if hung.said_hello else "it has not opened its Session",
         evidence=tuple(evidence),
         step=replica.step,
+        headway=replica.steps >= HEADWAY_STEPS,
         said_hello=hung.said_hello,
         lived_s=hung.at - replica.started_at,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.control import drills, growth, standby, updates, world
 from holdfast.control.commands import Commands, Finish, Record, ReplaceNode, SubmitNodes, TellLost
 from holdfast.control.course import halt, look, parted, proceed, start, stop, stop_busy
-from holdfast.control.policy import JUDGE_S, Failure, FailureKind, never_joined
+from holdfast.control.policy import HEADWAY_STEPS, JUDGE_S, Failure, FailureKind, never_joined
 from holdfast.control.slots import asked_again, emptied, expect, requested
 from holdfast.control.state import Deadline, NodePhase, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import (
@@ -262,6 +262,7 @@ def fail(
             attempt=replica.attempt,
             error=reason,
             step=replica.step,
+            headway=replica.steps >= HEADWAY_STEPS,
             lived_s=at - replica.started_at,
         )
         for node in nodes

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from holdfast.errors import ExitCode
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.job.patience import EARLY_STEPS
 from holdfast.job.spec import Recovery
 from holdfast.shortage import shortage_in
 
@@ -54,6 +55,9 @@ FLAP_S = 60.0
 
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 """Seconds that a replica waits before its second try in a row, twice as long before each further one, up to so long."""
+
+HEADWAY_STEPS = EARLY_STEPS
+"""Steps of a replica's attempt after which it has been of use, and compiles no more: the next try waits for nothing."""
 
 
 class FailureKind(StrEnum):
@@ -100,6 +104,8 @@ class Failure:
     where: str = ""
     step: int = 0
     """Highest step committed when it happened."""
+    headway: bool = False
+    """Whether its replica had committed as many steps in the attempt as make it of use."""
     said_hello: bool = False
     lived_s: float = 0.0
     secondary: bool = False
@@ -258,19 +264,25 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """Of several replicas one that fails again and again disturbs the others each time: it waits, then moves."""
-    tries = 0
-    for one in reversed((*earlier, failure)):
-        if one.lived_s >= FLAP_S:
-            break
-        tries += 1
-    if recovery.replicas == 1 or tries < 2:
+    """Of several replicas one that fails again and again disturbs the others each time: it waits, then moves.
+
+    One that makes steps in between pays for that with them, and only moves.
+    """
+    known = (*earlier, failure)
+    tries = _in_a_row(known, lambda one: one.lived_s < FLAP_S)
+    vain = _in_a_row(known, lambda one: one.lived_s < FLAP_S and not one.headway)
+    renews = tries > 0 and tries % FLAPS == 0
+    if recovery.replicas == 1 or (vain < 2 and not renews):
         return None
-    renews = tries % FLAPS == 0
-    wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** (tries - 2))
-    told = f"Nothing: it is tried again in {wait_s:g} s{', on another node' if renews else ''}."
+    wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** (vain - 2)) if vain > 1 else 0.0
+    told = f"Nothing: it is tried again {f'in {wait_s:g} s' if wait_s else 'at once'}{', on another node' * renews}."
     action = Action.REPLACE_NODE if renews else Action.RESTART
     return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, renews=renews)
+
+
+def _in_a_row(known: tuple[Failure, ...], holds: Callable[[Failure], bool]) -> int:
+    """How many of the latest failures it holds for."""
+    return next((number for number, one in enumerate(reversed(known)) if not holds(one)), len(known))
 
 
 def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:

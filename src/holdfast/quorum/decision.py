@@ -15,7 +15,8 @@ HEARTBEAT_S = 5.0
 """Seconds without a heartbeat after which a member that nobody has said to be lost is not waited for."""
 
 BEGIN_S = 60.0
-"""Longest, in seconds, that the first to ask for a step wait for replicas that have been started and not asked yet."""
+"""Longest, in seconds, that the first to ask for a step wait for replicas that have been started and not asked yet; and
+those that are back where all were lost."""
 
 AGAIN_S = 0.5
 """The same for a service that is new to a training that goes on: those at work ask within milliseconds."""
@@ -90,7 +91,8 @@ def decide(room: Room, now: float) -> tuple[Member, ...] | str:
         return f"{', '.join(sorted(missing))} have yet to ask"
     waited_s = now - min(one.since for one in asking.values())
     patience_s = AGAIN_S if any(member.step for member in members) else BEGIN_S
-    if room.previous is None and len(asking) < room.expected and waited_s < patience_s:
+    # Where none of the last quorum is left all begin anew, each with what it finds: the most is that of one of them.
+    if not alive & before and len(asking) < room.expected and waited_s < patience_s:
         return f"{room.expected - len(asking)} replicas that were started have yet to ask"
     return members
 

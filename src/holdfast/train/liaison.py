@@ -220,6 +220,11 @@ class Liaison:
         lost, self._lost = frozenset(self._lost), set()
         return lost
 
+    def told_to_end(self) -> bool:
+        """Whether this process is to leave; a wait for other replicas asks, for no step may come to an end."""
+        self._hear()
+        return self._terminated or bool(self._asked & (Wish.STOP | Wish.PART))
+
     def end(self) -> None:
         """All that was to be done is done."""
         self.rest()

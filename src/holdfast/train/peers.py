@@ -7,13 +7,17 @@ and when it is asked for (replicas.py). What differs from TorchFT 0.2.0, with th
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, cast
 
@@ -22,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceOp, TCPStore
 from torchft.checkpointing import HTTPTransport
 from torchft.manager import Manager
-from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
+from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
 
 from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
@@ -44,6 +48,17 @@ ASIDE_S = 0.25
 """Seconds of waiting for other replicas after which the agent is told: the wait is none of a step's."""
 SAY_S = 10.0
 """The same, after which people are told."""
+LOOK_S = 0.05
+"""Between two looks, while other replicas are waited for, at what the agent says."""
+KNOWN_S = 1.0
+"""Seconds after which the quorum service knows of a loss as well, and makes no quorum with the lost replica."""
+TOLD_S = 1.0
+"""Seconds that a replica which is told to end goes on waiting for others, which may only be slow to come: then it would
+leave after a step that it takes with them."""
+
+
+class _Told(Exception):
+    """This process was told to end, and the others do not come."""
 
 
 class News(Protocol):
@@ -62,6 +77,10 @@ class News(Protocol):
         ...
 
     def found(self, finding: Finding) -> None: ...
+
+    def told_to_end(self) -> bool:
+        """Whether this process is to leave."""
+        ...
 
 
 class Peers:
@@ -115,12 +134,15 @@ class Peers:
                 remedy="see whether it runs, and whether this node reaches it",
                 fault=Fault.CLUSTER,
             ) from error
+        self._manager._executor = _Aside()
         self._manager.news, self._manager.peers = news, self
         self._manager.waiting = _waiting(told)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Rings when something that was sent has arrived, or cannot."""
         self._travelling: list[torch.futures.Future[Any]] = []
         self._quorum = -1
+        self._lost: dict[int, float] = {}
+        """When each replica was last said to be lost, in monotonic seconds."""
 
     @property
     def count(self) -> int:
@@ -132,12 +154,25 @@ class Peers:
         """Of this replica among them, from 0."""
         return self._manager.participating_rank()
 
-    def gather(self, standing: int) -> None:
+    def gather(self, standing: int) -> bool:
         """Find who takes part in the step that follows; who stands behind others takes what they have.
 
-        Where all stand at 0, they take what one of them has. Waits until enough replicas are there. All ranks call it.
+        Where all stand at 0, they take what one of them has. Waits until enough replicas are there: False where this
+        process is told to end first, after which nothing more can be asked of the others. All ranks call it.
         """
         self._manager.load_state_dict({"step": standing, "batches_committed": 0})
+        try:
+            self._gather()
+        except _Told:
+            return False
+        return True
+
+    def listen(self) -> None:
+        """Hear who is lost while connections to the replicas of a step are made, and wait for none of those."""
+        self._lost.update(dict.fromkeys(self._news.lost(), time.monotonic()))
+        self._group.give_up_on(self._lost)
+
+    def _gather(self) -> None:
         said = ""
         while not self._meet():
             why = str(self._manager.errored() or "another rank of this replica could not")
@@ -230,13 +265,29 @@ class _Manager(Manager):
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         quorum = cast("Future[None] | None", self._quorum_future)
-        if quorum is not None and not quorum.done() and not wait([quorum], ASIDE_S).done:
-            self.news.turn(Doing.ASIDE)
-            if not wait([quorum], SAY_S).done:
-                self.news.found(self.waiting)
-            super().wait_quorum()
-            self.news.turn(Doing.STEPS)
+        if quorum is not None:
+            self._wait_for(quorum)
         super().wait_quorum()
+
+    def _wait_for(self, quorum: Future[None]) -> None:
+        """Wait for others, also for the word that one of them is lost, or that this process is to end."""
+        began = time.monotonic()
+        aside_at, say_at, leave_at = began + ASIDE_S, began + ASIDE_S + SAY_S, math.inf
+        while not wait([quorum], LOOK_S).done:
+            now = time.monotonic()
+            self.peers.listen()
+            if now >= aside_at:
+                aside_at = math.inf
+                self.news.turn(Doing.ASIDE)
+            if now >= say_at:
+                say_at = math.inf
+                self.news.found(self.waiting)
+            if leave_at == math.inf and self.news.told_to_end():
+                leave_at = now + TOLD_S
+            if now >= leave_at:
+                raise _Told
+        if aside_at == math.inf:
+            self.news.turn(Doing.STEPS)
 
     peers: Peers
 
@@ -246,6 +297,30 @@ class _Manager(Manager):
         """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
         self.peers.send(tensor)
         return _Mean(self.peers, tensor)
+
+
+class _Aside:
+    """One thing after another, in a thread that a process which ends does not wait for, as for an executor's."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        Thread(target=self._work, name="quorum", daemon=True).start()
+
+    def submit(self, work: Callable[..., Any], **named: Any) -> Future[Any]:
+        future = Future[Any]()
+        self._given.put((future, partial(work, **named)))
+        return future
+
+    def shutdown(self, *, wait: bool = True) -> None:
+        """Nothing is left to be ended."""
+
+    def _work(self) -> None:
+        while True:
+            future, work = self._given.get()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 class _Mean:
@@ -268,9 +343,11 @@ class _Parting:
     _pg: Any
 
     def configure(self, *given: Any, **named: Any) -> None:
-        ranks_of_each, ranks = given[6:8]
-        self.members = frozenset(rank // ranks_of_each for rank in ranks)
+        self.members = _replicas_of(*given)
         cast("Any", super()).configure(*given, **named)
+
+    def give_up_on(self, lost: Mapping[int, float]) -> None:
+        """Connect no further where that is to one of the lost, each of which was told at a time."""
 
     def leave(self) -> None:
         """Close its connections: a replica that is no neighbour of the lost one learns of it so.
@@ -287,7 +364,47 @@ def _end(group: Any) -> None:
     group.abort()
 
 
+def _replicas_of(*given: Any) -> frozenset[int]:
+    """Those that are in a group which is configured so."""
+    ranks_of_each, ranks = given[6:8]
+    return frozenset(rank // ranks_of_each for rank in ranks)
+
+
 class _Gloo(_Parting, ProcessGroupGloo):
+    """One whose replicas may die while they are connected to, for which Gloo waits as long as for anything."""
+
+    _making: Future[dist.ProcessGroup] | None = None
+    _began = 0.0
+
+    def configure(self, *given: Any, **_: Any) -> None:
+        """Connect in a thread, which is left alone where a replica is lost: Gloo cannot be told, nor can its store."""
+        self.members = _replicas_of(*given)
+        self.abort(errored=False)
+        store, _, rank, world_size = given[:4]
+        self._began, self._making = time.monotonic(), Future[dist.ProcessGroup]()
+        Thread(target=self._make, args=(self._making, store, rank, world_size), daemon=True).start()
+        try:
+            self._pg = self._making.result()
+        finally:
+            self._making = None
+
+    def give_up_on(self, lost: Mapping[int, float]) -> None:
+        making = self._making
+        gone = sorted(each for each in self.members if lost.get(each, 0.0) > self._began - KNOWN_S)
+        if making is not None and gone:
+            with suppress(InvalidStateError):  # it has just come about
+                making.set_exception(ConnectionError(f"lost: replica {', '.join(map(str, gone))}"))
+
+    def _make(self, making: Future[dist.ProcessGroup], store: str, rank: int, world_size: int) -> None:
+        try:
+            made = self._create_pg(create_store_client(store, timeout=WAIT), rank, world_size)
+        except Exception as error:
+            with suppress(InvalidStateError):
+                making.set_exception(error)
+        else:
+            with suppress(InvalidStateError):  # given up: its connections are closed with it
+                making.set_result(made)
+
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
         """Make it without what torch 2.15 warns of: TorchFT numbers what is sent, which torch does now."""
         group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")

@@ -35,6 +35,15 @@ class Standing(NamedTuple):
     samples: int | None
 
 
+class Unmet(Exception):
+    """This replica was told to end while it waited for the others, and they have not come."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__(standing)
+        self.standing = standing
+        """How far its training is."""
+
+
 class Replicas(Protocol):
     """What a session asks of the replicas."""
 
@@ -54,7 +63,10 @@ class Replicas(Protocol):
         ...
 
     def begin(self, standing: Standing) -> Standing:
-        """Get ready for the step after this; says after which step training stands in truth. All ranks call it."""
+        """Get ready for the step after this; says after which step training stands in truth. All ranks call it.
+
+        Raises Unmet, as `settle` does.
+        """
         ...
 
     def expect(self, *, last: bool) -> None:
@@ -153,7 +165,8 @@ class Joined:
 
     def _gather(self) -> None:
         # One that has not looked is behind all that have, those before their first step included.
-        self._peers.gather(self._standing.step + 1 if self._looked else 0)
+        if not self._peers.gather(self._standing.step + 1 if self._looked else 0):
+            raise Unmet(self._standing)
 
     def _wrapped(self, *, exchanging: bool) -> None:
         if isinstance(self._training.model, DistributedDataParallel):

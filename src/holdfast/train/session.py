@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import SupportsFloat, TypeVar
+from typing import NoReturn, SupportsFloat, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -33,7 +33,7 @@ from holdfast.train.peercopies import PeerCopies
 from holdfast.train.profiler import waiting_for_checkpoint
 from holdfast.train.ranks import NOTHING, Ranks, Wish
 from holdfast.train.rate import ScaledRate
-from holdfast.train.replicas import Alone, Replicas, Several, Standing
+from holdfast.train.replicas import Alone, Replicas, Several, Standing, Unmet
 from holdfast.train.retention import Retention
 from holdfast.train.store import Store
 from holdfast.train.tenure import REFUSALS, error_of
@@ -132,7 +132,10 @@ class Session:
         self._liaison.listen()
         try:
             while True:
-                self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
+                try:
+                    self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
+                except Unmet as alone:
+                    self._leave(alone.standing)
                 step = self.step + 1
                 if step > total:
                     return
@@ -204,9 +207,12 @@ class Session:
         tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         samples, self.global_batch = self.global_batch, 0
-        settled = self._replicas.settle(
-            Standing(self.step + 1, None if self._samples is None else self._samples + samples)
-        )
+        try:
+            settled = self._replicas.settle(
+                Standing(self.step + 1, None if self._samples is None else self._samples + samples)
+            )
+        except Unmet as alone:
+            self._leave(alone.standing)
         if settled is None:
             self._in_vain = True
             return
@@ -270,6 +276,17 @@ class Session:
         if action is Wish.STOP:
             self._tell(checkpoints.finish(), must=True)
             self._raise(checkpoints.close(), must=True)
+
+    def _leave(self, standing: Standing) -> NoReturn:
+        """Save what there is and leave, without the others: any of them may be the only one that has it."""
+        if self._checkpoints is not None and standing.step > 0:
+            self._liaison.turn(Doing.ASIDE)
+            self._tell(self._checkpoints.finish(), must=False)
+            if self._liaison.sound():
+                self._checkpoints.begin(*standing, node_s=self._liaison.node_s)
+                self._tell(self._checkpoints.finish(), must=True)
+            self._raise(self._checkpoints.close(), must=True)
+        self._liaison.leave(standing.step)
 
     def _copy(self, checkpoints: Checkpoints, copies: PeerCopies, action: Wish) -> None:
         """Copy the state to another node's memory when that is due; a copy that is due waits for the one before."""
