@@ -1,6 +1,7 @@
 """How soon a replica that hangs is expelled, and how often one that does not; `step_deadline_s: auto`, two replicas.
 
-.venv/bin/python -m bench.expulsion [--quick | --rounds N] [--seed N] [--step-s S] [--peer]
+.venv/bin/python -m bench.expulsion [--quick | --rounds N] [--seed N] [--step-s S]
+.venv/bin/python -m bench.expulsion --peer
 .venv/bin/python -m bench.expulsion --alarms-for 3600 [--load N]
 
 In each round one rank is stopped by a signal at a moment that is drawn, or goes to sleep in its own code, or enters an
@@ -19,6 +20,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -54,6 +56,7 @@ STEPS = 100
 """Of an attempt before it hangs: enough for a percentile."""
 PATIENCE_S = 240.0
 PEER = Path(__file__).parent / "programs" / "managed.py"
+LIGHTHOUSE = Path(sys.executable).parent / "torchft_lighthouse"
 PEER_ROUNDS = 2
 SAY_S = 300.0
 
@@ -112,15 +115,14 @@ def main() -> int:
         headline(f"False alarms of two replicas in {given.alarms_for:g} s, beside {given.load} busy loops")
         with _training(given.step_s) as training, _load(given.load):
             return _alarms(training, given.alarms_for)
+    if given.peer:
+        headline("A replica that hangs under TorchFT as it comes: from its last step until the other's next commit")
+        return _peers(given.step_s)
     headline(
         f"A replica that hangs: from its last step until it is expelled, beyond {AUTO_FACTOR:g} x p99 of its steps"
     )
     with _training(given.step_s) as training:
-        rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
-        code = _rounds(training, rounds, random.Random(given.seed))
-    if given.peer:
-        _peers(given.step_s)
-    return code
+        return _rounds(training, given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS), random.Random(given.seed))
 
 
 def _rounds(training: Training, rounds: int, chance: random.Random) -> int:
@@ -187,7 +189,7 @@ def _expelled(training: Training, victim: int, kind: str) -> Hang:
         each for each in training.commits(1 - victim) if each > last + AUTO_FACTOR * statistics.median(_steps(commits))
     )
     return Hang(
-        reported_s=reports()[0] - last,
+        reported_s=reports()[-1] - last,
         gone_s=ends()[0].at - last,
         other_s=other - last,
         p99_s=percentile(_steps(commits), 99),
@@ -198,19 +200,13 @@ def _steps(commits: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(commits)]
 
 
-def _peers(step_s: float) -> None:
+def _peers(step_s: float) -> int:
     """The same of TorchFT, and print it."""
-    from torchft.coordination import LighthouseServer
-
     rows: list[tuple[str, ...]] = []
     for kind, number in ((STOPPED, signal.SIGSTOP), (ASLEEP, signal.SIGUSR1)):
         told: list[str] = []
         for _ in range(PEER_ROUNDS):
-            lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
-            try:
-                told.append(_managed(step_s, f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}", number))
-            finally:
-                lighthouse.shutdown()
+            told.append(_managed(step_s, number))
             say(f"TorchFT, {kind}: the other's next commit {told[-1]}")
         rows.append((kind, *told))
     head = (
@@ -218,19 +214,28 @@ def _peers(step_s: float) -> None:
         *(f"TorchFT as it comes: the other's next commit, round {each + 1}" for each in range(PEER_ROUNDS)),
     )
     say("\n" + table(head, rows))
+    return 0
 
 
-def _managed(step_s: float, lighthouse: str, number: signal.Signals) -> str:
+def _managed(step_s: float, number: signal.Signals) -> str:
     """Have one of two replicas hang; what became of the other, in words."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         out = Path(folder)
-        started: list[subprocess.Popen[bytes]] = []
-        for replica in range(REPLICAS):
-            log = stack.enter_context((out / f"{replica}.log").open("wb"))
-            command = (sys.executable, str(PEER), folder, str(replica), f"{step_s}", lighthouse)
-            started.append(subprocess.Popen(command, stdout=log, stderr=log))
-            stack.callback(started[-1].wait)
-            stack.callback(started[-1].kill)
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            address = f"127.0.0.1:{held.getsockname()[1]}"
+
+        def start(name: str, *command: str) -> subprocess.Popen[bytes]:
+            log = stack.enter_context((out / f"{name}.log").open("wb"))
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        start("lighthouse", str(LIGHTHOUSE), "--min_replicas", "1", "--bind", address)
+        started = [
+            start(f"{each}", sys.executable, str(PEER), folder, f"{each}", f"{step_s}", f"http://{address}")
+            for each in range(REPLICAS)
+        ]
 
         def commits(replica: int) -> list[float]:
             note = out / str(replica)

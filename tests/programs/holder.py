@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from holdfast.train import Session, handover, lending, peers, seal
+from holdfast.train import Session, handover, lending, peerlinks, seal
 
 STEP_S, OUT = float(sys.argv[1]), Path(sys.argv[2])
 REPLICA, ATTEMPT = os.environ["HOLDFAST_REPLICA"], os.environ["HOLDFAST_ATTEMPT"]
@@ -73,7 +73,7 @@ def arm(session: Session) -> None:
     if "saving" in DIES:
         seal.write = die
     if "meeting" in DIES:
-        peers._Gloo.configure = die
+        peerlinks.Gloo.configure = die
     if "leaving" in DIES:
         handover.write = die
     if "giving" in DIES:

@@ -15,9 +15,9 @@ FACTOR = 10.0
 AUTO_LONGEST_S = 600.0
 """`auto`: longest for what is no ordinary step."""
 
-AUTO_FACTOR, AUTO_MORE_S = 3.0, 0.9
-"""`auto`: so many times the 99th percentile of the steps, and so many seconds. A tenth of the second that a hang may
-cost is left for its replica to be expelled."""
+AUTO_FACTOR, AUTO_MORE_S = 3.0, 0.75
+"""`auto`: so many times the 99th percentile of the steps, and so many seconds. A quarter of the second that a hang may
+cost is left for its replica to be judged and ended."""
 
 EARLY_STEPS, EARLY_MORE_S = 8, 30.0
 """`auto`: until so many steps are known any of them may compile again, which takes about as long as the first did, or

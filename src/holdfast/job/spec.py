@@ -388,7 +388,7 @@ class Recovery(Model):
     Only ranks with a `holdfast.train` Session are watched, and only while they are at their steps. The first step of an
     attempt, which compiles and connects, gets ten deadlines; so does what comes between two steps: a checkpoint, a wait
     for other replicas, an evaluation in `session.aside()`. It must be longer than the slowest honest step. `auto` is
-    three times the 99th percentile of the rank's own steps and 0.9 s; the first step then gets ten minutes, and so
+    three times the 99th percentile of the rank's own steps and 0.75 s; the first step then gets ten minutes, and so
     does what comes between. Until eight more steps are known, any of them may compile again: it gets three times the
     longest so far, the first included, and 30 s. Time in which a rank could run and had no CPU is not counted.
     """

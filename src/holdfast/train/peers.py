@@ -1,4 +1,4 @@
-"""Owns TorchFT as the session uses it, and what has to be mended of it; only merging.py knows it too.
+"""Owns TorchFT as the session uses it, and what has to be mended of it; merging.py and peerlinks.py know it too.
 
 Its manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
 committed, and lets a replica that is behind take what the others have from their memory. Refuses to own what that is,
@@ -12,8 +12,8 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError, wait
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -22,23 +22,19 @@ from threading import Thread
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceOp, TCPStore
-from torchft.checkpointing import HTTPTransport
 from torchft.manager import Manager
-from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
 
 from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train.environment import Environment
+from holdfast.train.peerlinks import WAIT, Gloo, Nccl, Transport
 from holdfast.train.ranks import Ranks
 
 State = dict[str, Any]
 """What a replica that is behind takes: anything that pickles, tensors in dicts."""
 
-WAIT = timedelta(minutes=10)
-"""Longest that a rank waits for others in a step, where nobody tells it that they are gone."""
 CONNECT = timedelta(seconds=60)
 FOR_OTHERS = timedelta(days=7)
 """Longest that a replica waits until enough of them are there: as long as a run may take."""
@@ -48,10 +44,12 @@ ASIDE_S = 0.25
 """Seconds of waiting for other replicas after which the agent is told: the wait is none of a step's."""
 SAY_S = 10.0
 """The same, after which people are told."""
-LOOK_S = 0.05
-"""Between two looks, while other replicas are waited for, at what the agent says."""
-KNOWN_S = 1.0
-"""Seconds after which the quorum service knows of a loss as well, and makes no quorum with the lost replica."""
+LOOK_S = 0.1
+"""Between two looks at the time while other replicas are waited for."""
+KNOWN_S = 0.2
+"""Seconds after which the quorum service knows of a loss as well; no replica that is lost is back so soon."""
+TAKE_S = 5.0
+"""Seconds that a state may still take to come when one of the quorum is lost: its donor may never get to give it."""
 TOLD_S = 1.0
 """Seconds that a replica which is told to end goes on waiting for others, which may only be slow to come: then it would
 leave after a step that it takes with them."""
@@ -103,7 +101,8 @@ class Peers:
         # A store of its own: a replica of one rank may have none, and torchrun's may be shared by all replicas.
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
         port = ranks.from_first(self._store.port if self._store else 0)
-        self._group = _Nccl(timeout=WAIT) if nccl else _Gloo(timeout=WAIT)
+        self._group = Nccl(timeout=WAIT) if nccl else Gloo(timeout=WAIT)
+        self._transport = Transport(_address_towards(host))
         try:
             self._manager: Any = _Manager(
                 pg=self._group,
@@ -121,7 +120,7 @@ class Peers:
                 lighthouse_addr=told.lighthouse,
                 replica_id=str(told.replica),
                 hostname=host,
-                checkpoint_transport=_Transport(_address_towards(host)),
+                checkpoint_transport=self._transport,
                 quorum_retries=QUORUM_RETRIES,
             )
         except RuntimeError as error:
@@ -168,9 +167,18 @@ class Peers:
         return True
 
     def listen(self) -> None:
-        """Hear who is lost while connections to the replicas of a step are made, and wait for none of those."""
-        self._lost.update(dict.fromkeys(self._news.lost(), time.monotonic()))
-        self._group.give_up_on(self._lost)
+        """Hear who is lost while the replicas of a step connect and catch up, and do not wait for what cannot come."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        now = time.monotonic()
+        self._lost.update(dict.fromkeys(self._news.lost(), now))
+        known = self._group.began - KNOWN_S
+        lost = {each: at for each in self._group.members if (at := self._lost.get(each, 0.0)) > known}
+        if lost:
+            error = ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}")
+            self._group.connecting.give_up(error)
+            if now - min(lost.values()) > TAKE_S:
+                self._transport.taking.give_up(error)
 
     def _gather(self) -> None:
         said = ""
@@ -205,7 +213,7 @@ class Peers:
             self._fail(error)
             return
         arriving = work.get_future()
-        arriving.add_done_callback(self._ring)
+        arriving.add_done_callback(self.ring)
         self._travelling.append(arriving)
 
     def arrived(self) -> bool:
@@ -234,18 +242,22 @@ class Peers:
 
     def _listen(self) -> None:
         """Wait until something has arrived or a replica of this step is said to be lost."""
-        link = self._news.fileno()
-        listening = select.poll()
-        for source in (self._bell, link):
-            if source is not None:
-                listening.register(source, select.POLLIN)
-        listening.poll()
+        self.ears().poll()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if lost := self._news.lost() & self._group.members:
             self._fail(ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}"))
 
-    def _ring(self, _: object) -> None:
+    def ears(self) -> select.poll:
+        """Readable when something was rung for, or the agent may have said something."""
+        ears = select.poll()
+        for source in (self._bell, self._news.fileno()):
+            if source is not None:
+                ears.register(source, select.POLLIN)
+        return ears
+
+    def ring(self, _: object) -> None:
+        """Have whoever waits look."""
         os.eventfd_write(self._bell, 1)
 
     @property
@@ -261,19 +273,18 @@ class _Manager(Manager):
     """A manager that says when it has to wait for other replicas."""
 
     news: News
+    peers: Peers
     waiting: Finding
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
-        quorum = cast("Future[None] | None", self._quorum_future)
-        if quorum is not None:
-            self._wait_for(quorum)
-        super().wait_quorum()
-
-    def _wait_for(self, quorum: Future[None]) -> None:
         """Wait for others, also for the word that one of them is lost, or that this process is to end."""
+        quorum = cast("Future[None]", self._quorum_future)
+        if not quorum.done():
+            quorum.add_done_callback(self.peers.ring)
         began = time.monotonic()
         aside_at, say_at, leave_at = began + ASIDE_S, began + ASIDE_S + SAY_S, math.inf
-        while not wait([quorum], LOOK_S).done:
+        while not quorum.done():
+            self.peers.ears().poll(LOOK_S * 1000)  # in this frame: stacks tell by its name what is waited for
             now = time.monotonic()
             self.peers.listen()
             if now >= aside_at:
@@ -288,8 +299,7 @@ class _Manager(Manager):
                 raise _Told
         if aside_at == math.inf:
             self.news.turn(Doing.STEPS)
-
-    peers: Peers
+        super().wait_quorum()
 
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         self, tensor: torch.Tensor, *_: Any, **__: Any
@@ -334,108 +344,6 @@ class _Mean:
         if self._peers.arrived():
             self._tensor.div_(self._peers.count)
         return True
-
-
-class _Parting:
-    """A process group that knows which replicas are in it, and can be left at once."""
-
-    members: frozenset[int] = frozenset()
-    _pg: Any
-
-    def configure(self, *given: Any, **named: Any) -> None:
-        self.members = _replicas_of(*given)
-        cast("Any", super()).configure(*given, **named)
-
-    def give_up_on(self, lost: Mapping[int, float]) -> None:
-        """Connect no further where that is to one of the lost, each of which was told at a time."""
-
-    def leave(self) -> None:
-        """Close its connections: a replica that is no neighbour of the lost one learns of it so.
-
-        TorchFT keeps them until the next quorum, and such a replica waits out the group's timeout. In a thread, since
-        Gloo cannot be stopped: its end waits for what still travels, to or from a peer that may hang.
-        """
-        group, self._pg = self._pg, None
-        if group is not None:
-            Thread(target=_end, args=(group,), daemon=True).start()
-
-
-def _end(group: Any) -> None:
-    group.abort()
-
-
-def _replicas_of(*given: Any) -> frozenset[int]:
-    """Those that are in a group which is configured so."""
-    ranks_of_each, ranks = given[6:8]
-    return frozenset(rank // ranks_of_each for rank in ranks)
-
-
-class _Gloo(_Parting, ProcessGroupGloo):
-    """One whose replicas may die while they are connected to, for which Gloo waits as long as for anything."""
-
-    _making: Future[dist.ProcessGroup] | None = None
-    _began = 0.0
-
-    def configure(self, *given: Any, **_: Any) -> None:
-        """Connect in a thread, which is left alone where a replica is lost: Gloo cannot be told, nor can its store."""
-        self.members = _replicas_of(*given)
-        self.abort(errored=False)
-        store, _, rank, world_size = given[:4]
-        self._began, self._making = time.monotonic(), Future[dist.ProcessGroup]()
-        Thread(target=self._make, args=(self._making, store, rank, world_size), daemon=True).start()
-        try:
-            self._pg = self._making.result()
-        finally:
-            self._making = None
-
-    def give_up_on(self, lost: Mapping[int, float]) -> None:
-        making = self._making
-        gone = sorted(each for each in self.members if lost.get(each, 0.0) > self._began - KNOWN_S)
-        if making is not None and gone:
-            with suppress(InvalidStateError):  # it has just come about
-                making.set_exception(ConnectionError(f"lost: replica {', '.join(map(str, gone))}"))
-
-    def _make(self, making: Future[dist.ProcessGroup], store: str, rank: int, world_size: int) -> None:
-        try:
-            made = self._create_pg(create_store_client(store, timeout=WAIT), rank, world_size)
-        except Exception as error:
-            with suppress(InvalidStateError):
-                making.set_exception(error)
-        else:
-            with suppress(InvalidStateError):  # given up: its connections are closed with it
-                making.set_result(made)
-
-    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        """Make it without what torch 2.15 warns of: TorchFT numbers what is sent, which torch does now."""
-        group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
-        gloo = dist.ProcessGroupGloo(store, rank, world_size, WAIT)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
-            group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
-        return group
-
-
-class _Nccl(_Parting, ProcessGroupNCCL):
-    pass
-
-
-class _Transport(HTTPTransport[Any]):
-    """Gives a rank's state to one that catches up, at an address that the other can reach."""
-
-    def __init__(self, host: str) -> None:
-        self._host = f"[{host}]" if ":" in host else host
-        super().__init__(timeout=WAIT, num_chunks=0)
-        # Python's server would write a line for each that catches up into the rank's log.
-        cast("Any", self)._server.RequestHandlerClass.log_message = _silent
-
-    def address(self) -> str:
-        """TorchFT's own has the machine's name in it, which nobody else knows in a Kubernetes pod."""
-        port = cast("Any", self)._server.socket.getsockname()[1]
-        return f"http://{self._host}:{port}/checkpoint/"
-
-
-def _silent(*_: object) -> None:
-    pass
 
 
 def _address_towards(host: str) -> str:

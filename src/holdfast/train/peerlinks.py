@@ -1,0 +1,137 @@
+"""Owns what a replica holds of the others: the group in which it reaches them, and the way a state goes between them.
+
+Both are TorchFT's, and differ from it in that no replica waits in them for one that is gone. Refuses to own who takes
+part, and when (peers.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from threading import Thread
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torchft.checkpointing import HTTPTransport
+from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
+
+WAIT = timedelta(minutes=10)
+"""Longest that a rank waits for others in a step, where nobody tells it that they are gone."""
+
+
+class _Vain:
+    """What is waited for in a thread, which is left alone where it is given up: neither Gloo nor HTTP can be told."""
+
+    def __init__(self) -> None:
+        self._awaited = Future[Any]()
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        awaited = self._awaited = Future[Any]()
+        Thread(target=_settle, args=(awaited, work), daemon=True).start()
+        return awaited.result()
+
+    def give_up(self, error: Exception) -> None:
+        with suppress(InvalidStateError):  # there is nothing to be given up
+            self._awaited.set_exception(error)
+
+
+def _settle(awaited: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except Exception as error:
+        with suppress(InvalidStateError):
+            awaited.set_exception(error)
+    else:
+        with suppress(InvalidStateError):  # what nobody waits for is closed with it
+            awaited.set_result(result)
+
+
+class _Parting:
+    """A process group that knows which replicas are in it, and can be left at once."""
+
+    members: frozenset[int] = frozenset()
+    began = 0.0
+    """Monotonic seconds at which they began to connect."""
+    _pg: Any
+
+    def __init__(self, *, timeout: timedelta) -> None:
+        cast("Any", super()).__init__(timeout=timeout)
+        self.connecting = _Vain()
+
+    def configure(self, *given: Any, **named: Any) -> None:
+        ranks_of_each, ranks = given[6:8]
+        self.members, self.began = frozenset(rank // ranks_of_each for rank in ranks), time.monotonic()
+        self.connect(*given, **named)
+
+    def connect(self, *given: Any, **named: Any) -> None:
+        cast("Any", super()).configure(*given, **named)
+
+    def leave(self) -> None:
+        """Close its connections: a replica that is no neighbour of the lost one learns of it so.
+
+        TorchFT keeps them until the next quorum, and such a replica waits out the group's timeout. In a thread, since
+        Gloo cannot be stopped: its end waits for what still travels, to or from a peer that may hang.
+        """
+        group, self._pg = self._pg, None
+        if group is not None:
+            Thread(target=_end, args=(group,), daemon=True).start()
+
+
+def _end(group: Any) -> None:
+    group.abort()
+
+
+class Gloo(_Parting, ProcessGroupGloo):
+    """That of CPUs."""
+
+    def connect(self, *given: Any, **_: Any) -> None:
+        """As TorchFT does it, but for a replica that dies meanwhile, for which Gloo waits as long as for anything."""
+        self.abort(errored=False)
+        store, _, rank, world_size = given[:4]
+
+        def connected() -> dist.ProcessGroup:
+            return self._create_pg(create_store_client(store, timeout=WAIT), rank, world_size)
+
+        self._pg = self.connecting.do(connected)
+
+    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        """Make it without what torch 2.15 warns of: TorchFT numbers what is sent, which torch does now."""
+        group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
+        gloo = dist.ProcessGroupGloo(store, rank, world_size, WAIT)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
+            group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
+        return group
+
+
+class Nccl(_Parting, ProcessGroupNCCL):
+    """That of GPUs."""
+
+
+class Transport(HTTPTransport[Any]):
+    """Gives a rank's state to one that catches up, at an address that the other can reach."""
+
+    def __init__(self, host: str) -> None:
+        self._host = f"[{host}]" if ":" in host else host
+        super().__init__(timeout=WAIT, num_chunks=0)
+        self.taking = _Vain()
+        # Python's server would write a line for each that catches up into the rank's log.
+        cast("Any", self)._server.RequestHandlerClass.log_message = _silent
+
+    def recv_checkpoint(self, *given: Any, **named: Any) -> Any:
+        take: Callable[..., Any] = super().recv_checkpoint
+        return self.taking.do(partial(take, *given, **named))
+
+    def address(self) -> str:
+        """TorchFT's own has the machine's name in it, which nobody else knows in a Kubernetes pod."""
+        port = cast("Any", self)._server.socket.getsockname()[1]
+        return f"http://{self._host}:{port}/checkpoint/"
+
+
+def _silent(*_: object) -> None:
+    pass
