@@ -36,6 +36,8 @@ State = dict[str, Any]
 """What a replica that is behind takes: anything that pickles, tensors in dicts."""
 
 CONNECT = timedelta(seconds=60)
+DONOR = timedelta(seconds=5)
+"""Longest that a replica tries to reach its donor, which may have died since: all others wait for it meanwhile."""
 FOR_OTHERS = timedelta(days=7)
 """Longest that a replica waits until enough of them are there: as long as a run may take."""
 QUORUM_RETRIES = 6_000_000
@@ -134,6 +136,7 @@ class Peers:
                 fault=Fault.CLUSTER,
             ) from error
         self._manager._executor = _Aside()
+        self._manager._connect_timeout = DONOR  # from here on it is for donors alone
         self._manager.news, self._manager.peers = news, self
         self._manager.waiting = _waiting(told)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
