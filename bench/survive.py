@@ -1,96 +1,116 @@
-"""From kill -9 of a replica to the survivors' next commit, beyond a step's time; TorchFT's own Lighthouse beside it.
+"""From kill -9 of a replica to the survivors' next commit, and to the killed one's; TorchFT's own Lighthouse beside it.
 
 .venv/bin/python -m bench.survive [--quick | --rounds N] [--replicas N] [--only default|tuned]
 
 The same program (tests/programs/holder.py) on both sides, with TorchFT's DDP mended in the same way: what differs is
-who says that a replica is gone. The peer's Lighthouse misses its heartbeats, for 5 s as it comes (`default`) or for
-250 ms looked at every 10 ms (`tuned`); holdfast is a whole run, killed by signal from outside. A figure is the longest
-gap between two commits of the survivors after the kill, less their median gap before it.
+who says that a replica is gone, and who starts it again. The peer's Lighthouse misses its heartbeats, for 5 s as it
+comes (`default`) or for 250 ms looked at every 10 ms (`tuned`), and its replica is started again, cold, as soon as it
+has died; holdfast is a whole run, killed by signal from outside, at a moment within a step that is drawn (the same for
+every side of a round).
+
+Two figures: the longest gap between two commits of the survivors after the kill, less their median gap before it; and
+full strength, from the kill to the first commit of the replica that was killed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
+import random
 import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
-from holdfast import api
+from bench.holders import STEP_S, Holders, under_holdfast, under_torchft, wait_for
+from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
 from holdfast.events import RanksStarted
 from holdfast.events.log import read_events
 
-PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "holder.py"
 GOALS = {"default": 0.05, "tuned": 0.5}
+"""Of the survivors' gap, by the peer's Lighthouse."""
+STRENGTH_GOAL = 0.3
 HEARTBEATS = {"default": (5000, 100), "tuned": (250, 10)}
 """Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its looks."""
 ROUNDS, QUICK_ROUNDS = 10, 1
-STEP_S = 0.1
-BEFORE = 20
-"""Steps together before the kill."""
 VICTIM = 1
-START_S, STALL_S = 240.0, 60.0
+BACK_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What one kill cost."""
+
+    gap_s: float
+    strength_s: float
 
 
 def main() -> None:
     """Measure, and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="bench.survive", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--only", choices=GOALS)
     options = parser.parse_args()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    headline(f"kill -9 to the survivors' next commit, {options.replicas} replicas, beyond a step of {STEP_S:g} s")
-    rows: list[tuple[str, ...]] = []
+    headline(f"kill -9 of one of {options.replicas} replicas, steps of {STEP_S:g} s")
     for peer in [options.only] if options.only else GOALS:
-        say(f"\nTorchFT's Lighthouse, {peer}")
+        say(f"\nTorchFT's Lighthouse, {peer}: the survivors' gap, beyond a step")
         theirs = partial(_theirs, peer, options.replicas)
         sides = {PEER: theirs, OURS: partial(_ours, options.replicas), PEER_AGAIN: theirs}
-        found = interleave(sides, rounds, unit="s")
-        told = compare(found)
-        ours = statistics.median(each[OURS] for each in found)
-        goal = GOALS[peer]
-        rows.append((peer, f"{ours:.3f} s", str(told.ratio), str(told.floor), f"{goal:g}", told.verdict(goal)))
-    say("\n" + table(("peer", "holdfast", "ratio", "A/A floor", "goal", "met"), rows))
+        gaps, strengths = _measured(sides, rounds)
+        figures = (("survivors' gap", gaps, GOALS[peer]), ("full strength", strengths, STRENGTH_GOAL))
+        rows = [_row(what, found, goal) for what, found, goal in figures]
+        say("\n" + table((peer, "holdfast", "TorchFT", "ratio", "A/A floor", "goal", "met"), rows))
 
 
-def _ours(replicas: int) -> float:
+def _measured(sides: Mapping[str, Callable[[float], Turn]], rounds: int) -> tuple[list[Round], list[Round]]:
+    """The survivors' gaps and the times to full strength."""
+    strengths: dict[str, list[float]] = defaultdict(list)
+
+    def side(name: str) -> Callable[[], float]:
+        draw = random.Random(0)
+
+        def turn() -> float:
+            told = sides[name](draw.uniform(0, STEP_S))
+            strengths[name].append(told.strength_s)
+            return told.gap_s
+
+        return turn
+
+    gaps = interleave({name: side(name) for name in sides}, rounds, unit="s")
+    return gaps, [dict(zip(strengths, each, strict=True)) for each in zip(*strengths.values(), strict=True)]
+
+
+def _row(what: str, found: list[Round], goal: float) -> tuple[str, ...]:
+    ours, theirs = (statistics.median(each[side] for each in found) for side in (OURS, PEER))
+    told = compare(found)
+    return what, f"{ours:.3f} s", f"{theirs:.3f} s", str(told.ratio), str(told.floor), f"{goal:g}", told.verdict(goal)
+
+
+def _ours(replicas: int, delay_s: float) -> Turn:
     """A whole run; the victim's process is known from its log."""
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["HOLDFAST_HOME"] = home
-        out = Path(home)
-        command = (sys.executable, str(PROGRAM), f"{STEP_S}", home)
-        overrides = (f"recovery.replicas={replicas}",)
-        job = api.load_job(None, command=command, nodes=replicas, name="hold", overrides=overrides)
-        run = api.start(job, "local", base=out)
+    with tempfile.TemporaryDirectory() as folder, under_holdfast(Path(folder), replicas) as (holders, run):
 
-        def victim() -> int:
+        def kill() -> None:
             started = (event for event in read_events(run.events) if isinstance(event, RanksStarted))
-            return next(each.ranks[0].pid for each in started if each.replica == VICTIM)
+            os.kill(next(each.ranks[0].pid for each in started if each.replica == VICTIM), signal.SIGKILL)
 
-        try:
-            return _stall(out, replicas, victim)
-        finally:
-            api.cancel(run, force=True)
-            for _ in api.follow(run):
-                pass
+        return _turn(holders, delay_s, kill)
 
 
-def _theirs(kind: str, replicas: int) -> float:
-    """The program as TorchFT's own launcher starts it, and its Lighthouse in this process."""
+def _theirs(kind: str, replicas: int, delay_s: float) -> Turn:
+    """The program alone, and its Lighthouse in this process."""
     heartbeat_ms, tick_ms = HEARTBEATS[kind]
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0",
@@ -99,65 +119,33 @@ def _theirs(kind: str, replicas: int) -> float:
         quorum_tick_ms=tick_ms,
         heartbeat_timeout_ms=heartbeat_ms,
     )
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        stack.callback(lighthouse.shutdown)
-        address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
-        started = [_replica(replica, replicas, address, Path(folder)) for replica in range(replicas)]
-        for process in started:
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        return _stall(Path(folder), replicas, lambda: started[VICTIM].pid)
+    address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            under_torchft(Path(folder), replicas, address) as (holders, start),
+        ):
+            started = [start(replica, 0) for replica in range(replicas)]
+
+            def kill() -> None:
+                started[VICTIM].kill()
+                started[VICTIM].wait()
+                start(VICTIM, 1)
+
+            return _turn(holders, delay_s, kill)
+    finally:
+        lighthouse.shutdown()
 
 
-def _replica(replica: int, replicas: int, lighthouse: str, out: Path) -> subprocess.Popen[bytes]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    told = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "HOLDFAST_ATTEMPT": "0",
-        "HOLDFAST_REPLICA": str(replica),
-        "HOLDFAST_REPLICA_COUNT": str(replicas),
-        "HOLDFAST_BATCH_WORLD_SIZE": str(replicas),
-        "TORCHFT_LIGHTHOUSE": lighthouse,
-    }
-    command = (sys.executable, str(PROGRAM), f"{STEP_S}", str(out))
-    log = (out / f"{replica}.log").open("wb")
-    return subprocess.Popen(command, env=os.environ | told, stdout=log, stderr=log)
-
-
-def _stall(out: Path, replicas: int, victim: Callable[[], int]) -> float:
-    """Let them step together, kill one, and see how long the survivors' next commit takes beyond their usual."""
-    notes = [out / f"{replica}.0.commits" for replica in range(replicas)]
-    _wait_for(lambda: all(len(_commits(note)) >= BEFORE for note in notes), START_S)
+def _turn(holders: Holders, delay_s: float, kill: Callable[[], None]) -> Turn:
+    """Let them step together, kill one, and see what that costs the survivors, and when it commits again."""
+    holders.settle()
+    time.sleep(delay_s)
     killed_at = time.time()
-    os.kill(victim(), signal.SIGKILL)
-    survivors = [note for replica, note in enumerate(notes) if replica != VICTIM]
-    _wait_for(lambda: all(_commits(note)[-1] > killed_at + 2 * STEP_S for note in survivors), STALL_S)
-    return max(_gap(_commits(note), killed_at) for note in survivors)
-
-
-def _gap(commits: list[float], killed_at: float) -> float:
-    gaps = [(later - earlier, later) for earlier, later in pairwise(commits)]
-    usual = statistics.median(gap for gap, later in gaps if later <= killed_at)
-    return max(0.0, max(gap for gap, later in gaps if later > killed_at) - usual)
-
-
-def _commits(note: Path) -> list[float]:
-    lines = note.read_text().split("\n")[:-1] if note.exists() else []
-    return [float(line.split()[1]) for line in lines]
-
-
-def _wait_for(ready: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {within_s:g} s")
-        time.sleep(0.02)
+    kill()
+    gap_s = max(holders.gap_s(each, killed_at) for each in range(holders.replicas) if each != VICTIM)
+    wait_for(lambda: bool(holders.commits(VICTIM, 1)), BACK_S)
+    return Turn(gap_s=gap_s, strength_s=holders.commits(VICTIM, 1)[0] - killed_at)
 
 
 if __name__ == "__main__":
