@@ -6,7 +6,7 @@ The same program (tests/programs/holder.py) on both sides, with TorchFT's DDP me
 who says that a replica is gone, and who starts it again. The peer's Lighthouse misses its heartbeats, for 5 s as it
 comes (`default`) or for 250 ms looked at every 10 ms (`tuned`), and its replica is started again, cold, as soon as it
 has died; holdfast is a whole run, killed by signal from outside, at a moment within a step that is drawn (the same for
-every side of a round).
+every side of a round), once the next start of every rank is warm.
 
 Two figures: the longest gap between two commits of the survivors after the kill, less their median gap before it; and
 full strength, from the kill to the first commit of the replica that was killed.
@@ -29,9 +29,9 @@ from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-from bench.holders import STEP_S, Holders, under_holdfast, under_torchft, wait_for
+from bench.holders import START_S, STEP_S, Holders, under_holdfast, under_torchft, wait_for
 from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
-from holdfast.events import RanksStarted
+from holdfast.events import RanksStarted, RanksWarmed
 from holdfast.events.log import read_events
 
 GOALS = {"default": 0.05, "tuned": 0.5}
@@ -102,10 +102,14 @@ def _ours(replicas: int, delay_s: float) -> Turn:
     """A whole run; the victim's process is known from its log."""
     with tempfile.TemporaryDirectory() as folder, under_holdfast(Path(folder), replicas) as (holders, run):
 
+        def is_warm() -> bool:
+            return sum(isinstance(event, RanksWarmed) for event in read_events(run.events)) >= replicas
+
         def kill() -> None:
             started = (event for event in read_events(run.events) if isinstance(event, RanksStarted))
             os.kill(next(each.ranks[0].pid for each in started if each.replica == VICTIM), signal.SIGKILL)
 
+        wait_for(is_warm, START_S)
         return _turn(holders, delay_s, kill)
 
 
