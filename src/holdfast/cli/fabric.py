@@ -47,7 +47,7 @@ def fabric(
 
 def _data(row: Fabric) -> dict[str, object]:
     data: dict[str, object] = {field.name: getattr(row, field.name) for field in fields(row)}
-    data["env"], data["pod"] = dict(row.env), asdict(row.pod) if row.pod else None
+    data["env"], data["pod"] = dict(row.env), asdict(row.pod)
     return data
 
 

@@ -8,7 +8,7 @@ they belong to the job's or the site's `fabric.env`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 AUTO = "auto"
@@ -27,7 +27,7 @@ class PodAccess:
     resource: str = ""
     """Name under which a device plugin offers the fabric's devices, where it has one that most clusters use."""
     per_node: int = 0
-    """Devices that a node of the job asks for; none where no device plugin is needed."""
+    """Devices that a node of the job asks for; none where no device plugin is needed, or where machines differ."""
     attached: bool = False
     """Whether Multus gives the pod an interface for each device, by a network that the profile names."""
     capabilities: tuple[str, ...] = ()
@@ -36,6 +36,8 @@ class PodAccess:
     privileged: bool = False
     host_paths: tuple[str, ...] = ()
     """Folders of the machine that the pod sees."""
+    huge_pages: str = ""
+    """Memory in pages of 2 MiB that the fabric's library takes; Kubernetes gives them to pods that ask for them only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,13 @@ class Fabric:
     """Line rate in Gbit/s, by generation where there are several; what a node gets is this times its ports."""
     source: str
     """Where the variables and the figures come from."""
-    pod: PodAccess | None = None
-    """How a pod on Kubernetes reaches it; none where the name alone does not say how."""
+    pod: PodAccess
+    """How a pod on Kubernetes reaches it."""
 
+
+# One request gives the pod all of its machine's adapters. Clusters call it `rdma/ib`, `rdma/shared_ib` and otherwise;
+# the profile says. RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
+_SHARED = PodAccess(per_node=1, capabilities=("IPC_LOCK",))
 
 # NCCL_NET names the one network module NCCL may use; where it cannot be had, NCCL fails instead of falling back.
 _ROWS = (
@@ -74,7 +80,9 @@ _ROWS = (
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
-        source=f"{_NCCL_ENV}#nccl-net; https://www.infinibandta.org/infiniband-roadmap",
+        source=f"{_NCCL_ENV}#nccl-net; https://www.infinibandta.org/infiniband-roadmap; "
+        "https://docs.coreweave.com/products/networking/hpc-interconnect/use-gpudirect-rdma",
+        pod=_SHARED,
     ),
     Fabric(
         # NCCL_IB_GID_INDEX is left alone: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a
@@ -85,6 +93,7 @@ _ROWS = (
         network="IB",
         expected_bandwidth="per port: 100, 200 or 400 Gbit/s Ethernet",
         source=f"{_NCCL_ENV}#nccl-net; {_NCCL_ENV}#nccl-ib-gid-index",
+        pod=_SHARED,
     ),
     Fabric(
         # The plugin called its network "AWS Libfabric" alone up to 1.11 and answers to both names since, so the old
@@ -95,17 +104,20 @@ _ROWS = (
         network="AWS Libfabric",
         expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
         source="https://github.com/aws/aws-ofi-nccl/pull/530; "
-        "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html",
+        "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html; "
+        "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
+        # libfabric's EFA provider puts its buffers in huge pages, of which a container that asked for none may touch
+        # none. A machine has 1 to 32 adapters by its type, and a job that asks for fewer leaves bandwidth behind.
+        pod=PodAccess(resource="vpc.amazonaws.com/efa", huge_pages="5120Mi"),
     ),
     Fabric(
-        # RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
         name="rdma-shared",
         what="InfiniBand or RoCE adapters that pods share, given out by the RDMA shared device plugin.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
         source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
-        pod=PodAccess(resource="rdma/hca_shared_devices_a", per_node=1, capabilities=("IPC_LOCK",)),
+        pod=replace(_SHARED, resource="rdma/hca_shared_devices_a"),
     ),
     Fabric(
         name="sriov",

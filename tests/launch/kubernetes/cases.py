@@ -66,6 +66,8 @@ CASES: Mapping[str, Case] = {
     "jobset-oke-roce": Case(
         job={"fabric": "oke-roce"}, place={"volume": {"claim": "made", "size": "10TiB", "storage_class": "fss"}}
     ),
+    "jobset-infiniband": Case(job={"fabric": "infiniband"}, place={"fabric_device": {"resource": "rdma/ib"}}),
+    "jobset-efa": Case(job={"fabric": "efa"}, place={"fabric_device": {"per_node": 32}}),
     "jobset-tcp-no-agent": Case(job=TORCHRUN, place={"agent": False}),
     "trainjob-tcp": Case(place={"workload": "trainjob"}),
     "trainjob-sriov-no-agent": Case(

@@ -23,15 +23,16 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "fabric-unreachable",
-        "The fabric's name says which network it is, and not how a pod gets to it.",
-        "`holdfast fabric NAME`: `pod` is none.",
-        "rdma-shared, sriov or oke-roce, whichever the cluster has; or tcp.",
+        "The machines' adapters are there, and the cloud's network lets no packet through from one to another.",
+        "Whether the security group allows all traffic from itself to itself, in both directions.",
+        "Allow it; and put the machines into one placement group, or into one network where the fabric needs that.",
     ),
     (
         "fabric-device-unnamed",
-        "A cluster names its devices and attachments as it likes, and the profile does not say how.",
+        "A cluster names its devices and attachments as it likes, its machines have as many as they have, and the profile "
+        "does not say.",
         "`kubectl get node NODE -o jsonpath={.status.allocatable}`, `kubectl get net-attach-def -A`.",
-        "Write `fabric_device: {resource: ..., network: ...}` in the profile.",
+        "Write `fabric_device: {resource: ..., per_node: ..., network: ...}` in the profile.",
     ),
     (
         "memory-lock",

@@ -181,6 +181,8 @@ def limits(asked: Submission) -> Node:
         most[asked.profile.gpu_resource] = job.gpus_per_node
     if access.per_node and access.resource:
         most[access.resource] = Because(access.per_node, f"{asked.fabric.name}: devices of the fabric.")
+    if access.huge_pages:
+        most["hugepages-2Mi"] = Because(access.huge_pages, f"{asked.fabric.name}: its library's buffers.")
     return most
 
 

@@ -66,12 +66,13 @@ def queue(asked: Submission) -> Iterator[Finding]:
 def fabric(asked: Submission) -> Iterator[Finding]:
     """A pod needs more than a fabric's name to reach it."""
     row, access, device = asked.fabric, asked.access, asked.profile.fabric_device
-    if row.pod is None:
-        what = f"fabric `{row.name}` does not say how a pod gets to it"
-        yield _error("fabric-unreachable", "fabric.name", what, "Use rdma-shared, sriov or oke-roce; or tcp.")
-        return
     if access.per_node and not access.resource:
         yield _unnamed(f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
+    if access.resource and not access.per_node:
+        yield _unnamed(f"fabric `{row.name}` needs `fabric_device.per_node`: as many as its machines have")
+    if access.huge_pages and asked.job.resources.cpu is None and asked.job.resources.memory is None:
+        what = f"fabric `{row.name}` takes huge pages, which a pod gets that asks for CPU or memory too"
+        yield _error("impossible-quantity", "resources.memory", what, "Write `resources: {memory: ...}`.")
     if access.attached and device.network is None:
         yield _unnamed(f"fabric `{row.name}` needs `fabric_device.network`: the attachment that Multus gives")
     if access.capabilities and asked.profile.user and not access.privileged:

@@ -38,7 +38,7 @@ class Submission:
     @property
     def access(self) -> PodAccess:
         """How its pods reach the fabric, with what this cluster calls the devices."""
-        device, pod = self.profile.fabric_device, self.fabric.pod or PodAccess()
+        device, pod = self.profile.fabric_device, self.fabric.pod
         return replace(pod, resource=device.resource or pod.resource, per_node=device.per_node or pod.per_node)
 
     @property
