@@ -100,7 +100,8 @@ class Site:
             accepted = json.loads(one["data"]["job.json"])
             accepted.pop("code")
             return {**one, "data": {"job.json": json.dumps(accepted)}}
-        return {**one, "stringData": {name: self._keys[name] for name in values}} if values else one
+        known = {name: self._keys[name] for name in values if name in self._keys}
+        return {**one, "stringData": known} if values else one
 
     @property
     def _keys(self) -> Mapping[str, str]:

@@ -55,7 +55,7 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.local.backend import render as render_local
-from holdfast.launch.starting import keep, keeping
+from holdfast.launch.starting import keep
 from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import status_of
 from holdfast.report.brief import Brief, brief
@@ -217,17 +217,14 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
 
 def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
     from holdfast.launch.kubernetes.names import Names, stem
+    from holdfast.launch.kubernetes.sending import send
 
     place = _profile(profile, base)
     with _fresh_folder(stem(job)) as folder:
         code = ship(job, base, folder.code) if place.agent else None
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
         _fill(folder, asked.accepted)
-        with keeping(folder, asked.accepted) as listens:
-            from holdfast.launch.kubernetes.starting import started  # its client takes as long as the mirror's start
-
-            with started(folder, asked, _secrets(job, base)):
-                listens()
+        send(folder, asked, _secrets(job, base))
     return folder
 
 
@@ -549,8 +546,8 @@ def _submission(
 
     `at` and `names` are known when it is started.
     """
-    from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
-    from holdfast.launch.kubernetes.submission import HOME, Submission, workload
+    from holdfast.launch.kubernetes.names import HOME, UNKNOWN_ID, Names
+    from holdfast.launch.kubernetes.submission import Submission, workload
 
     fabric = resolve(job.fabric.name, place.fabric)
     accepted = Accepted(

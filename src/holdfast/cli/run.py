@@ -19,11 +19,14 @@ from holdfast.cli.request import (
 )
 from holdfast.errors import ExitCode
 
+LOCAL = "local"
+"""The one place that is known to be no cluster before its profile is read."""
+
 
 def run(
     ctx: typer.Context,
     file: FileArgument = None,
-    on: OnOption = "local",
+    on: OnOption = LOCAL,
     overrides: SetOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run is under way.")] = False,
     nodes: NodesOption = None,
@@ -36,6 +39,10 @@ def run(
     The job is a file, or a command after `--`. The exit code is the job's. Ctrl-C once ends the run gently, twice at
     once. Closing the terminal leaves it running.
     """
+    if on != LOCAL:
+        from holdfast.launch.kubernetes.envoy import send_ahead
+
+        send_ahead()  # before what takes as long to import as its client does
     from holdfast import api
     from holdfast.cli.findings import tell
     from holdfast.cli.watching import Presses, cancel_run, watch

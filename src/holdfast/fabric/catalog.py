@@ -37,7 +37,7 @@ class PodAccess:
     host_paths: tuple[str, ...] = ()
     """Folders of the machine that the pod sees."""
     huge_pages: str = ""
-    """Memory in pages of 2 MiB that the fabric's library takes; Kubernetes gives them to pods that ask for them only."""
+    """Memory in pages of 2 MiB that the fabric's library takes; only pods that ask for them get any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ExitCode, failure
@@ -33,13 +33,6 @@ START_S = 10.0
 
 def keep(run: RunFolder, accepted: Accepted) -> None:
     """Start a keeper with the environment the run was first started with, and wait until it listens."""
-    with keeping(run, accepted) as listens:
-        listens()
-
-
-@contextlib.contextmanager
-def keeping(run: RunFolder, accepted: Accepted) -> Generator[Callable[[], None]]:
-    """Start a keeper; what is given waits until it listens. It is ended where anything fails before the block's end."""
     environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
     module, *options = KEEPERS[accepted.backend](accepted)
     with run.controller_log.open("ab") as output:
@@ -53,7 +46,7 @@ def keeping(run: RunFolder, accepted: Accepted) -> Generator[Callable[[], None]]
             start_new_session=True,
         )
     try:
-        yield lambda: _wait_for_start(run, keeper)
+        _wait_for_start(run, keeper)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(keeper.pid, signal.SIGKILL)

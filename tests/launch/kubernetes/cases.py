@@ -10,8 +10,8 @@ from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import make_job
 from holdfast.job.profile import KUBERNETES, Profile
-from holdfast.launch.kubernetes.names import UNKNOWN_ID, Names
-from holdfast.launch.kubernetes.submission import HOME, Submission
+from holdfast.launch.kubernetes.names import HOME, UNKNOWN_ID, Names
+from holdfast.launch.kubernetes.submission import Submission
 
 JOB: Mapping[str, Any] = {
     "name": "llama",

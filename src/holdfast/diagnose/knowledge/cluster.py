@@ -29,8 +29,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "fabric-device-unnamed",
-        "A cluster names its devices and attachments as it likes, its machines have as many as they have, and the profile "
-        "does not say.",
+        "A cluster names its devices and attachments as it likes, each machine has its own number of them, and the "
+        "profile does not say.",
         "`kubectl get node NODE -o jsonpath={.status.allocatable}`, `kubectl get net-attach-def -A`.",
         "Write `fabric_device: {resource: ..., per_node: ..., network: ...}` in the profile.",
     ),

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.job.profile import Workload
 from holdfast.job.spec import SecretRef
+from holdfast.launch.kubernetes.delivery import in_secret
 from holdfast.launch.kubernetes.manifest import Because, Node
-from holdfast.launch.kubernetes.names import CONTROLLER, NODE
+from holdfast.launch.kubernetes.names import CODE, CONTROLLER, NODE
 from holdfast.launch.kubernetes.pod import quantity
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -56,11 +57,6 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
     ]
 
 
-def judged_alone(thing: Mapping[str, Node]) -> bool:
-    """Whether the API server can judge an object before the rest is there; for a binding it asks for the Role."""
-    return thing["kind"] != "RoleBinding"
-
-
 def _replacing(asked: Submission) -> list[Node]:
     """What it takes to see nodes come and go, to have a broken one replaced, and to clear away what stays."""
     unnamed = "Names of pods are not known beforehand."
@@ -103,6 +99,8 @@ def keys(asked: Submission) -> list[Mapping[str, Node]]:
     own: dict[str, Node] = {"token": UNTOLD, "ca.pem": UNTOLD, "identity.pem": UNTOLD}
     if job.secrets:
         own["secrets.json"] = Because(UNTOLD, "; ".join(f"{name}: {_whence(ref)}" for name, ref in job.secrets.items()))
+    if (code := asked.accepted.code) is not None and in_secret(code.bytes):
+        own[CODE] = Because(UNTOLD, "The code, which agents get from the controller; more than this is brought to it.")
     return [_secret(asked, names.controller, own), _secret(asked, names.keys, tokens)]
 
 

@@ -22,7 +22,7 @@ from holdfast.job.profile import Workload
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
 from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
-from holdfast.launch.kubernetes.ending import declare_failed
+from holdfast.launch.kubernetes.failing import declare_failed
 from holdfast.launch.kubernetes.lives import Lives, Pod, known
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
 from holdfast.launch.kubernetes.paths import PODS

@@ -1,4 +1,4 @@
-"""Owns how a run's code gets to its controller's pod, from whoever has it first: who starts the run, or its mirror."""
+"""Owns how a run's code gets to its controller's pod, where that does not have it from the start: by its mirror."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from holdfast.folder import RunFolder
-from holdfast.job.accepted import Shipped
-from holdfast.launch.code.archive import archive_path
-from holdfast.launch.kubernetes.names import CONTROLLER, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.names import CONTROLLER, HOME, PART_LABEL, RUN_LABEL
 from holdfast.launch.kubernetes.paths import PODS
-from holdfast.launch.kubernetes.submission import HOME
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -19,6 +16,13 @@ if TYPE_CHECKING:
 
 DESK = ("python", "-m", "holdfast.launch.kubernetes.desk")
 PIECE_BYTES = 1 << 20
+IN_SECRET_BYTES = 512 << 10
+"""Most code that the controller's Secret takes along, which holds 1 MiB; so a run begins without waiting for it."""
+
+
+def in_secret(size: int) -> bool:
+    """Whether so much code is in the controller's pod as soon as that is there; else it is brought."""
+    return size <= IN_SECRET_BYTES
 
 
 def folder_there(run: str) -> str:
@@ -35,10 +39,12 @@ async def controllers_pod(cluster: Cluster, run: str) -> str | None:
     return None
 
 
-async def deliver(cluster: Cluster, pod: str, folder: RunFolder, code: Shipped) -> None:
+async def deliver(cluster: Cluster, pod: str, folder: RunFolder, digest: str) -> None:
     """Put a run's code where its controller looks for it; nothing is done where it is. Raises as an execution does."""
-    name = str(archive_path(folder.code, code.digest).relative_to(folder.path))
-    async with cluster.execute(pod, *DESK, folder_there(folder.run), "bring", name, code.digest) as desk:
+    from holdfast.launch.code.archive import archive_path  # tarfile and what it brings: most code is small
+
+    name = str(archive_path(folder.code, digest).relative_to(folder.path))
+    async with cluster.execute(pod, *DESK, folder_there(folder.run), "bring", name, digest) as desk:
         handing = asyncio.ensure_future(_hand_in(folder, name, desk))
         try:
             async for _ in desk.output():

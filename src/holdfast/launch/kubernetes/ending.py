@@ -1,69 +1,28 @@
-"""Owns where the end of a run is written when nobody else would: in its log here, and on its object there."""
+"""Owns how a run's log here is ended where nobody else would."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from holdfast.events import Outcome, RunFinished, StopDecided
 from holdfast.events.log import EventWriter, last_event
 from holdfast.folder import RunFolder
-from holdfast.job.accepted import Accepted
-from holdfast.job.profile import Workload
-
-if TYPE_CHECKING:
-    from holdfast.launch.kubernetes.cluster import Cluster
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gang:
-    """What makes a run's pods, and shows how the run ended."""
-
-    path: str
-    status: Mapping[str, str]
-    """What its status says of a run that has failed at `{at}`, beside the condition."""
-
-
-_JOBSET = Gang(path="/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets", status={"terminalState": "Failed"})
-GANGS: Mapping[Workload, Gang] = {
-    Workload.JOBSET: _JOBSET,
-    Workload.TRAINJOB: _JOBSET,  # of the same name; the TrainJob says of itself what it says
-    Workload.PYTORCHJOB: Gang(
-        path="/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs", status={"completionTime": "{at}"}
-    ),
-}
-
-
-def conclude(folder: RunFolder, accepted: Accepted, outcome: Outcome, why: str, exit_code: int) -> None:
+def conclude(folder: RunFolder, outcome: Outcome, why: str, exit_code: int) -> None:
     """End a run's log, once; one that was never begun is begun first."""
+    from holdfast.job.accepted import Accepted  # its models take a mirror longest to import
+
     last, at = last_event(folder.events), time.time()
     if isinstance(last, RunFinished):
         return
     writer = EventWriter(folder.events)
     writer.append(
         (
-            *(() if last else (accepted.created(folder.run),)),
+            *(() if last else (Accepted.read(folder.job).created(folder.run),)),
             StopDecided(at=at, outcome=outcome, reason=why, exit_code=exit_code),
             RunFinished(at=at, outcome=outcome, reason=why, exit_code=exit_code),
         ),
         sync=True,
     )
     writer.close()
-
-
-async def declare_failed(cluster: Cluster, workload: Workload, run: str, why: str) -> None:
-    """Have the gang's own object say that the run has failed, after which its operator makes no pod any more.
-
-    Raises as a cluster does; where somebody else has changed the object meanwhile, RefusedBy a conflict.
-    """
-    gang = GANGS[workload]
-    known = await cluster.read(f"{gang.path}/{run}")
-    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    failed = {"type": "Failed", "status": "True", "reason": "RunFailed", "message": why, "lastTransitionTime": at}
-    others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != failed["type"]]
-    status = {"conditions": [*others, failed]} | {name: value.format(at=at) for name, value in gang.status.items()}
-    version = {"resourceVersion": known["metadata"]["resourceVersion"]}
-    await cluster.change(f"{gang.path}/{run}/status", {"metadata": version, "status": status})

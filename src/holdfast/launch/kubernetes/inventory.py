@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.job.profile import Workload
-from holdfast.launch.kubernetes.access import GROUPS, judged_alone
+from holdfast.launch.kubernetes.access import GROUPS
 from holdfast.launch.kubernetes.check import KUEUE, UNSEEN, Inventory, Right, needed
 from holdfast.launch.kubernetes.cluster import NOT_FOUND, Cluster
 from holdfast.launch.kubernetes.manifest import plain
-from holdfast.launch.kubernetes.paths import folder_of
+from holdfast.launch.kubernetes.paths import folder_of, judged_alone
 from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
 from holdfast.launch.kubernetes.render import Rendering, render

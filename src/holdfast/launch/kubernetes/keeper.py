@@ -20,6 +20,7 @@ from holdfast.folder import RunFolder, write_private
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.kubernetes.desk import COLLECTED, KEPT_S
+from holdfast.launch.kubernetes.names import CODE
 
 EVERYWHERE = "0.0.0.0"
 """Nodes come over the network; the run's NetworkPolicy says which."""
@@ -62,6 +63,7 @@ def _fill(folder: RunFolder, job: str, keys: Path) -> None:
         return
     own = keys / "secrets.json"
     values: dict[str, str] = json.loads(own.read_text()) if own.exists() else {}
+    _take_code(folder, job, keys / CODE)
     written = {
         folder.token: (keys / "token").read_text(),
         folder.ca: (keys / "ca.pem").read_text(),
@@ -72,6 +74,19 @@ def _fill(folder: RunFolder, job: str, keys: Path) -> None:
     for path, text in written.items():
         path.unlink(missing_ok=True)
         write_private(path, text)
+
+
+def _take_code(folder: RunFolder, job: str, code: Path) -> None:
+    """Put the run's code, where its Secret has that, where controllers look for it."""
+    if not code.exists():
+        return
+    from holdfast.launch.code.archive import archive_path
+
+    place = archive_path(folder.code, json.loads(job)["code"]["digest"])
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = place.with_suffix(".new")
+    fresh.write_bytes(code.read_bytes())
+    fresh.rename(place)
 
 
 def _await_collection(folder: RunFolder, agents: socket.socket) -> None:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +26,8 @@ from holdfast.errors import ExitCode
 from holdfast.events import CancelRequested, Outcome, RunFinished
 from holdfast.events.log import last_event
 from holdfast.folder import RunFolder
-from holdfast.job.accepted import Accepted
 from holdfast.launch.keeping import clients_at, describe, take
-from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there
+from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there, in_secret
 from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
 from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
@@ -42,13 +41,34 @@ log = logging.getLogger("holdfast.mirror")
 
 AGAIN_S = 0.5
 """Pause before the controller's pod is looked for again."""
-LOOK_S = 0.02
-"""Pause before it is looked again whether the run's objects are made."""
-MADE_S = 300.0
-"""Longest that this is waited for: who makes them may have been killed."""
+SOON_S = 0.1
+"""The same of a pod that waits for its code."""
 QUESTION_BYTES = 1 << 16
 HEAD_BYTES = 512
 """Longest that the line before a part of a file is."""
+
+
+class Code(msgspec.Struct, frozen=True):
+    """Code that the controller's pod does not have from the start."""
+
+    digest: str
+    bytes: int
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a mirror needs to know of how a run was accepted; the job's own models take longest to import."""
+
+    code: Code | None = None
+    """None where it needs none to be brought."""
+    agent: bool = True
+    lasting: bool = True
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Terms:
+        """What a run's folder says."""
+        terms = msgspec.json.decode(folder.job.read_bytes(), type=cls)
+        brought = terms.code is None or in_secret(terms.code.bytes)
+        return msgspec.structs.replace(terms, code=None) if brought else terms
 
 
 class RunGone(Exception):
@@ -65,7 +85,7 @@ class Mirror:
         """The controller's, as far as it was heard of."""
         self._heard = asyncio.Event()
         """Whether it is heard."""
-        self._accepted = Accepted.read(folder.job)
+        self._terms = Terms.of(folder)
         self._supplied: str | None = None
         """The last pod that was brought the run's code."""
 
@@ -86,7 +106,7 @@ class Mirror:
             finally:
                 self._pod = None
                 self._heard.clear()
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(SOON_S if self._waits_for_code() else AGAIN_S)
         await self._leave()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -143,11 +163,14 @@ class Mirror:
 
     async def _bring_code(self, pod: str) -> None:
         """Deliver the run's code, unless that was done already: to each pod, where a pod loses it with its folder."""
-        code = self._accepted.code
-        begun = last_event(self._folder.events) is not None
-        if code is not None and (not begun or (pod != self._supplied and not self._accepted.lasting)):
-            await deliver(self._cluster, pod, self._folder, code)
+        code = self._terms.code
+        if code and (self._waits_for_code() or (pod != self._supplied and not self._terms.lasting)):
+            await deliver(self._cluster, pod, self._folder, code.digest)
         self._supplied = pod
+
+    def _waits_for_code(self) -> bool:
+        """Whether the run cannot begin before its code is brought."""
+        return self._terms.code is not None and last_event(self._folder.events) is None
 
     def _have(self) -> dict[str, int]:
         """How much of each file is here, and how the log ends."""
@@ -157,7 +180,7 @@ class Mirror:
         return sizes | ({ENDS: end_of(log, sizes[log.name])} if log.name in sizes else {})
 
     def _conclude(self, why: str) -> None:
-        conclude(self._folder, self._accepted, Outcome.CANCELLED, why, ExitCode.CANCELLED)
+        conclude(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
 
     async def _leave(self) -> None:
         """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
@@ -229,34 +252,34 @@ def _put(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-async def _placed(folder: RunFolder) -> Place:
-    """Where the run is: its objects are made while this process starts."""
-    deadline = time.monotonic() + MADE_S
-    while not folder.place.exists():
-        if time.monotonic() > deadline:
-            sys.exit("the run was not started")
-        await asyncio.sleep(LOOK_S)
-    return recorded(folder)
-
-
-async def mirrored(folder: RunFolder) -> None:
-    """Mirror a run until it is over, or look on where it has no controller to ask."""
-    from holdfast.launch.kubernetes.cluster import Cluster
-
-    place = await _placed(folder)
-    cluster = Cluster(context=place.context, namespace=place.namespace)
-    if Accepted.read(folder.job).agent:
-        mirror = Mirror(folder, cluster, place)
+@contextlib.asynccontextmanager
+async def mirrored(folder: RunFolder, cluster: Cluster) -> AsyncGenerator[Awaitable[None]]:
+    """Answer questions and mirror a run, or look on where it has no controller to ask; what is given ends with it."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    if Terms.of(folder).agent:
+        mirror = Mirror(folder, cluster, recorded(folder))
     else:
         from holdfast.launch.kubernetes.onlooker import Onlooker
 
-        mirror = Onlooker(folder, cluster, place)
+        mirror = Onlooker(folder, cluster, recorded(folder))
     server = await asyncio.start_unix_server(mirror.answer, sock=clients_at(folder))
     describe(folder)
     async with server:
-        await mirror.run()
+        running = asyncio.ensure_future(mirror.run())
+        try:
+            yield running
+        finally:
+            running.cancel()
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
+
+
+async def _go_on(folder: RunFolder) -> None:
+    from holdfast.launch.kubernetes.cluster import Cluster
+
+    place = recorded(folder)
+    async with mirrored(folder, Cluster(context=place.context, namespace=place.namespace)) as over:
+        await over
 
 
 def main() -> None:
@@ -265,10 +288,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = RunFolder(parser.parse_args().folder)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     if take(folder) is None:
         sys.exit("the run has a mirror already")
-    asyncio.run(mirrored(folder))
+    if not folder.place.exists():
+        sys.exit("the run was not started")
+    asyncio.run(_go_on(folder))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from holdfast.job.spec import Job
+if TYPE_CHECKING:
+    from holdfast.job.spec import Job
+
+HOME = "/holdfast"
+"""Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
 
 UNKNOWN_ID = "000000"
 """Stands in a rendered manifest for the six characters that a run's id ends in; none of them is a zero."""
@@ -17,6 +22,8 @@ RUN_LABEL = "holdfast/run"
 PART_LABEL = "holdfast/part"
 NODE = "node"
 CONTROLLER = "controller"
+CODE = "code.tar"
+"""Under which name the controller's Secret has the run's code."""
 
 
 @dataclass(frozen=True)

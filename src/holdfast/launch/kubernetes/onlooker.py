@@ -126,4 +126,4 @@ class Onlooker:
             self._known = [*self._known, *news]
 
     def _conclude(self, outcome: Outcome, why: str, code: int) -> None:
-        conclude(self._folder, self._accepted, outcome, why, code)
+        conclude(self._folder, outcome, why, code)

@@ -1,4 +1,4 @@
-"""Owns where objects lie in the API server's own tree, `{namespace}` left open."""
+"""Owns where objects lie in the API server's own tree, `{namespace}` left open, and what each asks for there."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def folder_of(thing: Mapping[str, Any]) -> str:
 def path_of(thing: Mapping[str, Any]) -> str:
     """Where an object is found."""
     return f"{folder_of(thing)}/{thing['metadata']['name']}"
+
+
+def judged_alone(thing: Mapping[str, Any]) -> bool:
+    """Whether the API server can judge an object before the rest is there; for a binding it asks for the Role."""
+    return thing["kind"] != "RoleBinding"

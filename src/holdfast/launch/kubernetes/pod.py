@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.launch.kubernetes.manifest import Because, Node
-from holdfast.launch.kubernetes.names import NODE
-from holdfast.launch.kubernetes.submission import HOME, Submission
+from holdfast.launch.kubernetes.names import HOME, NODE
+from holdfast.launch.kubernetes.submission import Submission
 
 PARTING_S = 30
 """Seconds beyond the ranks' grace in which an agent tells of their end and leaves; what is left then is killed."""

@@ -12,7 +12,8 @@ from holdfast.findings import Finding, Severity
 from holdfast.job.profile import Template, Workload
 from holdfast.job.source import shown
 from holdfast.job.spec import OBJECT_NAME_PATTERN, Launch
-from holdfast.launch.kubernetes.submission import HOME, Submission
+from holdfast.launch.kubernetes.names import HOME
+from holdfast.launch.kubernetes.submission import Submission
 
 PROFILE = "profile."
 """What the place of a finding begins with that is about a field of the profile, not of the job."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Fault, Severity
@@ -38,6 +39,20 @@ class RefusedBy(ClusterError):
 
     def __str__(self) -> str:
         return f"{self.status} {self.said}"
+
+
+def words_of(error: ClusterError) -> dict[str, str | int]:
+    """An error as it travels to another process."""
+    status = {"status": error.status} if isinstance(error, RefusedBy) else {}
+    return {"kind": type(error).__name__, "said": error.said, "asked": error.asked, **status}
+
+
+def error_of(words: Mapping[str, Any]) -> ClusterError:
+    """The error that has travelled."""
+    said, asked = words["said"], words["asked"]
+    if "status" in words:
+        return RefusedBy(words["status"], said, asked=asked)
+    return {kind.__name__: kind for kind in (Unconfigured, Unanswered)}[words["kind"]](said, asked=asked)
 
 
 @contextmanager

@@ -1,6 +1,10 @@
-"""Owns the making of a run's objects: whole or not at all, with secrets that nobody else has ever seen.
+"""An envoy (envoy.py): makes a run's objects, whole or not at all, and becomes the run's mirror.
 
-Refuses to own what they are (render.py) and who follows the run from here (mirror.py).
+    python -m holdfast.launch.kubernetes.starting
+
+It is told which on standard input, and says on standard output what became of it: nothing, or an error. It goes on
+once it hears that it may; where whoever sent it has gone before, it undoes what it has done. It imports little beside
+the client, because to load that takes as long as all that is done before it is told.
 """
 
 from __future__ import annotations
@@ -8,96 +12,97 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
+import sys
 import time
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from holdfast.folder import RunFolder
-from holdfast.guard.keys import Keys
-from holdfast.guard.tls import make_identity
-from holdfast.launch.kubernetes.access import judged_alone
-from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
-from holdfast.launch.kubernetes.delivery import controllers_pod, deliver
-from holdfast.launch.kubernetes.execution import CommandFailed
-from holdfast.launch.kubernetes.manifest import plain
-from holdfast.launch.kubernetes.names import RUN_LABEL
-from holdfast.launch.kubernetes.paths import folder_of, path_of
-from holdfast.launch.kubernetes.place import Place, record
-from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, told
-from holdfast.launch.kubernetes.render import render
-from holdfast.launch.kubernetes.submission import Submission
+import msgspec
 
-AT_ONCE_S = 3.0
-"""Longest that a start waits for the controller's pod: to bring it the code itself is quickest."""
+from holdfast.folder import RunFolder
+from holdfast.launch.keeping import take
+from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.envoy import KEPT
+from holdfast.launch.kubernetes.errand import Errand
+from holdfast.launch.kubernetes.names import RUN_LABEL
+from holdfast.launch.kubernetes.paths import folder_of, judged_alone, path_of
+from holdfast.launch.kubernetes.place import Place, record
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, words_of
+
 LOOK_S = 0.1
 SEEN_S = 10.0
 """Longest that a webhook may take to see an object that is there."""
+LONGEST_ERRAND_BYTES = 1 << 26
 
 
-@contextlib.contextmanager
-def started(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> Generator[None]:
-    """Make a run's objects, with the values of its job's secrets, and write down in its folder where they are.
-
-    Raises HoldfastError where the cluster does not take them. Then, or where what is done with them fails, nothing of
-    them is left.
-    """
-    cluster = Cluster(context=asked.profile.context, namespace=asked.profile.namespace)
-    with told():
-        place = asyncio.run(_begin(cluster, folder, asked, _values(folder, asked, secrets)))
+async def go() -> None:
+    """Run the errand that comes on standard input."""
+    orders = await _standard_input()
+    line = await orders.readline()
+    if not line.endswith(b"\n"):
+        return  # whoever sent it has thought better of it
+    errand = msgspec.json.decode(line, type=Errand)
+    folder = RunFolder(Path(errand.folder))
+    answer = _to_its_log(folder)
+    if take(folder) is None:
+        sys.exit("the run has a mirror already")
+    cluster = Cluster(context=errand.context, namespace=errand.namespace)
+    leave = asyncio.ensure_future(orders.readline())
+    making = asyncio.ensure_future(make(cluster, errand))
+    await asyncio.wait((making, leave), return_when=asyncio.FIRST_COMPLETED)
+    making.cancel()  # in vain where it is done
     try:
-        yield
-    except BaseException:
-        # Of another event loop than the first, hence another connection.
-        cluster = Cluster(context=place.context, namespace=place.namespace)
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
-            asyncio.run(cluster.remove(place.owner))
-        raise
-
-
-def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
-    """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
-    if not asked.profile.agent:
-        return {asked.names.secrets: secrets}
-    token = folder.token.read_text().strip()
-    make_identity(folder.ca, folder.identity)
-    ca, identity = folder.ca.read_text(), folder.identity.read_text()
-    folder.identity.unlink()
-    own = {"token": token, "ca.pem": ca, "identity.pem": identity}
-    if secrets:
-        own["secrets.json"] = json.dumps(dict(secrets))
-    keys = Keys(token)
-    nodes = {f"node{node}": keys.of_newcomer(node) for node in range(asked.job.nodes.max)}
-    return {asked.names.controller: own, asked.names.keys: {"ca.pem": ca, **nodes}}
-
-
-async def _begin(
-    cluster: Cluster, folder: RunFolder, asked: Submission, values: Mapping[str, Mapping[str, str]]
-) -> Place:
-    """Make the objects, and bring the code to the controller's pod if that comes at once; else its mirror will."""
-    place = await _make(cluster, asked, values)
+        place = await making
+    except asyncio.CancelledError:
+        return
+    except ClusterError as error:
+        _say(answer, words_of(error))
+        return
     try:
         record(folder, place)
-        if asked.accepted.code is not None:
-            with contextlib.suppress(ClusterError, CommandFailed, TimeoutError):
-                async with asyncio.timeout(AT_ONCE_S):
-                    await deliver(cluster, await _running_controller(cluster, folder), folder, asked.accepted.code)
-    except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
-            await cluster.remove(place.owner)
-        raise
-    return place
+        from holdfast.launch.kubernetes.mirror import mirrored  # what it brings is not needed before
+
+        async with mirrored(folder, cluster) as over:
+            _say(answer, {})
+            os.close(answer)
+            if await leave != KEPT:
+                raise _SenderGone
+            await over
+    except _SenderGone:
+        await cluster.remove(place.owner)
 
 
-async def _running_controller(cluster: Cluster, folder: RunFolder) -> str:
-    while (pod := await controllers_pod(cluster, folder.run)) is None:  # noqa: ASYNC110 - only asking tells
-        await asyncio.sleep(LOOK_S)
-    return pod
+class _SenderGone(Exception):
+    """Whoever sent this has gone before it was told to go on."""
 
 
-async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mapping[str, str]]) -> Place:
-    rendering = render(asked)
-    before, owner = [plain(each) for each in rendering.before], plain(rendering.owner)
-    owned = [_filled(plain(each), values) for each in rendering.owned]
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=LONGEST_ERRAND_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+def _to_its_log(folder: RunFolder) -> int:
+    """Have all that is written from now on go to the run's log; where the answer goes."""
+    answer = os.dup(1)
+    log = os.open(folder.controller_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.close(log)
+    return answer
+
+
+def _say(answer: int, words: Mapping[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # that nobody hears it is seen by the other pipe
+        os.write(answer, json.dumps(words).encode() + b"\n")
+
+
+async def make(cluster: Cluster, errand: Errand) -> Place:
+    """Make the objects; raises ClusterError, or is cancelled, with none of them left."""
+    before, owner, owned = errand.before, errand.owner, errand.owned
     # Whatever would be refused is refused before anything is there.
     await _all(cluster.make(folder_of(each), each, dryRun="All") for each in owned if judged_alone(each))
     made: list[str] = []
@@ -118,7 +123,7 @@ async def _make(cluster: Cluster, asked: Submission, values: Mapping[str, Mappin
             with contextlib.suppress(Exception):  # what went wrong first is what is told
                 await cluster.remove(path)
         raise
-    return Place(context=asked.profile.context, namespace=asked.profile.namespace, owner=path_of(owner))
+    return Place(context=errand.context, namespace=errand.namespace, owner=path_of(owner))
 
 
 async def _made_after(cluster: Cluster, owner: Mapping[str, Any], made: Sequence[str]) -> Mapping[str, Any]:
@@ -167,8 +172,11 @@ def _is_runs_own(thing: Mapping[str, Any]) -> bool:
     return RUN_LABEL in thing["metadata"].get("labels", {})
 
 
-def _filled(thing: dict[str, Any], values: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """A Secret with its values; anything else as it is."""
-    if thing["kind"] != "Secret":
-        return thing
-    return {**thing, "stringData": dict(values[thing["metadata"]["name"]])}
+def main() -> None:
+    """Be an envoy."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asyncio.run(go())
+
+
+if __name__ == "__main__":
+    main()

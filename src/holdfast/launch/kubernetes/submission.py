@@ -8,10 +8,7 @@ from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
 from holdfast.job.accepted import Accepted
 from holdfast.job.profile import Profile, Workload
 from holdfast.job.spec import Job, Launch
-from holdfast.launch.kubernetes.names import Names
-
-HOME = "/holdfast"
-"""Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
+from holdfast.launch.kubernetes.names import HOME, Names
 
 
 def workload(job: Job, profile: Profile) -> Workload:

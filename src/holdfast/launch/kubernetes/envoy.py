@@ -1,0 +1,86 @@
+"""Owns a process that is sent to a cluster: it loads a client while here it is found out what is to be made there.
+
+To load the client takes as long as to read the job, so it is started first and told later. Standard library only.
+Refuses to own what is made (sending.py) and how (starting.py, which is what runs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+MODULE = "holdfast.launch.kubernetes.starting"
+KEPT = b"kept\n"
+"""What it is told that is to go on; one that hears nothing more undoes what it has done."""
+UNDONE_S = 60.0
+"""Longest that this is waited for."""
+
+_sent: Envoy | None = None
+
+
+class Envoy:
+    """The process, as whoever sent it sees it."""
+
+    def __init__(self) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as it has no run's log to write to
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def ask(self, errand: bytes) -> Mapping[str, Any] | None:
+        """What became of an errand, once it is known; None where nobody lives to say it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(errand + b"\n")
+            self.process.stdin.flush()
+            return json.loads(self.process.stdout.readline() or b"null")
+        except BrokenPipeError:
+            return None
+
+    def keep(self) -> None:
+        """Let it go on by itself."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(KEPT)
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._words.close()
+
+    def recall(self) -> tuple[str, ...]:
+        """Have all of it undone, and wait until it is; its last words."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(UNDONE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self._words.seek(0)
+        return tuple(self._words.read().decode(errors="replace").splitlines()[-5:])
+
+
+def send_ahead() -> None:
+    """Send one before anything is known; where nothing comes of it, it ends with this process."""
+    global _sent
+    _sent = Envoy()
+
+
+def sent() -> Envoy:
+    """The one that was sent ahead, or one that is sent now."""
+    global _sent
+    found, _sent = _sent or Envoy(), None
+    return found
