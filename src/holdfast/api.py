@@ -335,6 +335,11 @@ def waits_for(run: RunFolder) -> Finding | None:
     return asking.waits_for(run)
 
 
+def unheard(run: RunFolder) -> Finding | None:
+    """How old it is what is known of a run elsewhere, and why; None where its place is heard."""
+    return asking.unheard(run, now=time.time())
+
+
 def glance(run: RunFolder) -> Brief:
     """A run in a line; the log of one that is over is folded for that only once."""
     log_bytes = run.events.stat().st_size if run.events.exists() else 0

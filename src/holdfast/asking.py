@@ -21,6 +21,7 @@ from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.report.advance import advance, fold
 from holdfast.report.status import Phase, RunStatus
+from holdfast.report.words import duration
 from holdfast.shortage import room
 
 BEAT_S = 0.1
@@ -28,6 +29,9 @@ BEAT_S = 0.1
 
 ASK_S = 10.0
 """Longest a controller may take to obey."""
+
+STALE_S = 3.0
+"""What is older is not shown without saying so; the pod that tells of a run looks ten times a second."""
 
 ANSWER_S = 2.0
 """Longest that its answer may take beyond that."""
@@ -146,6 +150,26 @@ def waits_for(run: RunFolder) -> Finding | None:
 
     place = recorded(run)
     return waiting.waits_for(context=place.context, namespace=place.namespace, owner=place.owner)
+
+
+def unheard(run: RunFolder, *, now: float) -> Finding | None:
+    """How old it is what is known of a run elsewhere, and why; None where its place is heard, or the run is over."""
+    from holdfast.launch.kubernetes.hearing import silence
+    from holdfast.launch.kubernetes.place import recorded
+
+    if not run.place.exists() or finished(run) or (silent := silence(run)) is None or now - silent.since < STALE_S:
+        return None
+    place = recorded(run)
+    return Finding(
+        code="cluster-unheard",
+        severity=Severity.WARNING,
+        what=f"what is shown here is {duration(now - silent.since)} old: nothing was heard of {run.run} since",
+        where=run.run,
+        evidence=(silent.why,),
+        remedy="The run goes on there, and what is shown catches up by itself. "
+        f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run}` asks the cluster itself.",
+        fault=Fault.CLUSTER,
+    )
 
 
 def _kept_away(seen: Finding) -> HoldfastError:

@@ -35,11 +35,12 @@ def status(
         api.split(found, within_s=SPLIT_S)
     abandoned = api.abandoned(found)
     known = api.status(found)
+    unheard = api.unheard(found)
     waits = api.waits_for(found) if known.phase in (Phase.PENDING, Phase.RECOVERING) else None
     if output is Output.JSON:
         speed = {"tokens_per_s": known.tokens_per_s, "tokens_per_s_per_device": known.tokens_per_s_per_device}
-        derived = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, **speed}
-        say_json({**derived, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
+        now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "unheard": unheard}
+        say_json({**now, **speed, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
     elif known.finished_at is not None:
         print_summary(found, output)
         if known.phase is Phase.FAILED:
@@ -48,6 +49,7 @@ def status(
         show(picture(known, known.now))
         storage = api.storage_finding(found)
         findings = (
+            *((unheard,) if unheard else ()),
             *((waits,) if waits else ()),
             *known.findings,
             *((storage,) if storage else ()),

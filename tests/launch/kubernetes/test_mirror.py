@@ -17,12 +17,14 @@ from holdfast import api, asking
 from holdfast.errors import HoldfastError
 from holdfast.events import RunFinished
 from holdfast.events.log import EventWriter, last_event
+from holdfast.findings import Finding
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.spec import Job
 from holdfast.launch.keeping import clients_at, take
 from holdfast.launch.kubernetes.mirror import Mirror
-from holdfast.launch.kubernetes.place import Place
+from holdfast.launch.kubernetes.place import Place, record
+from holdfast.launch.kubernetes.refusals import Unanswered
 
 WITHIN_S = 60.0
 PLACE = Place(context=None, namespace="ml", owner="/the/run")
@@ -31,7 +33,8 @@ PLACE = Place(context=None, namespace="ml", owner="/the/run")
 class Command:
     """A command of a pod's, as a process here."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pods: Pods) -> None:
+        self._pods = pods
         assert process.stdin is not None
         assert process.stdout is not None
         self._input, self._output = process.stdin, process.stdout
@@ -45,6 +48,8 @@ class Command:
 
     async def output(self) -> AsyncIterator[bytes]:
         while data := await self._output.read(1 << 16):
+            self._pods.answer()
+            self._pods.heard += 1
             yield data
 
 
@@ -54,9 +59,17 @@ class Pods:
     def __init__(self, there: RunFolder) -> None:
         self.there = there
         self.runs = False
+        self.silent = ""
+        """Why it does not answer, where it does not."""
+        self.heard = 0
         self.removed: list[str] = []
 
+    def answer(self) -> None:
+        if self.silent:
+            raise Unanswered(self.silent)
+
     async def read(self, path: str, **_: str) -> dict[str, Any]:
+        self.answer()
         pod = {"metadata": {"name": "controller"}, "status": {"phase": "Running"}}
         return {"items": [pod] if self.runs else []}
 
@@ -73,7 +86,7 @@ class Pods:
             *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         try:
-            yield Command(process)
+            yield Command(process, self)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -140,6 +153,32 @@ def test_question_waits_for_a_controller_that_comes_back(play) -> None:
         until = float(next(line for line in head.splitlines() if line.lower().startswith("holdfast-until")).split()[1])
         assert 0 < until - time.monotonic() <= asking.ASK_S
         assert pods.removed == []
+
+    play(scene)
+
+
+def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(play) -> None:
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        async def until(reached: Callable[[], object]) -> None:
+            while not reached():  # noqa: ASYNC110 - what a file says
+                await asyncio.sleep(0.02)
+
+        def shown(after_s: float) -> Finding | None:
+            return asking.unheard(run, now=time.time() + after_s)
+
+        pods.runs = True
+        record(run, PLACE)
+        await until(lambda: pods.heard and not run.silence.exists())
+        assert shown(60.0) is None
+        pods.silent = "connect: refused"
+        await until(run.silence.exists)
+        finding = shown(90.0)
+        assert finding is not None
+        assert (finding.code, finding.evidence) == ("cluster-unheard", ("connect: refused",))
+        assert "1 min 30 s old" in finding.what
+        assert shown(0.0) is None, "a moment is nothing to speak of"
+        pods.silent = ""
+        await until(lambda: not run.silence.exists())
 
     play(scene)
 

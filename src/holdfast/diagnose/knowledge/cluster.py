@@ -257,6 +257,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Set `suspend: false`.",
     ),
     (
+        "cluster-unheard",
+        "The API server, or the controller's pod, is out of reach of this machine: what is shown was heard before.",
+        "The age and the words in the finding; `kubectl get pods` in the run's namespace.",
+        "Nothing where it comes back by itself: the run goes on there. Else see the VPN or bastion.",
+    ),
+    (
         "run-queued",
         "The run waits for its turn.",
         "`kubectl get workloads`.",

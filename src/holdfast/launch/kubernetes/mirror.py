@@ -31,6 +31,7 @@ from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, 
 from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
 from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
+from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
 
@@ -86,6 +87,7 @@ class Mirror:
         self._heard = asyncio.Event()
         """Whether it is heard."""
         self._terms = Terms.of(folder)
+        self._ear = Ear(folder)
         self._supplied: str | None = None
         """The last pod that was brought the run's code."""
 
@@ -93,19 +95,23 @@ class Mirror:
         """Keep up until the run is over, whatever becomes of pods and connections."""
         said = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
+            why = "its controller's pod does not run"
             try:
                 await self._keep_up()
             except RunGone:
                 self._conclude("its object was removed from the cluster")
             except (ClusterError, CommandFailed) as error:
-                if str(error) != said:
-                    said = str(error)
+                why = str(error)
+                if why != said:
+                    said = why
                     log.warning("%s", said)
-            except Exception:  # the run goes on there, so whatever it is, it is followed again
+            except Exception as error:  # the run goes on there, so whatever it is, it is followed again
+                why = f"{type(error).__name__}: {error}"
                 log.exception("the run could not be followed")
             finally:
                 self._pod = None
                 self._heard.clear()
+            self._ear.hears_nothing(why)
             await asyncio.sleep(SOON_S if self._waits_for_code() else AGAIN_S)
         await self._leave()
 
@@ -148,6 +154,7 @@ class Mirror:
             self._pod = pod
             self._heard.set()
             async for piece, data in _pieces(desk.output()):
+                self._ear.hears()
                 if not piece.bytes:
                     continue
                 _put(self._folder.path / piece.name, piece.at, data)

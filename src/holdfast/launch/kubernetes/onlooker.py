@@ -19,6 +19,7 @@ from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.kubernetes import sight
 from holdfast.launch.kubernetes.ending import conclude
+from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.names import PART_LABEL, RUN_LABEL
 from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.place import Place
@@ -41,6 +42,7 @@ class Onlooker:
     def __init__(self, folder: RunFolder, cluster: Cluster, place: Place) -> None:
         self._folder, self._cluster, self._place = folder, cluster, place
         self._accepted = Accepted.read(folder.job)
+        self._ear = Ear(folder)
         self._hearing: dict[sight.Command, asyncio.Task[bool]] = {}
         self._known = read_events(folder.events) if folder.events.exists() else []
         if not self._known:
@@ -52,7 +54,9 @@ class Onlooker:
         while not isinstance(last_event(self._folder.events), RunFinished):
             try:
                 await self._look()
+                self._ear.hears()
             except ClusterError as error:
+                self._ear.hears_nothing(str(error))
                 if str(error) != said:
                     said = str(error)
                     log.warning("%s", said)

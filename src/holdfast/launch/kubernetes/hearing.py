@@ -1,0 +1,50 @@
+"""Owns since when a run's cluster is not heard here, and why: its mirror writes it, whoever shows the run reads it."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from holdfast.folder import RunFolder
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that says nothing of a run."""
+
+    since: float
+    """Unix seconds when it was heard last."""
+    why: str
+
+
+def silence(folder: RunFolder) -> Silence | None:
+    """Why the run's folder is behind; None where it is not."""
+    try:
+        return msgspec.json.decode(folder.silence.read_bytes(), type=Silence)
+    except FileNotFoundError:
+        return None
+
+
+class Ear:
+    """What a mirror hears, kept in the run's folder as far as others must know it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        known = silence(folder)
+        self._heard_at = known.since if known else _changed(folder)
+
+    def hears(self) -> None:
+        """The cluster has just told how the run is."""
+        self._heard_at = time.time()
+        self._folder.silence.unlink(missing_ok=True)
+
+    def hears_nothing(self, why: str) -> None:
+        """It has not, for this reason."""
+        fresh = self._folder.silence.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(Silence(since=self._heard_at, why=why)))
+        fresh.rename(self._folder.silence)
+
+
+def _changed(folder: RunFolder) -> float:
+    """When something was heard last, before this mirror: the log's last change, or the run's start."""
+    return (folder.events if folder.events.exists() else folder.job).stat().st_mtime
