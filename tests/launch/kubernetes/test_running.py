@@ -28,6 +28,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.folder import RunFolder
+from holdfast.launch.kubernetes.envoy import Envoy
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
 from lab import Lab
@@ -160,6 +161,21 @@ def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
     assert said["terminalState"] == "Failed"
     assert [each["message"] for each in said["conditions"]] == [f"{finished.reason} (exit code 3)"]
     until(lambda: not site.pods("node"), "no node is made again")
+
+
+def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+
+    def interrupted(_: Envoy) -> None:
+        made.extend(site.left())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Envoy, "keep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        site.start("sleep", "3600")
+    assert any(each.startswith("jobset") for each in made)
+    assert api.runs() == []
+    until(lambda: site.left() == [], "all of it is gone")
 
 
 def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
