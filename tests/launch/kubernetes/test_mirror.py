@@ -118,6 +118,7 @@ def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
             keeping = asyncio.ensure_future(mirror.run())
             await scene(here, pods, asked)
             keeping.cancel()
+            await asyncio.wait((keeping,))
 
     lock = take(here)
     assert lock is not None
