@@ -185,6 +185,7 @@ def _expelled(training: Training, victim: int, kind: str) -> Hang:
     commits = training.commits(victim, attempt)
     last = commits[-1]
     training.until(lambda: training.commits(1 - victim)[-1] > ends()[0].at)
+    training.until(lambda: training.attempt(victim)[0] > attempt)
     other = next(
         each for each in training.commits(1 - victim) if each > last + AUTO_FACTOR * statistics.median(_steps(commits))
     )

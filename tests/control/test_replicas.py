@@ -20,7 +20,7 @@ from holdfast.events import (
     RecoveryDecided,
     StepCommitted,
 )
-from holdfast.job.patience import EARLY_STEPS, FACTOR
+from holdfast.job.patience import EARLY_MORE_S, EARLY_STEPS, FACTOR
 
 WAITING = "Peers._listen (holdfast/train/peers.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
@@ -114,6 +114,16 @@ def test_replica_that_waits_for_one_on_its_way_back_is_not_hung() -> None:
     judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
     assert stops(run.do(hung(0), judge)) == []
     assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+@pytest.mark.parametrize("innermost", ["sleep (train.py:3)", WITHIN])
+def test_replica_that_hangs_while_another_is_on_its_way_back_is_expelled_after_a_while(innermost: str) -> None:
+    run = training(3)
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
+    assert stops(run.do(hung(0, innermost=innermost))) == []
+    run.do(DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0)))
+    assert stops(run.do(hung(2, at=52.0, waited_s=EARLY_MORE_S + 1))) == []
+    assert stops(run.do(hung(0, at=52.0, innermost=innermost, waited_s=EARLY_MORE_S + 1))) == [0]
 
 
 def test_replica_that_waits_for_one_that_may_compile_again_is_not_hung() -> None:

@@ -14,7 +14,7 @@ from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_for
 from holdfast.control.course import enough, halt, judge_soon
 from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import RankHung, StepCommitted
-from holdfast.job.patience import EARLY_STEPS, Patience
+from holdfast.job.patience import EARLY_MORE_S, EARLY_STEPS, Patience
 from holdfast.job.spec import Job
 
 
@@ -72,10 +72,11 @@ def _pardoned(state: State, index: int) -> State:
 def _says_enough(job: Job, state: State, hung: RankHung) -> bool:
     """Whether what is heard of a replica shows that it holds up the others; that it is stopped says more than a stack.
 
-    While another replica is on its way back, a wait for that one may look like anything.
+    While another replica is on its way back, which keeps the cores busy, any other may be slow for a while.
     """
     replica = state.replicas[hung.replica]
-    if any(_holds_up(other) for other in state.replicas if other is not replica):
+    excused = any(_holds_up(other) for other in state.replicas if other is not replica)
+    if excused and hung.waited_s < EARLY_MORE_S:
         return hung.process_state == "T"
     all_heard = (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size
     return hung.process_state == "T" or stands_apart(hung) or (all_heard and all(map(waits_within, replica.hangs)))
