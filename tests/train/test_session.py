@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,9 +18,10 @@ from tests.train.conftest import Line
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, Hello, RankToAgent, Step, StopNow
+from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, HandOver, Hello, RankToAgent, Step, StopNow
 from holdfast.train import Environment, Session
-from holdfast.train.replicas import Alone
+from holdfast.train.liaison import HAND_OVER_S, STOP_S
+from holdfast.train.replicas import Alone, Standing, Unmet
 
 LOOP = Path(__file__).with_name("loop.py")
 
@@ -176,6 +178,37 @@ def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoin
     assert saved(tmp_path) == []
 
 
+class Forsaken(Alone):
+    """As one that is told to end while it waits for the others, after step 3."""
+
+    def begin(self, standing: Standing) -> Standing:
+        if standing.step == 3:
+            raise Unmet(standing)
+        return standing
+
+
+def test_replica_that_is_told_to_end_while_it_waits_for_others_saves_what_it_has_and_leaves(
+    tmp_path: Path, monkeypatch
+):
+    loop = session(checkpoint_path=tmp_path)
+    monkeypatch.setattr(loop, "_replicas", Forsaken(torch.nn.Linear(2, 2)))
+    with pytest.raises(SystemExit) as left:
+        go_on(loop)
+    assert left.value.code == ExitCode.STOPPED_EARLY
+    assert saved(tmp_path) == ["step-00000003"]
+
+
+@pytest.mark.parametrize(
+    ("word", "patience_s"), [(None, math.inf), (HandOver(), HAND_OVER_S), (StopNow(reason="cancelled"), STOP_S)]
+)
+def test_others_are_waited_for_a_while_longer_by_one_that_is_to_leave(agent, tmp_path: Path, word, patience_s: float):
+    loop = session(rank_socket=agent.path, checkpoint_path=tmp_path / "ckpt")
+    line = agent.accept()
+    if word is not None:
+        line.ask(word)
+    assert loop._liaison.patience_s() == patience_s
+
+
 def test_auto_cadence_is_chosen_from_the_first_save_and_said(agent, tmp_path: Path):
     loop = session(rank_socket=agent.path, checkpoint_path=tmp_path / "ckpt", checkpoint_auto=True)
     line = agent.accept()
@@ -197,7 +230,7 @@ def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_pat
     assert saved(folder) == ["step-00000002", "step-00000003"]
 
 
-def go_on(loop: Session, *, told_at: int, tell: Callable[[], None]) -> None:
+def go_on(loop: Session, *, told_at: int = 0, tell: Callable[[], None] = int) -> None:
     for step in loop.steps(10):
         if step == told_at:
             tell()

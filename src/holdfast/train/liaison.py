@@ -52,6 +52,10 @@ DRAIN_S = 0.05
 the last collective needs that lock; one that is still waiting for it when the interpreter ends aborts the process
 (pytorch pull request 179291), and a run that had finished would have failed."""
 
+STOP_S, HAND_OVER_S = 1.0, 30.0
+"""Seconds that a rank which is to leave goes on waiting for other replicas: they may only be slow to come, and it would
+leave after a step that it takes with them. Where it leaves for other code they start again meanwhile."""
+
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -220,10 +224,12 @@ class Liaison:
         lost, self._lost = frozenset(self._lost), set()
         return lost
 
-    def told_to_end(self) -> bool:
-        """Whether this process is to leave; a wait for other replicas asks, for no step may come to an end."""
+    def patience_s(self) -> float:
+        """Seconds for which other replicas may still be waited for, since no step comes to an end without them."""
         self._hear()
-        return self._terminated or bool(self._asked & (Wish.STOP | Wish.PART))
+        if self._terminated or self._asked & (Wish.STOP | Wish.PART):
+            return STOP_S
+        return HAND_OVER_S if Wish.HAND_OVER in self._asked else math.inf
 
     def end(self) -> None:
         """All that was to be done is done."""

@@ -52,9 +52,6 @@ KNOWN_S = 0.2
 """Seconds after which the quorum service knows of a loss as well; no replica that is lost is back so soon."""
 TAKE_S = 5.0
 """Seconds that a state may still take to come when one of the quorum is lost: its donor may never get to give it."""
-TOLD_S = 1.0
-"""Seconds that a replica which is told to end goes on waiting for others, which may only be slow to come: then it would
-leave after a step that it takes with them."""
 
 
 class _Told(Exception):
@@ -78,8 +75,8 @@ class News(Protocol):
 
     def found(self, finding: Finding) -> None: ...
 
-    def told_to_end(self) -> bool:
-        """Whether this process is to leave."""
+    def patience_s(self) -> float:
+        """Seconds for which others may still be waited for, where this process is to leave; else without end."""
         ...
 
 
@@ -296,8 +293,7 @@ class _Manager(Manager):
             if now >= say_at:
                 say_at = math.inf
                 self.news.found(self.waiting)
-            if leave_at == math.inf and self.news.told_to_end():
-                leave_at = now + TOLD_S
+            leave_at = min(leave_at, now + self.news.patience_s())
             if now >= leave_at:
                 raise _Told
         if aside_at == math.inf:
