@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,4 +34,14 @@ def test_group_of_one_connects() -> None:
     group = Gloo(timeout=WAIT)
     group.configure(f"localhost:{store.port}/quorum", "0", 0, 1, 1, 0, 1, [0])
     assert group.size() == 1
+
+
+def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    group = Gloo(timeout=WAIT)
+    group.configure(f"localhost:{store.port}/quorum", "0", 0, 1, 1, 0, 1, [0])
+    held = weakref.ref(group.parent)
     group.leave()
+    deadline = time.monotonic() + DEADLINE_S
+    while held() is not None:
+        assert time.monotonic() < deadline

@@ -33,7 +33,10 @@ class _Vain:
     def do(self, work: Callable[[], Any]) -> Any:
         awaited = self._awaited = Future[Any]()
         Thread(target=_settle, args=(awaited, work), daemon=True).start()
-        return awaited.result()
+        try:
+            return awaited.result()
+        finally:
+            self._awaited = Future[Any]()  # a group is closed by nobody's holding it any more
 
     def give_up(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # there is nothing to be given up
