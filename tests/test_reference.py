@@ -23,6 +23,7 @@ OTHER_WORDS = {
     "holdfast-recall",
     "holdfast-seal",
     "holdfast-staging",
+    "holdfast-tidy",
     "per-rank",
     "per-node",
     "accelerate-launch",

@@ -250,9 +250,9 @@ def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_wait
     loop.optimizer.register_step_post_hook(lambda *_: changed.set())
     copy = staging._copy
 
-    def copy_late(copies: list) -> None:
+    def copy_late(pairs: list) -> None:
         changed.wait(0.3)  # in vain, where the optimiser waits
-        copy(copies)
+        copy(pairs)
 
     monkeypatch.setattr(staging, "_copy", copy_late)
     saving = checkpoints(tmp_path, loop)
@@ -294,10 +294,10 @@ def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later
     copying, changed = threading.Event(), threading.Event()
     copy = staging._copy
 
-    def copy_late(copies: list) -> None:
+    def copy_late(pairs: list) -> None:
         copying.set()
         assert changed.wait(60)
-        copy(copies)
+        copy(pairs)
 
     monkeypatch.setattr(staging, "_copy", copy_late)
     saving = checkpoints(tmp_path, loop)

@@ -90,11 +90,13 @@ class Checkpoints:
         self._training = training
         self._program = Program(training)
         self._ranks = ranks
-        self._staging = Staging(training.optimizer)
+        self._staging = Staging(training)
         self._aside = ranks.aside()
         """For the thread that writes."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-checkpoint")
         """One; the process waits for it when it ends."""
+        self._tidier = ThreadPoolExecutor(1, thread_name_prefix="holdfast-tidy")
+        """Beside the one that writes, in which the next save's copies are made."""
         self._taken_over = False
         """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
         self._prepared = False
@@ -120,13 +122,13 @@ class Checkpoints:
         try:
             if not self._taken_over:
                 self._take_over()
-            staged = self._staging.begin(self._training.tensors())
+            staged = self._staging.begin()
         except HoldfastError as error:  # on all ranks
             staged = error.findings[0]
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = failed(self._depot.partial(step), self._ranks.rank, error)
         self._saving = self._thread.submit(self._save, sealed, staged, own, began)
-        self._tidying = self._thread.submit(self._tidy, self._saving)
+        self._saving.add_done_callback(self._tidy)
 
     def finished(self) -> Saved | None:
         """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
@@ -139,6 +141,7 @@ class Checkpoints:
 
     def close(self) -> Finding | None:
         """Wait for all that goes on behind the loop; returns why the newest checkpoint is not where it should be."""
+        self._thread.submit(int).result()  # after that the last save has asked for its tidying
         if self._tidying is not None:
             wait([self._tidying])
         return self._depot.close()
@@ -307,7 +310,10 @@ class Checkpoints:
         """The writer's part of a save; every rank's thread takes it."""
         partial = self._depot.partial(sealed.step)
         try:
-            problem = self._aside.any_of(self._settled(staged, partial))
+            settled = self._settled(staged, partial)
+            if self._tidying is not None:
+                wait([self._tidying])
+            problem = self._aside.any_of(settled)
             if problem is None and not isinstance(staged, Finding):
                 problem = self._depot.commit(sealed, self._write(staged, own, partial), self._aside)
         except RuntimeError as error:  # Gloo's, when another rank is gone
@@ -318,7 +324,10 @@ class Checkpoints:
     def _tidy(self, saved: Future[Saved]) -> None:
         """Drop what is too old, once another is complete; only the next one to be written waits for that."""
         if saved.result().problem is None:
-            self._depot.tidy()
+            try:
+                self._tidying = self._tidier.submit(self._depot.tidy)
+            except RuntimeError:  # the interpreter is ending, and starts nothing more
+                self._depot.tidy()
 
     def _settled(self, staged: dict[str, Any] | Finding, partial: Path) -> Finding | None:
         if isinstance(staged, Finding):

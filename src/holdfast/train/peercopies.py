@@ -86,7 +86,7 @@ class PeerCopies:
         pieces = [_Piece(each) for each in memories]
         # In each pair the first is written next, and the second may be what is whole on all nodes.
         self._own, self._kept = pieces[:2], pieces[2:]
-        self._staging = [Staging(training.optimizer, room=each.sized, first_byte=FIRST_BYTE) for each in self._own]
+        self._staging = [Staging(training, room=each.sized, first_byte=FIRST_BYTE) for each in self._own]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-peer-copy")
         """One; the process waits for it when it ends."""
         self._prepared = self._fits = self._stopped = False
@@ -143,11 +143,12 @@ class PeerCopies:
         """Copy what there is now, beside the steps that follow; the one before has been waited for."""
         if self._stopped:
             return
-        began, own, tensors = time.monotonic(), self._training.own(), self._training.tensors()
+        began, own = time.monotonic(), self._training.own()
         try:
-            self._refuse_too_large(tensors)
+            if not self._fits:
+                self._refuse_too_large(self._training.tensors())
             handover.forget(self._own[0].memory)
-            staged = self._staging[0].begin(tensors)
+            staged = self._staging[0].begin()
         except (OSError, RuntimeError) as error:
             staged = _stopped(self._rank, error)
         self._copying = self._thread.submit(self._copy, sealed, staged, own, began)
@@ -171,10 +172,9 @@ class PeerCopies:
 
     def _refuse_too_large(self, tensors: dict[str, Any]) -> None:
         """Before there is any: what all ranks of this node will have in memory."""
-        if not self._fits:
-            size = sum(local(tensor).nbytes for tensor in trees.tensors(tensors))
-            refuse_too_large(PIECES * size * self._per_node)
-            self._fits = True
+        size = sum(local(tensor).nbytes for tensor in trees.tensors(tensors))
+        refuse_too_large(PIECES * size * self._per_node)
+        self._fits = True
 
     def _copy(self, sealed: Seal, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float) -> Copied:
         """The thread's part; every rank's takes it."""

@@ -1,8 +1,9 @@
 """Owns a buffer on the host that what is to be saved is copied into: made once, used again for every save.
 
 The copies run beside the next forward and backward pass, for nothing but the optimiser changes what it owns: its step
-waits until they are done. Whatever somebody else might change is copied before `begin` returns. Refuses to own what is
-written of it (checkpoint.py) and when (session.py).
+waits until they are done. They run in the thread that writes, so that the loop wakes only one. Whatever somebody else
+might change is copied before `begin` returns. Refuses to own what is written of it (checkpoint.py), when (session.py),
+and whether a tree of before is still right (kept.py).
 """
 
 from __future__ import annotations
@@ -13,69 +14,106 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import compress
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
+from holdfast.train.kept import Kept, kept
 from holdfast.train.profiler import waiting_for_checkpoint
+from holdfast.train.training import Training
 from holdfast.train.trees import is_plain, local, tensors
 
 COPIERS = min(4, len(os.sched_getaffinity(0)))
 """Threads that copy on the host: one does 7 GB/s here, two do 12."""
+SHARED_BYTES = 1 << 20
+"""What is less is copied sooner than another thread is woken."""
 ALIGN_BYTES = 64
 
 
-class _Copy(NamedTuple):
-    source: torch.Tensor
-    staged: torch.Tensor
-    version: int
-    """How often the source had been changed when the copy was asked for."""
+class _Copies(NamedTuple):
+    """What is copied beside the steps; by a stream of its own, where it is in a GPU's memory."""
+
+    sources: list[torch.Tensor]
+    staged: list[torch.Tensor]
+    versions: list[int]
+    """How often each source had been changed when the copy was asked for."""
+
+    @classmethod
+    def of(cls, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> _Copies:
+        return cls(sources, staged, [each._version for each in sources])
+
+    def changed(self) -> bool:
+        return [each._version for each in self.sources] != self.versions
 
 
 class Staging:
     """What `begin` returns stays as it is until the next `begin`; it must have been written by then."""
 
     def __init__(
-        self, optimizer: Optimizer, *, room: Callable[[int], mmap.mmap] | None = None, first_byte: int = 0
+        self, training: Training, *, room: Callable[[int], mmap.mmap] | None = None, first_byte: int = 0
     ) -> None:
         """`room` gives so many bytes of memory where they are not to be this process's own; tensors lie one behind the
         other in it from `first_byte` on.
         """
-        self._optimizer = optimizer
+        self._training = training
         self._room = room or _own_room
         self._first_byte = first_byte
         self._layout: list[tuple[torch.Size, torch.dtype]] = []
         self._staged: list[torch.Tensor] = []
+        self._kept: Kept | None = None
         self._pinned: torch.Tensor | None = None
-        self._pool = ThreadPoolExecutor(COPIERS, thread_name_prefix="holdfast-staging")
+        self._pool = ThreadPoolExecutor(max(COPIERS - 1, 1), thread_name_prefix="holdfast-staging")
         self._making_room = threading.Lock()
         self._lock = threading.Lock()
-        self._copying: list[_Copy] = []
+        self._copying: _Copies | None = None
         """Guarded by the lock: the writer and the optimiser's step both look at them when they are done."""
-        self._running: list[Future[None]] = []
+        self._copied = threading.Event()
+        """Set once all that is in the host's memory is."""
         self._event: torch.Event | None = None
         self._sound = self._trusting = True
         self.waited_s = 0.0
         """Seconds that the optimiser's steps have waited for copies so far."""
         hook: Any = torch.compiler.disable(self._before_step)
-        optimizer.register_step_pre_hook(hook)
+        training.optimizer.register_step_pre_hook(hook)
 
-    def begin(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """A tree of the same shape whose tensors are on the host; complete once `settle` has returned."""
-        sources = [local(tensor) for tensor in tensors(tree)]
+    def begin(self) -> dict[str, Any]:
+        """The state's tree, as torch gives it, with its tensors on the host; complete once `settle` has returned.
+
+        Whoever calls it sees to it that another thread calls `settle` soon: the optimiser's next step waits for that.
+        """
+        tree, sources, owned = self._asked_again() or self._asked()
+        self._sound = True
+        if not self._trusting:
+            owned = [False] * len(owned)
+        if not all(owned):
+            at_once = [not each for each in owned]
+            self._copy_now([*compress(sources, at_once)], [*compress(self._staged, at_once)])
+        beside, staged = [*compress(sources, owned)], [*compress(self._staged, owned)]
+        self._event = _copy_from_gpu(beside, staged)
+        self._copied.clear()
+        self._copying = _Copies.of(beside, staged)
+        return tree
+
+    def _asked_again(self) -> tuple[dict[str, Any], list[torch.Tensor], list[bool]] | None:
+        """The same tree, what is to be copied to its tensors, and of what nobody but the optimiser changes it."""
+        sources = self._kept.sources() if self._kept else None
+        if self._kept is None or sources is None or _layout(sources) != self._layout:
+            return None
+        return self._kept.tree, sources, self._kept.owned
+
+    def _asked(self) -> tuple[dict[str, Any], list[torch.Tensor], list[bool]]:
+        """The same of a new tree."""
+        given = self._training.tensors()
+        sources = [local(tensor) for tensor in tensors(given)]
         with self._making_room:
             self._make_room(sources)
-        copies = [_Copy(*pair, pair[0]._version) for pair in zip(sources, self._staged, strict=True)]
-        owned = self._owned() if self._trusting else set[int]()
-        self._sound = True
-        self._start([each for each in copies if each.source.data_ptr() not in owned])
-        self._wait()
-        self._copying = [each for each in copies if each.source.data_ptr() in owned]
-        self._start(self._copying)
-        return cast("dict[str, Any]", _mirrored(tree, iter(self._staged)))
+        tree = cast("dict[str, Any]", _mirrored(given, iter(self._staged)))
+        self._kept = kept(self._training, given, tree)
+        owned = self._owned()
+        return tree, sources, [each.data_ptr() in owned for each in sources]
 
     def prepare(self, tree: dict[str, Any]) -> None:
         """Have the buffer before the first save: the kernel takes seconds to hand out some GiB."""
@@ -83,59 +121,64 @@ class Staging:
             self._make_room([local(tensor) for tensor in tensors(tree)])
 
     def settle(self) -> bool:
-        """Wait for the copies; False where what they were made of was changed meanwhile, by another than the optimiser.
+        """Copy; False where what the copies were made of was changed meanwhile, by another than the optimiser.
 
         From then on everything is copied at once.
         """
-        self._wait()
+        try:
+            if self._copying is not None:
+                self._copy_from_host(self._copying.sources, self._copying.staged)
+        finally:
+            self._copied.set()
+        if self._event is not None:
+            self._event.synchronize()
         self._check()
         return self._sound
 
     def _before_step(self, *_: object) -> None:
-        if not self._copying:
+        if self._copying is None:
             return
         began = time.monotonic()
         with waiting_for_checkpoint():
-            wait(self._running)
+            self._copied.wait()
             if self._event is not None:
                 torch.cuda.current_stream().wait_event(self._event)
             self._check()
         self.waited_s += time.monotonic() - began
 
-    def _wait(self) -> None:
-        for copied in self._running:
-            copied.result()
-        if self._event is not None:
-            self._event.synchronize()
-
     def _check(self) -> None:
         with self._lock:
-            if any(each.source._version != each.version for each in self._copying):
+            if self._copying is not None and self._copying.changed():
                 self._sound = self._trusting = False
-            self._copying = []
+            self._copying = None
 
-    def _start(self, copies: list[_Copy]) -> None:
-        """Threads copy what is in the host's memory, a stream of its own what is in a GPU's."""
-        on_host = [each for each in copies if not each.source.is_cuda]
-        shares = (on_host[first::COPIERS] for first in range(COPIERS))
-        self._running = [self._pool.submit(_copy, share) for share in shares if share]
-        self._event = None
-        if on_gpu := [each for each in copies if each.source.is_cuda]:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                _copy(on_gpu)
-            self._event = stream.record_event()
+    def _copy_now(self, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
+        event = _copy_from_gpu(sources, staged)
+        self._copy_from_host(sources, staged)
+        if event is not None:
+            event.synchronize()
+
+    def _copy_from_host(self, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
+        """With all threads, this one among them, where there is enough for more than one."""
+        pairs = [each for each in zip(sources, staged, strict=True) if not each[0].is_cuda]
+        copiers = COPIERS if sum(each.nbytes for each, _ in pairs) >= SHARED_BYTES else 1
+        others = [self._pool.submit(_copy, pairs[first::copiers]) for first in range(1, copiers)]
+        try:
+            _copy(pairs[::copiers])
+        finally:
+            wait(others)
+        for each in others:
+            each.result()
 
     def _owned(self) -> set[int]:
         """Where the tensors lie that only the optimiser's step changes: its parameters and its state."""
-        parameters = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
-        state = [value for values in self._optimizer.state.values() for value in values.values()]
+        parameters = [tensor for group in self._training.optimizer.param_groups for tensor in group["params"]]
+        state = [value for values in self._training.optimizer.state.values() for value in values.values()]
         return {local(each).data_ptr() for each in (*parameters, *state) if isinstance(each, torch.Tensor)}
 
     def _make_room(self, sources: Sequence[torch.Tensor]) -> None:
         """Have the buffer, where what is to be saved is not laid out as it was the last time."""
-        layout = [(source.shape, source.dtype) for source in sources]
+        layout = _layout(sources)
         if layout == self._layout:
             return
         if self._pinned is not None:
@@ -161,10 +204,26 @@ def _own_room(size: int) -> mmap.mmap:
     return room
 
 
-def _copy(copies: Sequence[_Copy]) -> None:
+def _layout(sources: Sequence[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(source.shape, source.dtype) for source in sources]
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
-        for each in copies:
-            each.staged.copy_(each.source, non_blocking=True)
+        for source, staged in pairs:
+            staged.copy_(source, non_blocking=True)
+
+
+def _copy_from_gpu(sources: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> torch.Event | None:
+    """Have what is there copied by a stream of its own; returns what tells when that is done."""
+    pairs = [each for each in zip(sources, staged, strict=True) if each[0].is_cuda]
+    if not pairs:
+        return None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        _copy(pairs)
+    return stream.record_event()
 
 
 def _cudart() -> Any:

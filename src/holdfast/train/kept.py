@@ -1,0 +1,218 @@
+"""Owns the proof that the tree of a state which torch once gave is still right, so that torch need not be asked again.
+
+Torch takes some 10 µs a tensor to find out how each is called. That depends on nothing but what modules and optimiser
+hold under which names, which of it is one and the same, and of what classes the modules are: the signature. While that
+stays as it was, each place in the tree belongs to whatever lies now where its tensor lay then. Of anything unusual
+(hooks, modules or optimisers that make their state themselves, tensors that are sharded or of other kinds) nothing is
+kept. Refuses to own what is copied into the tree (staging.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from holdfast.train.noted import UNCHANGING
+from holdfast.train.training import Training
+from holdfast.train.trees import tensors
+
+_KINDS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_MADE_BY = frozenset(["state_dict", "_save_to_state_dict", "get_extra_state", "_fqn_modifiers"]) | frozenset(
+    ["named_parameters", "named_buffers", "named_children", "named_modules"]
+)
+"""What decides how a module's state is made and called; torch's own modules have none of the fourth."""
+_END, _NUMBER = object(), object()
+"""In a signature: a part ends; what was named last is no tensor."""
+
+
+class _Unusual(Exception):
+    """Torch is to be asked."""
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """What modules and optimiser hold now."""
+
+    signature: list[object]
+    held: list[torch.Tensor]
+    """In the order of the walk; what is held in two places stands there twice."""
+    first_owned: int
+    """From here on the optimiser has it."""
+    numbers: list[object]
+    """What the optimiser has for its parameters that is no tensor, in order."""
+    groups: list[dict[str, object]]
+    """Its groups without their parameters; copies."""
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """A tree, and where what belongs into it is found."""
+
+    training: Training
+    tree: dict[str, Any]
+    signature: list[object]
+    places: list[int]
+    """For each of the tree's tensors: where in the walk its source is."""
+    owned: list[bool]
+    """For each of them: whether nobody but the optimiser changes its source."""
+    slots: list[tuple[dict[str, object], str]]
+    """Where the tree has the numbers."""
+
+    def sources(self) -> list[torch.Tensor] | None:
+        """What the tree's tensors are to be copied from, all else in it being as it is now; None: ask torch again."""
+        try:
+            walk = _walked(self.training)
+        except _Unusual:
+            return None
+        if walk.signature != self.signature:
+            return None
+        for group, now in zip(self.tree["optimizer"]["param_groups"], walk.groups, strict=True):
+            called = group["params"]
+            group.clear()
+            group.update(now, params=called)
+        for (values, name), number in zip(self.slots, walk.numbers, strict=True):
+            values[name] = number
+        return [walk.held[place] for place in self.places]
+
+
+def kept(training: Training, given: dict[str, Any], tree: dict[str, Any]) -> Kept | None:
+    """Keep this tree, made after what torch has just given; None where it cannot be."""
+    try:
+        walk = _walked(training)
+        places = _places(given, walk)
+    except _Unusual:
+        return None
+    states: dict[str, dict[str, object]] = given["optimizer"]["state"]
+    copies: dict[str, dict[str, object]] = tree["optimizer"]["state"]
+    if [*map(id, states.values())] != [*map(id, training.optimizer.state.values())]:
+        return None
+    owned = {id(each) for each in walk.held[walk.first_owned :]}
+    return Kept(
+        training=training,
+        tree=tree,
+        signature=walk.signature,
+        places=places,
+        owned=[id(walk.held[place]) in owned for place in places],
+        slots=[
+            (copies[called], name)
+            for called, state in states.items()
+            for name, value in state.items()
+            if not isinstance(value, torch.Tensor)
+        ],
+    )
+
+
+def _places(given: dict[str, Any], walk: _Walk) -> list[int]:
+    """Where in the walk the source of each tensor is that torch gave: what lies in the same memory in the same way."""
+    found: dict[object, int] = {}
+    for place, each in enumerate(walk.held):
+        known = walk.held[found.setdefault(_lie(each), place)]
+        if known is not each and each.nbytes:
+            raise _Unusual
+    try:
+        return [found[_lie(each)] for each in tensors(given)]
+    except KeyError:
+        raise _Unusual from None
+
+
+def _lie(tensor: torch.Tensor) -> object:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _walked(training: Training) -> _Walk:
+    signature: list[object] = []
+    held: list[torch.Tensor] = []
+    _walk_modules(training.model, signature, held)
+    first_owned = len(held)
+    numbers, groups = _walk_optimizer(training.optimizer, signature, held)
+    if not _KINDS.issuperset(map(type, held)):
+        raise _Unusual
+    # Which are one and the same: each by the number of the first of them.
+    first: dict[int, int] = {}
+    signature += [first.setdefault(id(each), len(first)) for each in held]
+    return _Walk(signature=signature, held=held, first_owned=first_owned, numbers=numbers, groups=groups)
+
+
+def _walk_modules(model: Module, signature: list[object], held: list[torch.Tensor]) -> None:
+    modules, classes = [model], set[type[Module]]()
+    for module in modules:  # of which there are more while it goes on
+        if type(module) not in classes:
+            _refuse_own_ways(type(module))
+            classes.add(type(module))
+        own = vars(module)
+        if own["_state_dict_hooks"] or own["_state_dict_pre_hooks"] or not _MADE_BY.isdisjoint(own):
+            raise _Unusual
+        signature.append(type(module))
+        for name, parameter in own["_parameters"].items():
+            if parameter is not None:
+                signature.append(name)
+                held.append(parameter)
+        signature.append(_END)
+        passing = own["_non_persistent_buffers_set"]
+        for name, buffer in own["_buffers"].items():
+            if buffer is not None and name not in passing:
+                signature.append(name)
+                held.append(buffer)
+        signature.append(_END)
+        for name, child in own["_modules"].items():
+            if child is not None:
+                signature.append(name)
+                modules.append(child)
+        signature.append(_END)
+
+
+def _refuse_own_ways(kind: type[Module]) -> None:
+    ours = issubclass(kind, torch.jit.ScriptModule) or any(
+        getattr(kind, name, None) is not getattr(Module, name, None) for name in _MADE_BY
+    )
+    if ours:
+        raise _Unusual
+
+
+def _walk_optimizer(
+    optimizer: Optimizer, signature: list[object], held: list[torch.Tensor]
+) -> tuple[list[object], list[dict[str, object]]]:
+    own = vars(optimizer)
+    state, groups = own.get("state"), own.get("param_groups")  # another that is wrapped has them as properties
+    if (
+        not state  # torch would make it
+        or groups is None
+        or "state_dict" in own
+        or type(optimizer).state_dict is not Optimizer.state_dict
+        or own["_optimizer_state_dict_pre_hooks"]
+        or own["_optimizer_state_dict_post_hooks"]
+    ):
+        raise _Unusual
+    numbers: list[object] = []
+    for parameter, values in cast("dict[torch.Tensor, dict[str, object]]", state).items():
+        held.append(parameter)
+        for name, value in values.items():
+            signature.append(name)
+            if isinstance(value, torch.Tensor):
+                held.append(value)
+            else:
+                signature.append(_NUMBER)
+                numbers.append(_copied(value))
+        signature.append(_END)
+    for group in cast("list[dict[str, Any]]", groups):
+        held += group["params"]
+        signature.append(len(group["params"]))
+    return numbers, [
+        {name: _copied(value) for name, value in group.items() if name != "params"}
+        for group in cast("list[dict[str, object]]", groups)
+    ]
+
+
+def _copied(value: object) -> object:
+    """What nobody can change any more; raises _Unusual where that would take looking into it."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    values = cast("list[object]", value)
+    if (kind is tuple or kind is list) and UNCHANGING.issuperset(map(type, values)):
+        return tuple(values) if kind is tuple else [*values]
+    raise _Unusual

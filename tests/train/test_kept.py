@@ -1,0 +1,371 @@
+"""A tree that is kept from one save to the next holds what torch would give, whatever was changed between them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import BatchNorm1d, Linear, Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.train.staging import Staging
+from holdfast.train.training import Training
+
+WIDTH = 4
+
+
+class Net(Module):
+    """`beside` holds what no optimiser has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH, bias=False)
+        self.norm = BatchNorm1d(WIDTH)
+        self.beside, self.other = Linear(WIDTH, WIDTH), Module()
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(batch)))
+
+
+class Asked(Training):
+    """Counts how often torch is asked."""
+
+    def tensors(self) -> dict[str, Any]:
+        object.__setattr__(self, "times", getattr(self, "times", 0) + 1)
+        return super().tensors()
+
+
+def training(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> Asked:
+    net = Net()
+    own = [*net.first.parameters(), *net.second.parameters(), *net.norm.parameters()]
+    optimizer = kind([{"params": own[:2]}, {"params": own[2:], "lr": 0.2}], **{"lr": 0.1, **options})
+    return Asked(model=net, optimizer=optimizer)
+
+
+def train(loop: Training) -> None:
+    loop.optimizer.zero_grad()
+    loop.model(torch.randn(8, WIDTH)).square().sum().backward()
+    loop.optimizer.step()
+
+
+def told(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """All that is in a tree, in order."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from told(value, f"{path}/{key}")
+    elif isinstance(tree, list):
+        for at, value in enumerate(tree):
+            yield from told(value, f"{path}/{at}")
+    elif isinstance(tree, torch.Tensor):
+        yield path, (tree.dtype, tree.tolist())
+    else:
+        yield path, tree
+
+
+def saved(staging: Staging) -> list[tuple[str, object]]:
+    tree = staging.begin()
+    assert staging.settle()
+    return sorted(told(tree), key=lambda each: each[0])
+
+
+def true(loop: Training) -> list[tuple[str, object]]:
+    return sorted(told(Training.tensors(loop)), key=lambda each: each[0])
+
+
+def swap_a_module(loop: Training) -> None:
+    loop.model.beside = Linear(WIDTH, WIDTH)
+
+
+def rename_a_module(loop: Training) -> None:
+    loop.model.renamed = loop.model.beside
+    del loop.model.beside
+
+
+def move_a_parameter_to_another_module(loop: Training) -> None:
+    moved = loop.model.beside.bias
+    del loop.model.beside.bias
+    loop.model.other.bias = moved
+
+
+def swap_two_parameters_of_one_shape(loop: Training) -> None:
+    first, second = loop.model.first, loop.model.second
+    first.weight, second.weight = second.weight, first.weight
+
+
+def swap_two_of_a_group(loop: Training) -> None:
+    of_all = loop.optimizer.param_groups[1]["params"]
+    of_all[1], of_all[2] = of_all[2], of_all[1]
+
+
+def replace_a_parameter(loop: Training) -> None:
+    loop.model.beside.weight = Parameter(torch.full((WIDTH, WIDTH), 7.0))
+
+
+def replace_what_a_parameter_holds(loop: Training) -> None:
+    loop.model.first.weight.data = torch.full((WIDTH, WIDTH), 7.0)
+
+
+def make_a_parameter_larger(loop: Training) -> None:
+    loop.model.beside.weight.data = torch.full((WIDTH, 3 * WIDTH), 7.0)
+
+
+def have_other_numbers(loop: Training) -> None:
+    loop.model.beside.half()
+
+
+def tie_two_parameters(loop: Training) -> None:
+    loop.model.beside.weight = loop.model.first.weight
+
+
+def have_a_parameter_no_more(loop: Training) -> None:
+    loop.model.beside.bias = None
+
+
+def register_a_buffer_anew(loop: Training) -> None:
+    loop.model.register_buffer("seen", torch.ones(2))
+
+
+def have_a_buffer_saved_no_more(loop: Training) -> None:
+    loop.model.register_buffer("seen", torch.ones(2), persistent=False)
+
+
+def have_another_buffer_saved(loop: Training) -> None:
+    loop.model.register_buffer("passing", torch.ones(2))
+
+
+def fill_a_buffer(loop: Training) -> None:
+    loop.model.seen += 1
+
+
+def add_a_hook(loop: Training) -> None:
+    def hook(_: Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        state[f"{prefix}seen"] = state[f"{prefix}seen"] + 1
+
+    loop.model.register_state_dict_post_hook(hook)
+
+
+def add_a_hook_before(loop: Training) -> None:
+    loop.model.register_state_dict_pre_hook(lambda module, *_: module.seen.fill_(5.0))
+
+
+def have_a_module_say_its_state_itself(loop: Training) -> None:
+    loop.model.beside.state_dict = lambda destination, prefix, **_: destination.update({f"{prefix}bias": torch.ones(1)})
+
+
+def have_a_class_say_its_state_itself(loop: Training) -> None:
+    class Own(Linear):
+        def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}bias"] = self.bias * 2
+
+    loop.model.beside.__class__ = Own
+
+
+def have_extra_state(loop: Training) -> None:
+    class Extra(Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"extra": 1}
+
+    loop.model.beside.__class__ = Extra
+
+
+def load_the_optimizer(loop: Training) -> None:
+    state = loop.optimizer.state_dict()
+    for values in state["state"].values():
+        values["exp_avg"] = values["exp_avg"] + 3
+    loop.optimizer.load_state_dict(state)
+
+
+def replace_what_the_optimizer_has(loop: Training) -> None:
+    for values in loop.optimizer.state.values():
+        values["exp_avg"] = values["exp_avg"] * 2
+
+
+def have_the_optimizer_count_otherwise(loop: Training) -> None:
+    for values in loop.optimizer.state.values():
+        values["step"] = 41
+
+
+def have_the_optimizer_keep_more(loop: Training) -> None:
+    loop.optimizer.state[loop.model.first.weight]["more"] = torch.ones(1)
+
+
+def have_the_optimizer_forget(loop: Training) -> None:
+    del loop.optimizer.state[loop.model.first.weight]
+
+
+def add_a_group(loop: Training) -> None:
+    loop.optimizer.add_param_group({"params": [*loop.model.beside.parameters()], "lr": 0.3})
+
+
+def put_a_parameter_into_another_group(loop: Training) -> None:
+    one, other = loop.optimizer.param_groups
+    other["params"].insert(0, one["params"].pop())
+
+
+def change_options(loop: Training) -> None:
+    loop.optimizer.param_groups[1].update(lr=0.05, betas=(0.5, 0.6))
+    loop.optimizer.param_groups[0]["initial_lr"] = 1.0
+
+
+def have_an_option_that_is_a_tensor(loop: Training) -> None:
+    loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+
+
+def have_the_optimizer_say_its_state_otherwise(loop: Training) -> None:
+    def hook(_: object, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "param_groups": [{**group, "hooked": 1} for group in state["param_groups"]]}
+
+    loop.optimizer.register_state_dict_post_hook(hook)
+
+
+SEEN_THROUGH = (
+    train,
+    swap_a_module,
+    replace_a_parameter,
+    replace_what_a_parameter_holds,
+    register_a_buffer_anew,
+    fill_a_buffer,
+    load_the_optimizer,
+    replace_what_the_optimizer_has,
+    change_options,
+)
+"""What leaves every name where it was."""
+ASKED_ABOUT = (
+    rename_a_module,
+    move_a_parameter_to_another_module,
+    swap_two_parameters_of_one_shape,
+    swap_two_of_a_group,
+    make_a_parameter_larger,
+    have_other_numbers,
+    tie_two_parameters,
+    have_a_parameter_no_more,
+    have_a_buffer_saved_no_more,
+    have_another_buffer_saved,
+    add_a_hook,
+    add_a_hook_before,
+    have_a_module_say_its_state_itself,
+    have_a_class_say_its_state_itself,
+    have_extra_state,
+    have_the_optimizer_count_otherwise,
+    have_the_optimizer_keep_more,
+    have_the_optimizer_forget,
+    add_a_group,
+    put_a_parameter_into_another_group,
+    have_an_option_that_is_a_tensor,
+    have_the_optimizer_say_its_state_otherwise,
+)
+
+
+@pytest.mark.parametrize("change", [*SEEN_THROUGH, *ASKED_ABOUT])
+def test_save_after_a_change_holds_what_torch_would_give_then(change):
+    loop = training()
+    staging = Staging(loop)
+    train(loop)
+    assert saved(staging) == true(loop)
+    change(loop)
+    assert saved(staging) == true(loop)
+    assert loop.times == (1 if change in SEEN_THROUGH else 2)
+    assert saved(staging) == true(loop)
+
+
+def numbered() -> Asked:
+    """As optimisers did that count in Python."""
+    loop = training()
+    train(loop)
+    have_the_optimizer_count_otherwise(loop)
+    return loop
+
+
+def test_numbers_of_the_optimizer_are_those_of_each_save():
+    loop = numbered()
+    staging = Staging(loop)
+    for count in (1, 2, 3):
+        for values in loop.optimizer.state.values():
+            values["step"] = count
+        assert saved(staging) == true(loop)
+    assert loop.times == 1
+
+
+def test_buffer_that_anybody_may_change_is_copied_before_the_loop_goes_on():
+    loop = training()
+    train(loop)
+    staging = Staging(loop)
+    for _ in range(2):
+        was = true(loop)
+        tree = staging.begin()
+        loop.model(torch.randn(8, WIDTH))  # changes the running averages
+        assert staging.settle()
+        assert sorted(told(tree), key=lambda each: each[0]) == was
+    assert loop.times == 1
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [pytest.param(torch.compile, marks=pytest.mark.slow), DistributedDataParallel])
+@pytest.mark.usefixtures("alone")
+def test_tree_of_a_wrapped_model_is_kept_under_the_names_that_torch_gives_it(wrap):
+    loop = training()
+    train(loop)
+    loop = Asked(model=wrap(loop.model), optimizer=loop.optimizer)
+    staging = Staging(loop)
+    for _ in range(2):
+        train_bare(loop)
+        assert saved(staging) == true(loop)
+    assert loop.times == 1
+
+
+def train_bare(loop: Training) -> None:
+    for parameter in loop.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    loop.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.SGD, {}), (torch.optim.AdamW, {"lr": torch.tensor(0.1)}), (torch.optim.SGD, {"momentum": 0.9})],
+    ids=["no state", "a rate that is a tensor", "momentum"],
+)
+def test_every_save_holds_what_torch_gives_for_other_optimizers(kind, options):
+    loop = training(kind, **options)
+    staging = Staging(loop)
+    for _ in range(3):
+        train(loop)
+        assert saved(staging) == true(loop)
+
+
+def test_nothing_of_the_training_is_held_by_what_is_kept():
+    """What a loop lets go of is gone, and not only after the next save."""
+    import gc
+    import weakref
+
+    loop = training()
+    staging = Staging(loop)
+    train(loop)
+    saved(staging)
+    gone = [weakref.ref(loop.model.beside), weakref.ref(loop.optimizer.state[loop.model.first.weight]["exp_avg"])]
+    swap_a_module(loop)
+    replace_what_the_optimizer_has(loop)
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_state_of_another_kind_of_dict_is_what_torch_gives():
+    loop = training()
+    train(loop)
+    loop.optimizer.state = OrderedDict(loop.optimizer.state)
+    staging = Staging(loop)
+    for _ in range(2):
+        train(loop)
+        assert saved(staging) == true(loop)
