@@ -1,0 +1,67 @@
+"""What the pages show in Python can be copied: it imports what it uses, and the loops train."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+READERS = {"model", "optimizer", "scheduler", "loss_of", "document"}
+"""What a page leaves to whoever reads it."""
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(page.read_text())]
+
+
+def snippets(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
+
+
+def bound(tree: ast.AST) -> set[str]:
+    """Names that are given something, at whatever depth."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippet_uses_nothing_that_its_page_does_not_have(page: Path):
+    known = READERS | set(dir(builtins))
+    for snippet in snippets(page):
+        tree = ast.parse(snippet)
+        known |= bound(tree)
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used <= known, f"{page.name} uses {sorted(used - known)} in:\n{snippet}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(compile(ast.Module([node], []), page.name, "exec"), {})
+
+
+@pytest.mark.parametrize("page", ["data.md", "elastic.md", "hold.md"])
+def test_loop_of_a_page_trains(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loop = next(each for each in snippets(ROOT / "docs" / page) if "session.steps" in each).replace("1000", "3")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("it was the best of times, it was the worst of times\n" * 3000)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    given: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
+        "loss_of": lambda model, _: model(torch.ones(2)).square().sum(),
+    }
+    exec(compile(loop, page, "exec"), given)
+    assert given["session"].step == 3
