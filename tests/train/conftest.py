@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -71,3 +72,11 @@ def agent(tmp_path: Path) -> Generator[Agent]:
     agent = Agent(tmp_path / "rank.sock")
     yield agent
     agent.close()
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Generator[None]:
+    """A Session that is left in the middle of its steps has SIGTERM wait for their end: pytest would not hear it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
