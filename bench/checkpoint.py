@@ -1,6 +1,7 @@
 """What a checkpoint costs the loop, and what loading one takes, beside torch.distributed.checkpoint.
 
-.venv/bin/python -m bench.checkpoint [--quick] [--rounds N] [--loads N] [--layers N] [--folder FOLDER]
+.venv/bin/python -m bench.checkpoint [--quick] [--only PART] [--rounds N] [--loads N] [--layers N]
+    [--folder FOLDER]
 
 One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
 with torch's `async_save` as it comes (A), once with holdfast (B), and once with torch again (A'), in an order that
@@ -39,6 +40,7 @@ from holdfast.train.training import Training
 
 STALL_GOAL, LOAD_GOAL, UNVERIFIED_GOAL, BYTES_GOAL, WALL_GOAL = 0.2, 1.1, 1.0, 1.01, 1.05
 ROUNDS, LOADS = 12, 12
+PARTS = ("saves", "rival", "loads")
 WIDTH, LAYERS, BATCH = 4096, 6, 16
 """Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
 STEPS = 3
@@ -227,6 +229,7 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=LOADS)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--folder", type=Path, help="where to save; a temporary folder, if not given")
+    parser.add_argument("--only", choices=PARTS, help="one part: saves, loads, or the stall beside torch_checkpointing")
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
     options = parser.parse_args()
     if options.quick:
@@ -255,41 +258,41 @@ def main() -> None:
             OURS: saved(OURS, loop.ours),
             PEER_AGAIN: saved(PEER_AGAIN, loop.theirs),
         }
-        stalls = interleave(sides, options.rounds, unit="s of stall")
-        floor_s = loop.floor_s()
-        rival = _rival(loop, options.rounds)
+        rows: list[tuple[str, ...]] = []
+        rival: tuple[str, ...] | None = None
+        parts = (options.only,) if options.only else PARTS
+        if "saves" in parts:
+            stalls = interleave(sides, options.rounds, unit="s of stall")
+            rows += _rows_of_saves(stalls, saves)
+            floor_s, peer_s = loop.floor_s(), median(each[PEER] for each in stalls)
+            say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
+        if "rival" in parts:
+            rival = _rival(loop, options.rounds)
         loop.close()
-        verified = interleave(
-            {PEER: loop.load, OURS: lambda: loop.restore(Shared), PEER_AGAIN: loop.load},
-            options.loads,
-            unit="s to load",
-        )
-        believed = interleave(
-            {PEER: loop.load, OURS: lambda: loop.restore(Believing), PEER_AGAIN: loop.load},
-            options.loads,
-            unit="s to load, unverified",
-        )
+        if "loads" in parts:
+            for what, goal, kind in (("verified", LOAD_GOAL, Shared), ("unverified", UNVERIFIED_GOAL, Believing)):
+                loads = {PEER: loop.load, OURS: lambda kind=kind: loop.restore(kind), PEER_AGAIN: loop.load}
+                rows.append(_row(f"load, {what}", goal, interleave(loads, options.loads, unit=f"s to load, {what}")))
     dist.destroy_process_group()
-
-    def of(measure: Callable[[Save], float]) -> list[Round]:
-        return [{side: measure(each[index]) for side, each in saves.items()} for index in range(options.rounds)]
-
-    measured = (
-        ("stall of the loop", STALL_GOAL, stalls),
-        (f"the save's call and {STEPS} steps after it", None, of(lambda save: save.steps_s)),
-        ("save, until it is on disk", WALL_GOAL, of(lambda save: save.wall_s)),
-        ("bytes on disk", BYTES_GOAL, of(lambda save: save.disk_bytes)),
-        ("load, verified", LOAD_GOAL, verified),
-        ("load, unverified", UNVERIFIED_GOAL, believed),
-    )
-    say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), [_row(*each) for each in measured]))
+    if rows:
+        say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), rows))
     if rival:
-        say(table(("stall of the loop", "holdfast / torch_checkpointing", "A/A floor"), [rival]))
-    peer_s = median(each[PEER] for each in stalls)
-    say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
+        say(table(("stall of the loop beside", "goal", "holdfast / peer", "A/A floor", "peer", "met"), [rival]))
 
 
-def _rival(loop: Loop, rounds: int) -> tuple[str, str, str] | None:
+def _rows_of_saves(stalls: list[Round], saves: Mapping[str, list[Save]]) -> list[tuple[str, ...]]:
+    def of(measure: Callable[[Save], float]) -> list[Round]:
+        return [{side: measure(each[index]) for side, each in saves.items()} for index in range(len(stalls))]
+
+    return [
+        _row("stall of the loop", STALL_GOAL, stalls),
+        _row(f"the save's call and {STEPS} steps after it", None, of(lambda save: save.steps_s)),
+        _row("save, until it is on disk", WALL_GOAL, of(lambda save: save.wall_s)),
+        _row("bytes on disk", BYTES_GOAL, of(lambda save: save.disk_bytes)),
+    ]
+
+
+def _rival(loop: Loop, rounds: int) -> tuple[str, ...] | None:
     """The same stall beside that of torch_checkpointing, where it is installed.
 
     All as it comes but for direct I/O, with which its version 0.1.1 cannot end a file of other than whole blocks.
@@ -312,15 +315,15 @@ def _rival(loop: Loop, rounds: int) -> tuple[str, str, str] | None:
         return loop.others(manager).stall_s
 
     sides = {PEER: theirs, OURS: lambda: loop.ours().stall_s, PEER_AGAIN: theirs}
-    compared = compare(interleave(sides, rounds, unit="s of stall beside torch_checkpointing"))
+    stalls = interleave(sides, rounds, unit="s of stall beside torch_checkpointing")
     manager.close()
-    return "torch_checkpointing", str(compared.ratio), str(compared.floor)
+    return _row("torch_checkpointing", STALL_GOAL, stalls)
 
 
 def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:
     compared = compare(rounds)
     peer = median(each[PEER] for each in rounds)
-    shown = f"{peer / 1e6:,.1f} MB" if peer > 1e6 else f"{peer:.2f} s"
+    shown = f"{peer / 1e6:,.1f} MB" if peer > 1e6 else f"{peer:.2f} s" if peer > 0.1 else f"{peer * 1e3:.2f} ms"
     aim, met = ("", "") if goal is None else (f"<= {goal}", compared.verdict(goal))
     return what, aim, str(compared.ratio), str(compared.floor), shown, met
 

@@ -63,7 +63,7 @@ class Data:
         elif not hasattr(dataset, "__iter__"):
             raise failure(
                 "data-not-a-dataset",
-                f"a {self._name} has neither items with numbers nor an end to end order",
+                f"a {self._name} is no dataset: it has neither __getitem__ with __len__, nor __iter__",
                 exit_code=ExitCode.USAGE,
                 remedy="give something with __len__ and __getitem__, or with __iter__",
             )
