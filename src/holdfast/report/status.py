@@ -206,6 +206,8 @@ class RunStatus:
         """Why no rank is running, in words; empty when there is nothing to wait for."""
         if self.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING):
             return ""
+        if self.controller_pid is None and self.nodes:
+            return "no pod runs its command yet"  # without agents nodes are there, and no controller
         if self.controller_pid is None:
             return "no controller has taken the run over yet"
         if not self.nodes:

@@ -118,6 +118,54 @@ def test_what_a_kubelet_says_of_a_container_is_understood(waiting: dict[str, str
     assert finding.code == code
 
 
+@pytest.mark.parametrize(
+    ("container", "code"),
+    [
+        # As the lab's kubelet has it, and containerd's.
+        (
+            {"state": {"terminated": {"reason": "StartError", "message": "/usr/sbin/sshd: [Errno 2]"}}},
+            "image-without-sshd",
+        ),
+        (
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                "lastState": {
+                    "terminated": {
+                        "reason": "StartError",
+                        "message": 'exec: "/usr/sbin/sshd": stat /usr/sbin/sshd: no such file or directory: unknown',
+                    }
+                },
+            },
+            "image-without-sshd",
+        ),
+        (
+            {"state": {"terminated": {"reason": "StartError", "message": 'exec: "train": not found'}}},
+            "command-not-started",
+        ),
+        (
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                "lastState": {"terminated": {"reason": "Error", "exitCode": 3}},
+                "restartCount": 4,
+            },
+            "container-ends",
+        ),
+    ],
+)
+def test_container_that_does_not_stay_is_told_of_with_its_last_words(container: dict[str, Any], code: str) -> None:
+    pod = {"metadata": {"name": "p"}, "status": {"containerStatuses": [container]}}
+    owner = {"kind": "MPIJob", "metadata": {"name": RUN}, "spec": {}}
+    finding = pending(Seen(owner=owner, pods=[pod]))
+    assert finding is not None
+    assert finding.code == code
+
+
+def test_container_that_has_ended_well_is_no_reason() -> None:
+    ended = {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+    pod = {"metadata": {"name": "p"}, "status": {"containerStatuses": [ended]}}
+    assert pending(Seen(owner={"kind": "JobSet", "metadata": {"name": RUN}, "spec": {}}, pods=[pod])) is None
+
+
 def test_namespace_that_is_being_deleted_goes_before_all_else() -> None:
     seen = recorded("insufficient")
     ending = {"metadata": {"deletionTimestamp": "2026-11-21T20:00:00Z"}}

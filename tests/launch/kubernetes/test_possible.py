@@ -79,6 +79,13 @@ def test_what_will_be_otherwise_is_warned_of(job: Mapping[str, Any], place: Mapp
     assert found(job, place)[code].severity is Severity.WARNING
 
 
+def test_mpijob_says_what_its_image_must_have_and_a_jobset_asks_for_nothing() -> None:
+    finding = found(CASES["mpijob-tcp"].job, CASES["mpijob-tcp"].place)["image-needs-ssh"]
+    assert finding.severity is Severity.INFO
+    assert "/usr/sbin/sshd" in finding.remedy
+    assert "image-needs-ssh" not in found(CASES["jobset-tcp-mpi"].job, CASES["jobset-tcp-mpi"].place)
+
+
 def test_root_may_lock_memory() -> None:
     assert "memory-lock" not in found({"fabric": "rdma-shared"}, {"user": 0})
 

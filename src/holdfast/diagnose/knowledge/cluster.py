@@ -257,6 +257,30 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Set `suspend: false`.",
     ),
     (
+        "image-needs-ssh",
+        "mpi-operator has `mpirun` start the ranks by ssh, on nodes that run sshd; both come from the job's image.",
+        "`ls /usr/sbin/sshd /usr/bin/ssh` in the image.",
+        "Nothing where they are there; else openssh-server and openssh-client.",
+    ),
+    (
+        "image-without-sshd",
+        "An MPIJob's nodes run sshd, by which `mpirun` starts the ranks, and the image has none.",
+        "`kubectl get pods`: the workers say StartError.",
+        "openssh-server in the image, or `workload: jobset` without `agent: false`, which needs no ssh.",
+    ),
+    (
+        "command-not-started",
+        "The container's command is not in its image, or may not be run.",
+        "`kubectl describe pod`: the container's state, StartError.",
+        "Mend the image or the command.",
+    ),
+    (
+        "container-ends",
+        "The container is started and ends, again and again; the kubelet waits longer each time.",
+        "`kubectl logs POD --previous`.",
+        "Mend what it says last.",
+    ),
+    (
         "cluster-unheard",
         "The API server, or the controller's pod, is out of reach of this machine: what is shown was heard before.",
         "The age and the words in the finding; `kubectl get pods` in the run's namespace.",

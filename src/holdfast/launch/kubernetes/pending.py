@@ -152,6 +152,33 @@ REASONS: tuple[Reason, ...] = (
         remedy="Mend what it names.",
         severity=Severity.ERROR,
     ),
+    # StartError: failed to create containerd task: ... exec: "/usr/sbin/sshd": stat /usr/sbin/sshd: no such file or ...
+    Reason(
+        pattern=r"^(?:StartError|ContainerCannotRun): (?P<why>.*sshd.*)",
+        code="image-without-sshd",
+        says="its image has no sshd, by which `mpirun` reaches the nodes: {why}",
+        remedy="Install openssh-server in the image and openssh-client with it, or take the `agent: false` out of the "
+        "profile and use `workload: jobset`, where `launch: mpi` needs no ssh.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    Reason(
+        pattern=r"^(?:StartError|ContainerCannotRun): (?P<why>.+)",
+        code="command-not-started",
+        says="its container's command cannot be started: {why}",
+        remedy="See that the image has what it names, and that it may be run.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
+    # CrashLoopBackOff: the container ended with exit code 1 (Error), 4 times by now
+    Reason(
+        pattern=r"^CrashLoopBackOff: (?P<why>the container ended .+)",
+        code="container-ends",
+        says="its container ends again and again: {why}",
+        remedy="`kubectl logs POD --previous` shows what it said last.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
     Reason(
         pattern=r"(?:FailedMount|FailedAttachVolume): (?P<why>.+)",
         code="volume-not-mounted",
@@ -167,6 +194,9 @@ REASONS: tuple[Reason, ...] = (
     ),
 )
 """Words that Kubernetes 1.37, Kueue 0.19 and the operators write, most telling first."""
+
+NOT_STARTED = ("StartError", "ContainerCannotRun")
+"""What a kubelet says of a container whose command there is not."""
 
 NAMESPACE_ENDING = Reason(
     pattern="",
@@ -227,8 +257,21 @@ def _of_pod(pod: Thing) -> Iterator[Clue]:
         if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
             yield Clue(where=f"pod {_name(pod)}", text=condition["message"])
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        if waiting := container.get("state", {}).get("waiting"):
-            yield Clue(where=f"pod {_name(pod)}", text=f"{waiting.get('reason', '')}: {waiting.get('message', '')}")
+        if text := _of_container(container):
+            yield Clue(where=f"pod {_name(pod)}", text=text)
+
+
+def _of_container(container: Thing) -> str:
+    """What keeps a container from running; empty where nothing does."""
+    state: Thing = container.get("state", {})
+    waiting: Thing = state.get("waiting", {})
+    ended: Thing = state.get("terminated") or (container.get("lastState", {}).get("terminated") if waiting else None) or {}
+    if ended.get("reason") in NOT_STARTED:
+        return f"{ended['reason']}: {ended.get('message', '')}"
+    if waiting.get("reason") == "CrashLoopBackOff" and ended:
+        how = f"exit code {ended.get('exitCode')} ({ended.get('reason', '')})"
+        return f"CrashLoopBackOff: the container ended with {how}, {container.get('restartCount', 0)} times by now"
+    return f"{waiting.get('reason', '')}: {waiting.get('message', '')}" if waiting else ""
 
 
 def _events(seen: Seen, *reasons: str) -> Iterator[Clue]:

@@ -109,6 +109,18 @@ def whoever_starts_ranks(asked: Submission) -> Iterator[Finding]:
         yield _error("needs-agent", "launch", what, remedy)
 
 
+def ssh(asked: Submission) -> Iterator[Finding]:
+    """What an MPIJob asks of its image, which nobody can look into from here."""
+    if asked.workload is Workload.MPIJOB and not asked.profile.agent:
+        yield Finding(
+            code="image-needs-ssh",
+            severity=Severity.INFO,
+            what="`mpirun` reaches the nodes of an MPIJob by ssh",
+            where="image",
+            remedy="See that the image has mpirun, openssh-client and openssh-server (/usr/sbin/sshd).",
+        )
+
+
 def elastic(asked: Submission) -> Iterator[Finding]:
     """A gang has one size."""
     nodes = asked.job.nodes
@@ -169,6 +181,7 @@ RULES: tuple[Callable[[Submission], Iterator[Finding]], ...] = (
     queue,
     fabric,
     whoever_starts_ranks,
+    ssh,
     elastic,
     standbys,
     template,
