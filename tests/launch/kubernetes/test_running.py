@@ -28,6 +28,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.folder import RunFolder
+from holdfast.launch.kubernetes.delivery import IN_SECRET_BYTES
 from holdfast.launch.kubernetes.envoy import Envoy
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import Phase, RunStatus
@@ -161,6 +162,14 @@ def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
     assert said["terminalState"] == "Failed"
     assert [each["message"] for each in said["conditions"]] == [f"{finished.reason} (exit code 3)"]
     until(lambda: not site.pods("node"), "no node is made again")
+
+
+def test_code_that_no_secret_holds_is_brought(site: Site) -> None:
+    (site.folder / "table.bin").write_bytes(os.urandom(IN_SECRET_BYTES))
+    run = site.start("python", "-c", "import os; print('bytes', os.path.getsize('table.bin'))")
+    ended, _ = to_its_end(run)
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert f"bytes {IN_SECRET_BYTES}" in run.rank_log(0, 0).read_text()
 
 
 def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
