@@ -7,9 +7,11 @@ logs from. Refuses to own what a line means.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
+
+import hyperscan
 
 from holdfast.diagnose.transport.result import RECEIVE, Kind, Side, Way
 
@@ -32,6 +34,33 @@ VERSION = re.compile(VERSION_BEGINS + rb"(\d+\.\d+\.\d+)[^\s+]{0,32}\+cuda(\d+\.
 # HOLDFAST_REPLICA=1, as `env` or a job's script writes it
 REPLICA_BEGINS = b"HOLDFAST_REPLICA="
 REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
+
+
+def rare(data: bytes) -> Sequence[tuple[int, int]]:
+    """Where lines that are rare, and stand outside NCCL's messages too, may be: which of them, and where its words end.
+
+    Hyperscan looks for both at once, in a sixth of the time that `find` takes for each alone.
+    """
+    found: list[tuple[int, int]] = []
+
+    def note(which: int, _begin: int, end: int, _flags: int, _context: object) -> None:
+        found.append((which, end))
+
+    _rare().scan(data, match_event_handler=note)
+    return found
+
+
+SAYS_VERSION, SAYS_REPLICA = range(2)
+
+
+@cache
+def _rare() -> hyperscan.Database:
+    database = hyperscan.Database()
+    database.compile(
+        expressions=[VERSION_BEGINS, REPLICA_BEGINS], ids=[SAYS_VERSION, SAYS_REPLICA], elements=2, flags=[0, 0]
+    )
+    return database
+
 
 # What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, colour codes, the end of a JSON string.
 _END = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"

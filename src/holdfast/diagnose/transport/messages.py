@@ -14,7 +14,6 @@ from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.grammar import words
 from holdfast.diagnose.transport.records import (
     SESSION_BYTES,
-    UNTIL_CUT_BYTES,
     Joined,
     ProcessRecord,
     Quote,
@@ -43,11 +42,11 @@ def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
     return keep
 
 
-def _seen(name: str, words: bytes) -> Handler:
-    """A handler that keeps the first line that has these words."""
+def _seen(name: str, *words: bytes) -> Handler:
+    """A handler that keeps the first line that has any of these words."""
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-        if name not in process.evidence and words in message:
+        if name not in process.evidence and any(said in message for said in words):
             process.note(name, message, quote)
 
     return keep
@@ -87,8 +86,8 @@ def _completes(message: bytes) -> tuple[bytes, str]:
 def cut(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
     """Put what the thread has connected by now aside as one session, under the name of what that completes."""
     if thread.connections:
-        thread.room.give_back(len(thread.connections) * UNTIL_CUT_BYTES + sum(map(len, thread.connections)))
-        thread.room.give_back(-SESSION_BYTES - len(stage))
+        thread.room.give_back(thread.until_cut_bytes - SESSION_BYTES - len(stage))
+        thread.until_cut_bytes = 0
         session = Session(thread, list(thread.connections.values()), stage, thread.opening)
         process.sessions.append(session)
         thread.recent.append(session)
@@ -223,29 +222,30 @@ def _identify(joined: Joined, said: Mapping[bytes, bytes], thread: ThreadRecord)
         thread.split = "", ""
 
 
-_HANDLERS: Mapping[bytes, Handler] = {
+_HANDLERS: Mapping[bytes, Handler] = {  # of longer words the first ten bytes
     b"comm": _comm,
     b"[Rank": _comm,
     b"Trees": _begins,
     b"Using": _network,
     b"Connected": _connected,
-    b"bootstrapSplit:": _split,
+    b"bootstrapS": _split,
     b"NET/IB": _ib,
     b"NET/Socket": _socket,
     b"NET/OFI": _ofi,
     b"NCCL": _version,
-    b"cudaDriverVersion": _fact("driver", grammar.DRIVER),
+    b"cudaDriver": _fact("driver", grammar.DRIVER),
     b"Bootstrap": _fact("bootstrap", grammar.BOOTSTRAP),
     b"Bootstrap:": _fact("bootstrap", grammar.BOOTSTRAP),
     b"Pattern": _fact("path", grammar.PATTERN),
     b"Failed": _seen("no libibverbs", b"libibverbs"),
-    b"NET/Plugin": _seen("no plugin", b"No plugin found"),
-    b"NET/Plugin:": _seen("no plugin", b"Could not find"),
+    b"NET/Plugin": _seen("no plugin", b"No plugin found", b"Could not find"),
 }
 
 
-def handler(word: bytes) -> Handler | None:
-    """That of a message that begins with this word, if any."""
-    if word.startswith(b"NCCL_"):
+def handler(begin: bytes) -> Handler | None:
+    """That of a message whose first bytes, as many as `Channel 00` has, are these; None where it has none."""
+    if begin.startswith(b"NCCL_"):
         return _env
-    return _comm if word.startswith(b"nccl") else _HANDLERS.get(word)
+    if begin.startswith(b"nccl"):
+        return _comm
+    return _HANDLERS.get(begin.partition(b"\n")[0].partition(b" ")[0])

@@ -66,8 +66,12 @@ class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
     """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
     said: bytes = b""
     """What the line that began it says of it; the one that ends it says the same."""
+    told: dict[bytes, list[int]] = {}
+    """By what follows `Channel 00` in lines that nobody has parsed yet: a bit for each channel, and the first line."""
     connections: dict[bytes, Link] = {}
-    """By what follows `Channel 00` in their lines."""
+    """By what follows `Channel 00/0 : ` in their lines."""
+    until_cut_bytes: int = 0
+    """What those take until they are cut."""
     recent: list[Session] = []
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")
