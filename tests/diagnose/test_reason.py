@@ -213,3 +213,21 @@ def test_pile_without_a_word_of_a_run_asks_for_its_output_and_not_for_what_nobod
     found = told("# A project\nimport time\n")
     assert (found.klass, found.sure) == (Class.UNKNOWN, Sureness.UNSURE)
     assert [each.fact for each in found.missing] == [DECIDING["output"].fact]
+
+
+SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): "
+
+
+def test_error_that_a_switch_got_over_is_not_sure_to_be_the_cause() -> None:
+    assert told(f"{SWITCH}20009, Non-fatal, Link 04 RX Short Error Rate").klass is Class.UNKNOWN
+    answer = told(f"{SWITCH}20034, Fatal, Link 30 LTSSM Fault Up")
+    assert (answer.klass, answer.sure) == (Class.GPU_XID, Sureness.CERTAIN)
+
+
+def test_switch_that_lost_its_gpu_only_follows_from_the_gpus_own_error() -> None:
+    alone = told(f"{SWITCH}19084, Fatal, Link 32 AN1 Heartbeat Timeout Error")
+    assert alone.klass is Class.UNKNOWN
+    fallen = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+    both = told(f"{SWITCH}19084, Fatal, Link 32 AN1 Heartbeat Timeout Error", fallen)
+    assert (both.klass, [one.code for one in both.consequences]) == (Class.GPU_XID, ["sxid-consequence"])
+    assert "Xid 79" in both.what

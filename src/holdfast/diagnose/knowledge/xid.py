@@ -288,6 +288,13 @@ SXIDS: tuple[Xid, ...] = (
         "Nothing, if seldom; often on one link: reseat or replace.",
     ),
     Xid(
+        20009,
+        "RX short error rate",
+        Origin.HARDWARE,
+        "More packets than usual came over a link damaged; they were sent again.",
+        "Nothing, if seldom; often on one link: reset the GPUs of the node, then reseat or replace.",
+    ),
+    Xid(
         20034,
         "LTSSM fault up",
         Origin.HARDWARE,

@@ -11,7 +11,8 @@ DRAIN = (
 
 _XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\((?:PCI:)?[0-9a-fA-F:., ]{1,24}\)[ :]{0,3})?"
 """What stands before the number; the digits of the GPU's address are none."""
-_SXID = r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?(?P<sxid>\d{5})\b"
+_BEFORE_SXID = r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?"
+_SXID = _BEFORE_SXID + r"(?P<sxid>\d{5})\b"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -78,8 +79,22 @@ RULES: tuple[Rule, ...] = (
         pattern=_SXID + r", Fatal",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
-        says="an NVSwitch reported a failing link (SXid {sxid})",
-        remedy=(DRAIN,),
+        says="an NVSwitch reported a fatal error (SXid {sxid})",
+        remedy=("holdfast explain SXID-{sxid}", DRAIN),
+        source="NVIDIA NVSwitch driver",
+        fallback=True,
+    ),
+    Rule(
+        code="sxid-consequence",
+        lines=(
+            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 19084, Fatal, Link 32 AN1 Heartbeat Timeout Error",
+        ),
+        pattern=_BEFORE_SXID + r"(?P<sxid>12028|19084)\b",
+        role=Role.SECONDARY,
+        classes=(Class.GPU_XID,),
+        says="an NVSwitch heard an error, or nothing more, from the GPU at one of its links (SXid {sxid})",
+        decides=("xid",),
         source="NVIDIA NVSwitch driver",
     ),
     Rule(
@@ -87,10 +102,9 @@ RULES: tuple[Rule, ...] = (
         lines=("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",),
         pattern=_SXID,
         classes=(Class.GPU_XID,),
-        sure=Sureness.LIKELY,
-        says="an NVSwitch reported an error of a link (SXid {sxid})",
-        remedy=("holdfast explain SXID-{sxid}", DRAIN),
-        decides=("fabric-manager",),
+        says="an NVSwitch reported an error that it got over (SXid {sxid})",
+        remedy=("holdfast explain SXID-{sxid}",),
+        decides=("xid", "fabric-manager"),
         source="NVIDIA NVSwitch driver",
         fallback=True,
     ),
