@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.events import AnyEvent, DrillAction, DrillDone, DrillTarget, FindingRaised, RecoveryDecided, StopDecided
 from holdfast.findings import Fault, Finding
+from holdfast.shortage import shortage_in
 
 DRILL_S = 3600.0
 """The first failure of its part within so many seconds of a drill is the drill's: a hang takes a deadline to show."""
@@ -23,6 +24,8 @@ _NODE = re.compile(r"\bnode\d+")
 _PARTS_OF_NODES = frozenset({DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.MEMORY})
 _DISKS = frozenset({DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS})
 _OF_DISKS = frozenset({"disk-full", "checkpoint-not-stored"})
+_WITHOUT_WORDS = frozenset({"rank-crashed", "attempt-unexplained"})
+"""What a rank's end is called whose own words found no room in the run's folder."""
 _HARMLESS = frozenset({DrillAction.SKEW, DrillAction.RETURN, DrillAction.SLOW})
 
 
@@ -70,11 +73,19 @@ def node_of(finding: Finding) -> str | None:
     return found[0] if found else None
 
 
+def _for_want_of_room(finding: Finding, target: str) -> bool:
+    """Whether a failure of another name is of a full disk: its words say so, or it has none where they are written."""
+    rows = map(shortage_in, (finding.what, *finding.evidence))
+    if any(row is not None and row.code == "disk-full" for row in rows):
+        return True
+    return target == DrillTarget.RUN_FOLDER and finding.code in _WITHOUT_WORDS and not finding.evidence
+
+
 def _befell(drill: DrillDone, finding: Finding, *, failed: bool) -> bool:
     """Whether it was done to what failed; of what was only noticed, whether it can be of nothing else."""
     target = drill.target.partition(" ")[0]  # that of a rank has its number
     if target in _DISKS:
-        return finding.code in _OF_DISKS
+        return finding.code in _OF_DISKS or (failed and _for_want_of_room(finding, target))
     if target == DrillTarget.COLLECTIVE:
         return finding.code == "rank-hung"
     here = target in _PARTS_OF_NODES and node_of(finding) == f"node{drill.node}"
