@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from holdfast.diagnose import pipeline
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.room import Room
 from holdfast.diagnose.scan import Scanner
+from holdfast.diagnose.structured.dumps import Dumps
 from holdfast.diagnose.transport import Reading
 
 # Every kind that is kept, each with the longest words that it takes, a million times over; what is printed is how much
@@ -19,6 +21,7 @@ from holdfast.diagnose.transport import Reading
 WORST = """
 import resource, sys
 from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.room import Room
 from holdfast.diagnose.scan import Scanner
 from holdfast.diagnose.transport import Reading, document, lines
 
@@ -35,7 +38,7 @@ KINDS = (
     "NumelOut=1, Timeout(ms)=600000) ran for 600017 ms \\U0001f4a5{long}",
 )
 budget = int(sys.argv[1])
-scanner, reading = Scanner(budget // 4), Reading(budget)
+scanner, reading = Scanner(Room(budget // 4)), Reading(budget)
 source = Source(name="all.log")
 facts = [*scanner.feed(Block(source=source, first_line=1, data=b"nothing\\n"))]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -64,7 +67,10 @@ def test_worst_of_every_kind_at_once_stays_within_the_budget() -> None:
 
 
 def test_answer_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "Scanner", lambda: Scanner(20_000))
+    def small(_room: Room) -> Scanner:
+        return Scanner(Room(20_000))
+
+    monkeypatch.setattr(pipeline, "Scanner", small)
     monkeypatch.setattr(pipeline, "Reading", lambda: Reading(20_000))
     timeout = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1"
     said = [f"[Rank {rank}] {timeout}, Timeout(ms)=600000) ran for 600017 ms" for rank in range(99)]
@@ -80,3 +86,47 @@ def test_room_takes_what_fits_and_no_more() -> None:
     assert (room.take(60), room.take(60), room.take(40), room.take(1)) == (True, False, True, False)
     room.give_back(50)
     assert room.take(50)
+
+
+def test_dumps_of_many_ranks_share_the_budget_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    ranks = 64
+    for rank in range(ranks):
+        last = 40 - (rank == 50)
+        entries = [
+            {
+                "collective_seq_id": seq,
+                "process_group": ["0", "default_pg"],
+                "profiling_name": "nccl:all_reduce",
+                "input_sizes": [[4]],
+                "input_dtypes": ["Float"],
+                "state": "completed" if seq < 40 else "scheduled",
+            }
+            for seq in range(1, last + 1)
+        ]
+        config = {"0": {"name": "0", "desc": "", "ranks": str([*range(ranks)])}}
+        document = {"version": "2.4", "pg_config": config, "pg_status": {}, "entries": entries}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(document))
+    pile = _short_of_room(tmp_path, 400_000)
+    found = pipeline.diagnose(pile)
+    assert (len(pile.dumps.kept), pile.dumps.left_out) == (ranks, 0)
+    assert f"left out: all calls but the last of {pile.dumps.shortened} flight recorder dumps" in found.notes[0]
+    assert found.culprit is not None
+    assert found.culprit.rank == 50
+    notes = pipeline.diagnose(_short_of_room(tmp_path, 20_000)).notes
+    assert any("flight recorder dumps, since no more are held; diagnose fewer" in note for note in notes)
+
+
+def _short_of_room(path: Path, most_bytes: int) -> Pile:
+    pile = Pile((path,))
+    pile.room = Room(most_bytes)
+    pile.dumps = Dumps(pile.room)
+    return pile
+
+
+def test_many_damaged_files_are_named_up_to_a_number_and_then_counted(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}.gz").write_bytes(b"\x1f\x8bno gzip at all")
+    pile = Pile((tmp_path,))
+    assert list(pile.blocks()) == []
+    assert len(pile.notes) == 21
+    assert pile.notes[-1] == "30 more files are damaged, and read up to there"

@@ -21,7 +21,9 @@ import zstandard
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.numbering import LineAt, Lines
+from holdfast.diagnose.room import FACTS_BYTES, Room
 from holdfast.diagnose.structured import documents, flight
+from holdfast.diagnose.structured.dumps import Dumps
 
 BLOCK_BYTES = 1 << 18
 """What stays in a core's own cache while several readers go over it."""
@@ -38,6 +40,8 @@ STREAM_BYTES = 32 << 30
 WINDOW_BYTES = 128 << 20
 """Most memory that a zstd file may ask for."""
 MOST_FILES = 200_000
+MOST_NOTED = 20
+"""Files that are named of one kind of trouble; more of them are only counted."""
 SNIFF_BYTES = 4096
 
 _NO_LOGS = frozenset(
@@ -61,8 +65,11 @@ class Pile:
     def __init__(self, paths: tuple[Path, ...], *, stdin: BinaryIO | None = None) -> None:
         self._paths = paths
         self._stdin = stdin
+        self.room = Room(FACTS_BYTES)
+        """For all that is kept of it, but for NCCL's set-up."""
         self.notes: list[str] = []
-        self.dumps: list[flight.Dump] = []
+        self._noted: Counter[str] = Counter()
+        self.dumps = Dumps(self.room)
         """Flight recorder dumps among the files, which are no lines; filled as `notes` is."""
         self.files = self.bytes = 0
         self._left_out: Counter[str] = Counter()
@@ -82,6 +89,15 @@ class Pile:
             for file in self._files(path):
                 yield from self._file(file, _source(file, root))
         self.notes += [f"not read: {count} {what}" for what, count in sorted(self._left_out.items())]
+        more = ((count - MOST_NOTED, what) for what, count in sorted(self._noted.items()))
+        self.notes += [f"{count:,} more {what}" for count, what in more if count > 0]
+        self.notes += self.dumps.notes()
+
+    def _note(self, said: str, what: str) -> None:
+        """Say of one file, by name, what is so of few; of many it is only counted."""
+        self._noted[what] += 1
+        if self._noted[what] <= MOST_NOTED:
+            self.notes.append(said)
 
     def _files(self, path: Path) -> Iterator[Path]:
         if not path.is_dir():
@@ -106,7 +122,7 @@ class Pile:
             with path.open("rb") as file:
                 yield from self._stream(file, source, Lines(path), most=max(path.stat().st_size + 1, STREAM_BYTES))
         except OSError as error:
-            self.notes.append(f"{source.name} cannot be read: {error.strerror or error}")
+            self._note(f"{source.name} cannot be read: {error.strerror or error}", "files cannot be read")
 
     def _stream(self, file: BinaryIO, source: Source, lines: Lines | None = None, *, most: int) -> Iterator[Block]:
         """The blocks of what was opened, of which so much is read, or so much of what is packed in it as is left."""
@@ -137,7 +153,8 @@ class Pile:
             finally:
                 self._unpacked += self.bytes - before if unpack else 0
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            self.notes.append(f"{source.name} is damaged, and read up to there: {error}")
+            said = f"{source.name} is damaged, and read up to there: {error}"
+            self._note(said, "files are damaged, and read up to there")
 
     def _document(self, source: Source, head: bytes, data: bytes) -> Iterator[Block] | None:
         """The lines that a document comes to; None for what is none after all, or is too large for one."""
@@ -146,7 +163,7 @@ class Pile:
         if flight.fits(head):
             if (dump := flight.read(source, data)) is None:
                 return None
-            self.dumps.append(dump)
+            self.dumps.add(dump)
             return iter(())
         kind = documents.kind_of(source.name, head)
         return documents.blocks(kind, source, data) if kind else None
@@ -191,7 +208,8 @@ class Pile:
                 self._left_out["middles of very long lines"] += 1
                 rest, passing = rest[:LINE_BYTES], True
         if taken >= most:
-            self.notes.append(f"{source.name}: only the first {taken >> 30} GiB were read")
+            said = f"{source.name}: only the first {taken >> 30} GiB were read"
+            self._note(said, "files were read only up to what is read of one")
         if rest:
             yield Block(source=source, first_line=LineAt(lines, begins) if lines else number, data=rest)
 

@@ -36,7 +36,7 @@ def diagnose(
     `known` is what the run's own event log says, with the rank that failed first; `fabric` what the job was meant to
     use, where that is known.
     """
-    scanner, reading = Scanner(), Reading()
+    scanner, reading = Scanner(pile.room), Reading()
     facts: list[Fact] = [*known]
     ranks: set[int] = set()
     for block in chain.from_iterable(map(jsonlines.plain, pile.blocks())):
@@ -45,8 +45,8 @@ def diagnose(
         facts += scanner.feed(block)
         if scanner.set_up:
             reading.feed(block)
-    facts += flight.compare(pile.dumps)
-    ranks.update(dump.rank for dump in pile.dumps)
+    facts += flight.compare(pile.dumps.kept)
+    ranks.update(dump.rank for dump in pile.dumps.kept)
     transport = reading.result(fabric) if reading.info_lines else None
     if transport is not None:
         facts += transport_facts(transport, told=fabric is not None)

@@ -108,7 +108,7 @@ def recognition() -> Recognition:
 class Scanner:
     """Turns the blocks of one pile into facts; one for a pile, fed in any order of sources."""
 
-    def __init__(self, most_bytes: int = FACTS_BYTES) -> None:
+    def __init__(self, room: Room | None = None) -> None:
         self._known = recognition()
         self.counts: Counter[str] = Counter()
         """Lines recognised, by rule; also those of which no fact was kept."""
@@ -118,7 +118,7 @@ class Scanner:
         self._days: dict[str, str] = {}
         self._launched: Counter[str] = Counter()
         self._facts = 0
-        self._room = Room(most_bytes)
+        self._room = room or Room(FACTS_BYTES)
         self.left_out = 0
         """Lines that tell of which no fact was kept, since there were enough in all."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _VARYING = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coal
 _NOT_OURS = ("/torch/", "/site-packages/", "/dist-packages/")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """One collective that a rank has enqueued."""
 
@@ -257,8 +258,8 @@ def _call(entry: Mapping[str, Any]) -> Call | None:
     kinds = _text(entry.get("input_dtypes"))[1:-1]
     return Call(
         seq=_number(entry.get("collective_seq_id", entry.get("seq_id"))),
-        op=_text(entry.get("profiling_name")).rpartition(":")[2],
-        sizes=f"{_text(entry.get('input_sizes'))} {kinds}".strip(),
+        op=sys.intern(_text(entry.get("profiling_name")).rpartition(":")[2]),
+        sizes=sys.intern(f"{_text(entry.get('input_sizes'))} {kinds}".strip()),
         done=entry.get("state") == "completed" or bool(entry.get("retired")),
         at=_number(entry.get("time_created_ns")) / 1e9,
         where=_place(entry.get("frames")),
@@ -269,7 +270,7 @@ def _place(frames: object) -> str:
     for frame in _dicts(frames):
         name = _text(frame.get("filename"))
         if not any(part in name for part in _NOT_OURS):
-            return f"{name}:{_number(frame.get('line'))}"
+            return sys.intern(f"{name}:{_number(frame.get('line'))}")
     return ""
 
 
