@@ -27,6 +27,15 @@ class Fault(StrEnum):
     HOLDFAST = "holdfast"
 
 
+FAULTS: dict[Fault, str] = {
+    Fault.USER: "the job or its program",
+    Fault.CLUSTER: "the machines or the cluster",
+    Fault.PEER: "the program at the other end",
+    Fault.HOLDFAST: "holdfast",
+}
+"""In words."""
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing somebody should know: a stable code, what, where, the evidence, what to do next, and whose fault."""
 

@@ -25,7 +25,8 @@ class Net(Module):
         super().__init__()
         self.first, self.second = Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH, bias=False)
         self.norm = BatchNorm1d(WIDTH)
-        self.beside, self.other = Linear(WIDTH, WIDTH), Module()
+        self.other, self.wrapped, self.beside = Module(), Module(), Linear(WIDTH, WIDTH)
+        self.wrapped._orig_mod = Linear(WIDTH, WIDTH)
         self.register_buffer("seen", torch.zeros(2))
         self.register_buffer("passing", torch.zeros(2), persistent=False)
 
@@ -101,6 +102,11 @@ def swap_two_parameters_of_one_shape(loop: Training) -> None:
 def swap_two_of_a_group(loop: Training) -> None:
     of_all = loop.optimizer.param_groups[1]["params"]
     of_all[1], of_all[2] = of_all[2], of_all[1]
+
+
+def have_a_part_compiled(loop: Training) -> None:
+    """Torch calls what is within it otherwise then."""
+    loop.model.wrapped = torch.compile(loop.model.wrapped._orig_mod)
 
 
 def replace_a_parameter(loop: Training) -> None:
@@ -239,6 +245,7 @@ SEEN_THROUGH = (
 ASKED_ABOUT = (
     rename_a_module,
     move_a_parameter_to_another_module,
+    have_a_part_compiled,
     swap_two_parameters_of_one_shape,
     swap_two_of_a_group,
     make_a_parameter_larger,

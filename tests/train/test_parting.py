@@ -12,15 +12,17 @@ from holdfast.errors import ExitCode
 FAILS = """
 import holdfast.train
 from holdfast.errors import ExitCode, failure
+from holdfast.findings import Fault
 {before}
 raise failure("no-such-thing", "it is not there", exit_code=ExitCode.STORAGE, where="here", evidence=("a", "b"),
-              remedy="look for it")
+              remedy="look for it", fault=Fault.CLUSTER)
 """
 WORDS = """holdfast: error [no-such-thing]: it is not there
   where: here
   evidence: a
   evidence: b
   what to do: look for it
+  fault of: the machines or the cluster
 """
 GROUP = """
 import torch.distributed as dist

@@ -9,15 +9,8 @@ import msgspec
 from rich.text import Text
 
 from holdfast.cli.output import Output, console
-from holdfast.findings import Fault, Finding, Severity
+from holdfast.findings import FAULTS, Fault, Finding, Severity
 from holdfast.report.words import clean
-
-FAULTS: dict[Fault, str] = {
-    Fault.USER: "the job or its program",
-    Fault.CLUSTER: "the machines or the cluster",
-    Fault.PEER: "the program at the other end",
-    Fault.HOLDFAST: "holdfast",
-}
 
 _STYLES: dict[Severity, str] = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _LABEL_WIDTH = 12

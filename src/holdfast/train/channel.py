@@ -78,7 +78,9 @@ class Channel:
 
     def found(self, finding: Finding) -> None:
         """Tell the agent, and whoever reads the rank's log, what the session noticed."""
-        say(f"{finding.severity}: {'; '.join(filter(None, (finding.what, *finding.evidence, finding.remedy)))}")
+        where = finding.where and f"where: {finding.where}"
+        words = filter(None, (finding.what, where, *finding.evidence, finding.remedy))
+        say(f"{finding.severity} [{finding.code}]: {'; '.join(words)}")
         self.send(Found(finding=finding))
 
     def requests(self) -> list[AgentToRank]:

@@ -151,7 +151,6 @@ def _walk_modules(model: Module, signature: list[object], held: list[torch.Tenso
             if parameter is not None:
                 signature.append(name)
                 held.append(parameter)
-        signature.append(_END)
         passing = own["_non_persistent_buffers_set"]
         for name, buffer in own["_buffers"].items():
             if buffer is not None and name not in passing:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from holdfast.errors import HoldfastError
-from holdfast.findings import Finding
+from holdfast.findings import FAULTS, Fault, Finding
 
 
 def install() -> None:
@@ -39,3 +39,5 @@ def words(finding: Finding) -> Iterator[str]:
     yield from (f"  evidence: {line}" for each in finding.evidence for line in each.splitlines())
     if finding.remedy:
         yield f"  what to do: {finding.remedy}"
+    if finding.fault is not Fault.USER:
+        yield f"  fault of: {FAULTS[finding.fault]}"
