@@ -8,7 +8,7 @@ from __future__ import annotations
 
 SET_UP_BYTES = 448 << 20
 """Of NCCL's set-up lines; 16,384 ranks with five communicators each take as much."""
-FACTS_BYTES = 96 << 20
+FACTS_BYTES = 80 << 20
 """Of lines that tell and flight recorders' dumps together."""
 
 
