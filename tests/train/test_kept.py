@@ -201,6 +201,12 @@ def have_the_optimizer_keep_more(loop: Training) -> None:
     loop.optimizer.state[loop.model.first.weight]["more"] = torch.ones(1)
 
 
+def have_the_optimizer_call_it_otherwise(loop: Training) -> None:
+    values = loop.optimizer.state[loop.model.first.weight]
+    first, second = values.pop("exp_avg"), values.pop("exp_avg_sq")
+    values.update(exp_avg_sq=first, exp_avg=second)
+
+
 def have_the_optimizer_forget(loop: Training) -> None:
     del loop.optimizer.state[loop.model.first.weight]
 
@@ -261,6 +267,7 @@ ASKED_ABOUT = (
     have_extra_state,
     have_the_optimizer_count_otherwise,
     have_the_optimizer_keep_more,
+    have_the_optimizer_call_it_otherwise,
     have_the_optimizer_forget,
     add_a_group,
     put_a_parameter_into_another_group,
@@ -279,6 +286,24 @@ def test_save_after_a_change_holds_what_torch_would_give_then(change):
     assert saved(staging) == true(loop)
     assert loop.times == (1 if change in SEEN_THROUGH else 2)
     assert saved(staging) == true(loop)
+
+
+class Counting(Linear):
+    count = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        self.count += 1
+        return {"count": self.count}
+
+
+def test_state_of_a_module_that_says_more_than_its_tensors_is_asked_for_at_each_save():
+    loop = training()
+    loop.model.beside = Counting(WIDTH, WIDTH)
+    train(loop)
+    staging = Staging(loop)
+    for times in (1, 2, 3):
+        saved(staging)
+        assert loop.times == times
 
 
 def numbered() -> Asked:
