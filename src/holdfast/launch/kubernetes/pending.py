@@ -265,7 +265,9 @@ def _of_container(container: Thing) -> str:
     """What keeps a container from running; empty where nothing does."""
     state: Thing = container.get("state", {})
     waiting: Thing = state.get("waiting", {})
-    ended: Thing = state.get("terminated") or (container.get("lastState", {}).get("terminated") if waiting else None) or {}
+    ended: Thing = (
+        state.get("terminated") or (container.get("lastState", {}).get("terminated") if waiting else None) or {}
+    )
     if ended.get("reason") in NOT_STARTED:
         return f"{ended['reason']}: {ended.get('message', '')}"
     if waiting.get("reason") == "CrashLoopBackOff" and ended:
