@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 
 import pytest
 from bench.nccllog import Job, Version, versions
-from tests.diagnose.transport.piles import TOLD, by_rank, interleaved, told
+from tests.diagnose.transport.piles import TOLD, by_rank, edited, interleaved, told
 
 from holdfast.diagnose.block import Block
 from holdfast.diagnose.transport import Transport, read
@@ -73,6 +74,14 @@ def test_interleaved_ranks_behind_a_launchers_prefix_are_told_apart(version: str
     dice = random.Random(version + before)
     for job in jobs(Version.of(version)):
         agrees(read(interleaved(job, dice, before)), job)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("version", ["2.10.3", "2.27.7"])
+def test_lines_of_other_software_between_those_of_a_thread_lose_no_channel(version: str, every: int) -> None:
+    others = itertools.cycle([b"", b"step 12 loss 2.31\n", *[b""] * (every - 1), b"\n"])
+    for job in jobs(Version.of(version)):
+        agrees(read(edited(job, lambda _rank, line: line + next(others))), job)
 
 
 @pytest.mark.parametrize("size", [1, 200, 5000])
