@@ -333,6 +333,12 @@ def main() -> int:
             except Unavailable as error:
                 rows.append((name, "-", f"not done here: {error}", "-"))
                 continue
+            except (HoldfastError, TimeoutError) as error:
+                # One drill that a busy machine refuses must not take the others' answers with it.
+                say(f"{name}: FAILED: {error}")
+                rows.append((name, "FAILED", str(error), "not asked"))
+                asked, wrong = asked + 1, wrong + 1
+                continue
         peer = "no such part"
         if case.peer is not None:
             with tempfile.TemporaryDirectory(prefix="drilled-") as base:

@@ -1,5 +1,6 @@
 import pytest
 import re2
+from tests.diagnose.logs import told
 
 from holdfast.diagnose.classes import MEANINGS, Class
 from holdfast.diagnose.rules import RULES
@@ -30,3 +31,78 @@ def test_rule_names_facts_and_classes_that_fit_its_role(rule: Rule):
 
 def test_every_class_has_words():
     assert set(MEANINGS) == set(Class)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Tolerations:                 node.kubernetes.io/not-ready:NoExecute op=Exists for 300s",
+        "                             node.kubernetes.io/unreachable:NoExecute for 300s",
+        "    key: node.kubernetes.io/not-ready",
+        "Normal  TaintManagerEviction  pod/worker-3  Cancelling deletion of Pod train/worker-3",
+        "creating security group sg-0a1 with a rule to allow all from itself",
+        "check that the security group allows all traffic to itself",
+        "dcgm-exporter: Failed to watch metrics: Error watching fields: the GPU does not support profiling",
+        "DCGM diagnostics: 0 failed, 12 passed on GPU 3",
+        "fail_early=false dcgm: no error on GPU 0",
+        "nvidia-device-plugin: no unhealthy GPU found",
+        "health: 0 unhealthy GPUs",
+        "NVRM: GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+        "GPU recovery action is None",
+        "NVLink 3: link is inactive",
+        "NVLink CRC error count: 0",
+        "Double-bit ECC: 0",
+        "row remapping failure: No",
+        "NVSwitch: 0 Fatal errors",
+        "port_rcv_errors: 0",
+        "link_downed 0 symbol_error 0 port_rcv_errors 0 out_of_sequence 0",
+        "Stragglers detected: none",
+        "        HW Thermal Slowdown               : Not Active",
+        "timestamp, clocks_throttle_reasons.hw_thermal_slowdown",
+        "checkpoint manager: no corrupt checkpoint found",
+        "nvme0n1: timeout set to 30s",
+        "metadata instance-action endpoint polled: 404",
+    ],
+)
+def test_fault_that_a_line_says_is_not_there_is_no_cause(line: str):
+    answer = told(line)
+    assert (answer.klass, answer.evidence) == (Class.UNKNOWN, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "klass"),
+    [
+        ("Taints:             node.kubernetes.io/unreachable:NoExecute", Class.NODE_LOST),
+        ("nvvs: DCGM diagnostic memtest: Fail on GPU 0", Class.GPU_XID),
+        ("NVRM: GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", Class.GPU_XID),
+        ("NVSwitch fatal error on link 0", Class.GPU_XID),
+        ("mlx5_0 port 1 symbol_error 12", Class.NETWORK_LOSS),
+        ("Stragglers detected: rank 5 on node n0", Class.STRAGGLER),
+    ],
+)
+def test_fault_that_a_line_says_is_there_is_one(line: str, klass: Class):
+    assert told(line).klass is klass
+
+
+def test_image_without_verbs_is_no_fault_where_the_node_has_no_rdma():
+    answer = told("n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]")
+    assert answer.klass is Class.UNKNOWN
+    assert any("/sys/class/infiniband" in each.get for each in answer.missing)
+
+
+def test_health_check_of_a_gpu_is_not_certain():
+    answer = told("'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000")
+    assert (answer.klass, answer.sure) == (Class.GPU_XID, Sureness.LIKELY)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        "    Reason: CrashLoopBackOff",
+    ],
+)
+def test_end_that_another_process_tells_of_is_a_consequence(line: str):
+    answer = told(line)
+    assert answer.klass is Class.UNKNOWN
+    assert answer.missing

@@ -82,6 +82,11 @@ class Recognition:
         ]
         return lines, ends[-1] > 0
 
+    def is_innocent(self, index: int, line: bytes) -> bool:
+        """Whether a line has a rule's words and tells of nothing."""
+        unless = self.rules[index].unless
+        return bool(unless) and _compiled(unless).search(line) is not None
+
     def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
         """Where a rule has something in a line, and its values."""
         found = _compiled(self.rules[index].pattern).search(line)
@@ -140,6 +145,7 @@ class Scanner:
                 yield from (_with_neighbours(replace(fact, line=number), data, start, end) for fact in facts)
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
+        which = [index for index in which if not self._known.is_innocent(index, line)]
         if len(which) > 1:
             which = [index for index in which if not self._known.rules[index].fallback] or which[:1]
         found = (self._fact(source, line, index) for index in which)

@@ -77,6 +77,10 @@ DECIDING: dict[str, Deciding] = {
         "which network NCCL chose on every rank, and which file or plugin wrote the line",
         "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and give the logs of all ranks",
     ),
+    "rdma-on-node": Deciding(
+        "whether the nodes have RDMA devices at all",
+        "ls /sys/class/infiniband on the node itself; empty: TCP is all there is, and nothing is wrong",
+    ),
     "transport": Deciding(
         "which transport each pair of ranks uses, and whether it uses GPUDirect RDMA",
         "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and look for `via NET/...` and `GDRDMA`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Role, Rule, Sureness
+from holdfast.diagnose.rules.row import AT_REST, Role, Rule, Sureness
 
 DRAIN = (
     "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"
@@ -119,13 +119,31 @@ RULES: tuple[Rule, ...] = (
             "GPU 5 is in an error state: GPU requires reset",
         ),
         pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action (?:changed|is)|(?:dcgm|DCGM)\w*.{0,80}(?:[Ff]ail|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|krcWatchdog|(?:nvidia|NVRM).{0,60}GPU.{0,40}(?:unhealthy|not healthy)|[Uu]nhealthy (?:GPU|gpu)",
+        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog",
+        unless=AT_REST,
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
-        says="a GPU is no longer on the bus",
+        says="the driver has lost a GPU: it is off the bus, does not start, or must be reset",
         remedy=(DRAIN,),
         decides=("xid",),
         source="NVIDIA driver, nvidia-smi",
+    ),
+    Rule(
+        code="gpu-unhealthy",
+        lines=(
+            "'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000",
+            "dcgm-health: Error: NVLink errors found on GPU 3",
+            "nvvs: DCGM diagnostic memtest: Fail on GPU 3",
+        ),
+        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)",
+        unless=AT_REST
+        + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
+        classes=(Class.GPU_XID, Class.DRIVER),
+        sure=Sureness.LIKELY,
+        says="a health check found a GPU unfit",
+        remedy=(DRAIN,),
+        decides=("xid",),
+        source="nvidia-device-plugin, DCGM",
     ),
     Rule(
         code="pcie-error",
@@ -147,8 +165,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         ),
+        unless=AT_REST,
         pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
-        r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down|inactive)",
+        r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down)",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
         says="a GPU's memory or NVLink failed beyond correction",

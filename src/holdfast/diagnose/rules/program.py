@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Role, Rule, Sureness
+from holdfast.diagnose.rules.row import AT_REST, Role, Rule, Sureness
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -90,8 +90,9 @@ RULES: tuple[Rule, ...] = (
             "LustreError: 11-0: scratch-OST0012-osc: operation ost_read to node 10.0.0.9@o2ib failed: rc = -107",
             "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
         ),
-        pattern=r"\[Errno 5\] Input/output error|[Ss]tale (?:NFS )?file handle|Read-only file system|PytorchStreamReader failed|LustreError|nfs: server \S+ not responding|EndpointConnectionError|blk_update_request: I/O error|EXT4-fs error|nvme.{0,40}(?:timeout|I/O error)"
+        pattern=r"\[Errno 5\] Input/output error|[Ss]tale (?:NFS )?file handle|Read-only file system|PytorchStreamReader failed|LustreError|nfs: server \S+ not responding|EndpointConnectionError|blk_update_request: I/O error|EXT4-fs error|nvme.{0,60}timeout, |nvme.{0,40}I/O error"
         r"|SlowDown|Transport endpoint is not connected|(?:safetensors|checkpoint)\S*.{0,60}(?:corrupt|truncated|incomplete)",
+        unless=AT_REST,
         classes=(Class.STORAGE,),
         sure=Sureness.LIKELY,
         says="a disk or file system failed to read or write",
@@ -129,7 +130,8 @@ RULES: tuple[Rule, ...] = (
             "Normal  Preempted  pod/worker-1  Preempted by default/other on node n1",
             "Normal  EvictedDueToPreempted  workload/job-a  Preempted to accommodate a workload (UID: 12) due to prioritization in the ClusterQueue",
         ),
-        pattern=r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)|CANCELLED AT \S+|\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)|[Ss]pot (?:instance )?(?:interruption|termination)|instance-action|node was low on resource: \[?pid|\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)|DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)|Workload.{0,20}(?:evicted|preempted)|EvictedDueToPreempted|[Rr]eason\W{1,4}\w*Evicted\b|workers? (?:is|are) evicted|Preempted to accommodate a |DeadlineExceeded.{0,40}(?:Job|active)|maintenance event.{0,40}(?:terminat|migrat)",
+        pattern=r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)|CANCELLED AT \S+|\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)|[Ss]pot (?:instance )?(?:interruption|termination)|instance-action.{0,80}(?:terminate|stop|hibernate)|[Cc]luster (?:is|was) preempted|node was low on resource: \[?pid|\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)|DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)|Workload.{0,20}(?:evicted|preempted)|EvictedDueToPreempted|[Rr]eason\W{1,4}\w*Evicted\b|workers? (?:is|are) evicted|Preempted to accommodate a |DeadlineExceeded.{0,40}(?:Job|active)|maintenance event.{0,40}(?:terminat|migrat)",
+        unless=AT_REST,
         classes=(Class.PREEMPTED,),
         sure=Sureness.LIKELY,
         says="the scheduler or a person took the job's nodes away",
@@ -146,8 +148,10 @@ RULES: tuple[Rule, ...] = (
             "ORTE has lost communication with a remote daemon.",
             "Kubelet stopped posting node status.",
             "Normal  TaintManagerEviction  pod/worker-3  Marking for deletion Pod train/worker-3",
+            "Taints:             node.kubernetes.io/unreachable:NoExecute",
+            "node_lifecycle_controller.go:885] Node n3 is unresponsive as of 2025-01-02 03:04:05 +0000 UTC. Adding it to the Taint queue.",
         ),
-        pattern=r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)|NodeNotReady|node\.kubernetes\.io/(?:unreachable|not-ready)|NodeLost|Kubelet stopped posting node status|NodeStatusUnknown|NodeStatusNeverUpdated|TaintManagerEviction|node/\S+\s+(?:Shutdown|Rebooted)|Node \S+ (?:has been rebooted|status is now: (?:NodeNotReady|Unknown))|[Nn]ode \S+ (?:was|has been) (?:deleted|removed|terminated|drained)|DeletingNode|RemovingNode|instance \S+ (?:was|has been) terminated|reason[\"': =]+NodeLost|lost communication with a remote daemon|kernel panic|NODE_FAIL|Node \S+ not responding|Machine Check (?:Exception|Event)|mce: \[Hardware Error\]",
+        pattern=r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)|NodeNotReady|node\.kubernetes\.io/(?:unreachable|not-ready):No(?:Execute|Schedule)[ \t]*(?:$|[,;\"'\])])|Node \S+ is unresponsive as of|NodeLost|Kubelet stopped posting node status|NodeStatusUnknown|NodeStatusNeverUpdated|TaintManagerEviction.{0,200}Marking for deletion|node/\S+\s+(?:Shutdown|Rebooted)|Node \S+ (?:has been rebooted|status is now: (?:NodeNotReady|Unknown))|[Nn]ode \S+ (?:was|has been) (?:deleted|removed|terminated|drained)|DeletingNode|RemovingNode|instance \S+ (?:was|has been) terminated|reason[\"': =]+NodeLost|lost communication with a remote daemon|kernel panic|NODE_FAIL|Node \S+ not responding|Machine Check (?:Exception|Event)|mce: \[Hardware Error\]",
         classes=(Class.NODE_LOST,),
         sure=Sureness.CERTAIN,
         says="a node of the job was lost",
@@ -163,7 +167,7 @@ RULES: tuple[Rule, ...] = (
             "    Reason: ImagePullBackOff",
             'Error: failed to create containerd task: exec: "python": executable file not found in $PATH',
         ),
-        pattern=r"FailedScheduling|\b0/\d+ nodes are available:|ImagePullBackOff|ErrImagePull|Failed to pull image|CreateContainerConfigError|FailedMount|FailedCreatePodSandBox|executable file not found|CrashLoopBackOff|Unschedulable|Insufficient nvidia\.com/gpu|exceeded quota",
+        pattern=r"FailedScheduling|\b0/\d+ nodes are available:|ImagePullBackOff|ErrImagePull|Failed to pull image|CreateContainerConfigError|FailedMount|FailedCreatePodSandBox|executable file not found|Unschedulable|Insufficient nvidia\.com/gpu|exceeded quota",
         classes=(Class.NOT_STARTED,),
         sure=Sureness.LIKELY,
         says="a pod of the job was never started",
@@ -173,12 +177,38 @@ RULES: tuple[Rule, ...] = (
         fallback=True,
     ),
     Rule(
+        code="crash-loop",
+        lines=("Warning  BackOff  pod/worker-0  Back-off restarting failed container", "    Reason: CrashLoopBackOff"),
+        pattern=r"CrashLoopBackOff|Back-off restarting failed container",
+        unless=AT_REST,
+        role=Role.SECONDARY,
+        classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.NOT_STARTED),
+        says="a container ends again and again",
+        decides=("pod-status", "first-traceback"),
+        source="kubelet",
+    ),
+    Rule(
+        code="ray-process-died",
+        lines=(
+            "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+        ),
+        pattern=r"ray\.exceptions\.(?:RayActorError|ActorDiedError|ActorUnavailableError|WorkerCrashedError|LocalRayletDiedError|NodeDiedError)|The actor (?:is dead because|died unexpectedly)|A worker died or was killed while executing",
+        role=Role.SECONDARY,
+        classes=(Class.OOM_HOST, Class.KILLED, Class.PROGRAM_ERROR, Class.NODE_LOST),
+        says="Ray lost a process; what it lists as causes is a list of guesses",
+        decides=("kernel-log", "peer-log"),
+        source="Ray",
+    ),
+    Rule(
         code="straggler",
         lines=(
             "StragglerDetector: rank 12 is a straggler, GPU relative performance score 0.61",
             "Stragglers detected: rank 5 on node n3",
         ),
-        pattern=r"(?i:rank (?P<rank>\d+) is (?:a )?(?:straggler|slow|lagging))|[Ss]traggler(?:s)? (?:detected|found)|(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_thermal_slowdown)",
+        pattern=r"(?i:rank (?P<rank>\d+) is (?:a )?(?:straggler|slow|lagging))|[Ss]traggler(?:s)? (?:detected|found)|(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_(?:thermal_)?slowdown\W{1,4}active)",
+        unless=AT_REST,
         classes=(Class.STRAGGLER,),
         sure=Sureness.LIKELY,
         says="one rank is slower than the others",

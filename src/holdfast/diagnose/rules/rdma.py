@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|port active|GID table change|GID change|local catastrophic|CQ error|P_Key)"
         r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link (?:down|DOWN)|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
-        r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|symbol_error|port_rcv_errors|out_of_sequence|PFC storm|pause storm",
+        r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
         classes=(Class.NETWORK_LOSS,),
         sure=Sureness.LIKELY,
         says="an RDMA port lost its link or changed its address under the job",
@@ -248,20 +248,34 @@ RULES: tuple[Rule, ...] = (
         source="k8s-rdma-shared-dev-plugin, sriov-network-device-plugin, kube-scheduler",
     ),
     Rule(
-        code="verbs-library-missing",
+        code="verbs-library-not-opened",
         lines=(
             "n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+            "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
+        ),
+        pattern=r"Failed to open libibverbs|libibverbs\.so\S* ?: cannot open shared object",
+        classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
+        says="the image has no libibverbs, so NCCL goes over TCP: a loss only where the node has RDMA devices",
+        remedy=(VERBS_LIBRARIES,),
+        decides=("rdma-on-node",),
+        versions="all",
+        source="NCCL src/misc/ibvsymbols.cc",
+        degrades=True,
+    ),
+    Rule(
+        code="verbs-library-missing",
+        lines=(
             "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0",
             "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file",
         ),
-        pattern=r"Failed to open libibverbs|no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx|rdmav|efa|libibverbs)|libibverbs\.so\S* ?: cannot open shared object",
+        pattern=r"no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx|rdmav|efa|libibverbs)",
         classes=(Class.TCP_FALLBACK,),
         sure=Sureness.LIKELY,
-        says="the image has no libibverbs or no driver for it, so NCCL goes over TCP",
+        says="the image has no driver of libibverbs for the RDMA device, so NCCL goes over TCP",
         remedy=(VERBS_LIBRARIES,),
         decides=("net-plugin",),
         versions="all",
-        source="NCCL src/misc/ibvsymbols.cc, rdma-core",
+        source="rdma-core",
         degrades=True,
     ),
     Rule(
@@ -418,12 +432,24 @@ RULES: tuple[Rule, ...] = (
         source="aws-ofi-nccl",
     ),
     Rule(
+        code="efa-peer-gone",
+        lines=(
+            "n1:8:9 [2] process_err_completion:1562 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 5. Error: Invalid receiver queue pair number (QPN)",
+        ),
+        pattern=r"Invalid receiver queue pair number",
+        role=Role.SECONDARY,
+        classes=(Class.OOM_HOST, Class.KILLED, Class.PROGRAM_ERROR, Class.NODE_LOST),
+        says="the process at the other end of EFA has ended",
+        decides=("peer-log", "kernel-log"),
+        source="aws-ofi-nccl, libfabric",
+    ),
+    Rule(
         code="fabric-unreachable",
         lines=(
             "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 4113. Error: Unresponsive receiver (reachable by EFA device but handshake failed)",
             "libfabric:81:1700000000::efa:cq:efa_rdm_cq_handle_error(): Unreachable remote (never received a response), vendor error 13",
         ),
-        pattern=r"[Uu]nresponsive (?:receiver|remote)|[Uu]nreachable remote|EFA.{0,80}(?:unreachable|handshake failed)|[Ss]ecurity group.{0,80}(?:rule|allow|block|deny|self)|NET/(?:FasTrak|GPUDirectTCPX|gIB).{0,100}(?:[Uu]nreachable|refused|timed out)|\bdxs\b.{0,80}(?:unavailable|refused|timed out|DEADLINE_EXCEEDED)",
+        pattern=r"[Uu]nresponsive (?:receiver|remote)|[Uu]nreachable remote|EFA.{0,80}(?:unreachable|handshake failed)|NET/(?:FasTrak|GPUDirectTCPX|gIB).{0,100}(?:[Uu]nreachable|refused|timed out)|\bdxs\b.{0,80}(?:unavailable|refused|timed out|DEADLINE_EXCEEDED)",
         classes=(Class.FIREWALL, Class.NODE_LOST, Class.NETWORK_LOSS),
         sure=Sureness.LIKELY,
         says="the cloud's fabric does not let the nodes reach each other",

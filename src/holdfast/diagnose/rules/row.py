@@ -7,6 +7,13 @@ from enum import StrEnum
 
 from holdfast.diagnose.classes import Class
 
+AT_REST = (
+    r"(?i)\b(?:no|0|zero|without)\s+(?:\w+\s+){0,2}(?:unhealthy|fail(?:ed|ures?)\b|errors?\b|fatal\b|straggl|corrupt|symbol)"
+    r"|[:=]\s*(?:none|no|not active|n/a|false)\s*$"
+    r"|(?:error|fail|fatal|ecc|count|slow|corrupt|incomplete|detected|crashloop|sequence)\w*\s{0,40}[:=]?\s*0\s*$"
+)
+"""A line that names a fault to say that there is none: a counter at zero, `Not Active`, `none`, `0 failed`."""
+
 
 class Role(StrEnum):
     """What a line can be to a failure."""
@@ -56,6 +63,8 @@ class Rule:
     """Where the line exists: versions of the library that writes it."""
     source: str = ""
     """Who writes it: a file of a library, or an address."""
+    unless: str = ""
+    """RE2 pattern of lines that have the same words and tell of nothing: on those the row does not count."""
     fallback: bool = False
     """Whether it counts only on a line that no other rule recognises; of several such the first."""
     degrades: bool = False
