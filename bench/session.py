@@ -31,6 +31,8 @@ COMMITS = 2000
 READER = """
 import asyncio, pathlib, sys
 from holdfast.agent.channel import RankChannel
+from holdfast.host.limits import wait_for_a_cpu
+wait_for_a_cpu()
 async def read():
     gone = asyncio.Event()
     await RankChannel(pathlib.Path(sys.argv[1]), lambda rank, message: None, lambda rank: gone.set()).open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -40,6 +41,22 @@ child.communicate(b"go")
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert sorted(answer.stdout.splitlines()) == ["(200, 200)", "100"]
+
+
+def test_process_that_waits_for_a_cpu_starts_ranks_that_do_not() -> None:
+    program = """
+import os, subprocess, sys
+from holdfast.host import limits
+limits.wait_for_a_cpu()
+asked = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+print(os.sched_getscheduler(0), flush=True)
+for become in limits.become_rank, limits.become_held:
+    subprocess.run(asked, preexec_fn=become)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = os.sched_getscheduler(0)
+    waits = os.SCHED_BATCH if found == os.SCHED_OTHER else found
+    assert answer.stdout.split() == [str(each) for each in (waits, found, found)]
 
 
 def test_rank_for_which_no_file_is_left_is_told_to_be_not_started(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.events.rank import Found, Step
+from holdfast.events.rank import CheckpointNow, Found, Step
 from holdfast.findings import Severity
 from holdfast.train import Environment, Session
 from holdfast.train.finite import MOST_IN_A_ROW, Finite
@@ -46,7 +46,30 @@ def test_no_checkpoint_is_taken_while_a_loss_is_no_number_and_good_ones_stay(tmp
     for _ in loop.steps(6):
         loop.commit(loss=next(losses))
     assert saved(tmp_path) == ["step-00000001", "step-00000002", "step-00000006"]
-    assert capsys.readouterr().err.count("no checkpoint was taken: a loss is no number") == 3
+    said = capsys.readouterr().err
+    assert said.count("no checkpoint was taken: a loss is no number") == 1
+    assert said.count("3 checkpoints in a row were not taken") == 1
+
+
+def test_row_of_withheld_checkpoints_is_counted_at_the_end_too_and_a_later_one_is_said_anew(tmp_path: Path, capsys):
+    loop = session(checkpoint_path=tmp_path, checkpoint_every_steps=1)
+    losses = iter((math.nan, 1.0, math.nan, math.nan))
+    for _ in loop.steps(4):
+        loop.commit(loss=next(losses))
+    said = capsys.readouterr().err
+    assert said.count("no checkpoint was taken: a loss is no number") == 2
+    assert said.count("2 checkpoints in a row were not taken") == 1
+
+
+def test_checkpoint_that_is_asked_for_is_answered_though_it_was_said_before(tmp_path: Path, agent):
+    loop = session(checkpoint_path=tmp_path, checkpoint_every_steps=1, rank_socket=agent.path)
+    line = agent.accept()
+    for step in loop.steps(4):
+        if step == 3:
+            line.ask(CheckpointNow())
+        loop.commit(loss=math.nan)
+    told = [line.await_(Found, lambda said: said.finding.code == "checkpoint-withheld").finding.what for _ in range(3)]
+    assert [what.split()[0] for what in told] == ["no", "no", "4"]
 
 
 def test_last_step_with_a_loss_that_is_no_number_ends_without_a_checkpoint(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
 from holdfast.errors import ExitCode
-from holdfast.host.limits import open_more_files
+from holdfast.host.limits import open_more_files, wait_for_a_cpu
 
 
 def main() -> None:
@@ -54,6 +54,7 @@ def main() -> None:
         copies=options.copies,
     )
     open_more_files()
+    wait_for_a_cpu()
     for folder in (settings.folder, settings.sockets):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Whoever makes nodes takes one that ends well for done, and makes no other in its place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ from holdfast.host.processes import die_with_parent
 
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """As this process was started with: what it starts is to have no other."""
+
+SCHEDULING = os.sched_getscheduler(0)
+"""The same."""
 
 RANK_OOM_SCORE = 200
 """Added for ranks, in thousandths of the memory: the kernel, short of memory, ends a rank before what watches it."""
@@ -22,6 +26,16 @@ def open_more_files() -> None:
     """Allow this process as many open files as it may allow itself."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES[1], OPEN_FILES[1]))
+
+
+def wait_for_a_cpu() -> None:
+    """Have this process, when it is woken, wait for a CPU that is free or whose turn is over.
+
+    Else each word of a rank's to its agent takes the rank's own CPU from it where no other is free: 0.1 ms a step.
+    """
+    if SCHEDULING == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def give_back(pid: int) -> None:
@@ -49,5 +63,8 @@ def _become(oom_score: Callable[[], int]) -> None:
     die_with_parent()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    if SCHEDULING == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, SCHEDULING, os.sched_param(0))
     with contextlib.suppress(OSError, ValueError):
         _OOM_SCORE.write_text(str(oom_score()))

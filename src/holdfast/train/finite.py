@@ -22,9 +22,19 @@ WITHHELD = Finding(
     code="checkpoint-withheld",
     severity=Severity.WARNING,
     what="no checkpoint was taken: a loss is no number",
-    remedy="see `loss-not-finite`; the newest checkpoint is of before",
+    remedy="see `loss-not-finite`; the newest checkpoint is of before, and none is taken until all losses are numbers",
 )
-"""Said instead of a checkpoint."""
+"""Said instead of the first checkpoint of a row of them."""
+
+
+def withheld(count: int) -> Finding:
+    """Said when the row is over, of those that nothing was said of."""
+    return Finding(
+        code="checkpoint-withheld",
+        severity=Severity.INFO,
+        what=f"{count} checkpoints in a row were not taken: a loss was no number",
+        remedy="see `loss-not-finite`",
+    )
 
 
 class Finite:
@@ -45,7 +55,8 @@ class Finite:
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         """What is to be said of a step's metrics; with an error among it the loop is to end."""
-        loss, found = metrics.get("loss"), list[Finding]()
+        loss = metrics.get("loss")
+        found: list[Finding] = []
         if loss is not None and math.isfinite(loss):
             self._in_a_row, self._last_good = 0, (loss, step)
         elif loss is not None:
@@ -55,13 +66,13 @@ class Finite:
             if begins or self._in_a_row == MOST_IN_A_ROW:
                 self._said_at = time.monotonic()
                 found.append(finding)
-        return found if self._rank else found + self._others(step, metrics)
+        if self._rank or all(map(math.isfinite, metrics.values())):
+            return found
+        return found + self._others(step, metrics)
 
     def _others(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         """Each name is said once, by rank 0, whose figures are the ones that are shown."""
         none = {name for name, value in metrics.items() if name != "loss" and not math.isfinite(value)}
-        if not none:
-            return []
         fresh = sorted(none - self._named)
         self._named |= none
         return [_other(step, name, metrics[name]) for name in fresh]

@@ -40,7 +40,7 @@ from holdfast.measure.catalog import DERIVED
 from holdfast.train.cadence import Auto
 from holdfast.train.channel import Channel, say
 from holdfast.train.environment import Environment
-from holdfast.train.finite import WITHHELD, Finite
+from holdfast.train.finite import WITHHELD, Finite, withheld
 from holdfast.train.journal import Journal
 from holdfast.train.meter import Meter, numbers
 from holdfast.train.misfortune import befall
@@ -73,6 +73,10 @@ class Liaison:
         self._profiler = Profiler()
         self._split_after = told.split_after_step
         self._finite = Finite(self.ranks.rank)
+        self._withheld = 0
+        """Checkpoints in a row, up to now."""
+        self._awaited = False
+        """Whether somebody has asked for a checkpoint, and waits for word of it."""
         self._journal = Journal(told) if self.ranks.rank == 0 else None
         self._auto = Auto(nodes=told.nodes, failures=told.attempt) if told.checkpoint_auto else None
         self._every_steps = told.checkpoint_every_steps
@@ -127,7 +131,9 @@ class Liaison:
         measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
         spent = self._profiler.step(last=step == total)
         self._tell(self._profiler.noted())
-        finite = {name: value for name, value in (measured | spent | given).items() if math.isfinite(value)}
+        finite = {**measured, **spent, **given}
+        if not all(map(math.isfinite, finite.values())):
+            finite = {name: value for name, value in finite.items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
         told = {name: value for name, value in finite.items() if name not in DERIVED}
         if len(told) > METRICS:
@@ -209,10 +215,21 @@ class Liaison:
     def sound(self) -> bool:
         """Whether what all ranks have is worth a checkpoint: their losses are numbers; every rank asks."""
         sound = self.ranks.all(self._finite.sound)
-        if not sound:
-            self.saving()
+        awaited, self._awaited = self._awaited, False
+        if sound:
+            self._tell_of_withheld()
+            return True
+        self.saving()
+        self._withheld += 1
+        if self._withheld == 1 or awaited:
             self.found(WITHHELD)
-        return sound
+        return False
+
+    def _tell_of_withheld(self) -> None:
+        """A row of checkpoints that were not taken is over, or training is."""
+        count, self._withheld = self._withheld, 0
+        if count > 1:
+            self.found(withheld(count))
 
     def fileno(self) -> int | None:
         """Readable where the agent may have said something; None without one."""
@@ -234,6 +251,7 @@ class Liaison:
     def end(self) -> None:
         """All that was to be done is done."""
         self.rest()
+        self._tell_of_withheld()
         self._profiler.end()
         if self._journal is not None:
             self._journal.close()
@@ -267,6 +285,7 @@ class Liaison:
             match request:
                 case CheckpointNow():
                     self._asked |= Wish.CHECKPOINT
+                    self._awaited = True
                 case SplitNow():
                     self._asked |= Wish.SPLIT
                 case StopNow(together=together):
