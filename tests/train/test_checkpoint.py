@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,10 @@ import torch
 from tests.conftest import SmallDisk, fill
 
 from holdfast.errors import HoldfastError
-from holdfast.train import staging
+from holdfast.findings import Fault
+from holdfast.train import staging, tensors
 from holdfast.train.checkpoint import Checkpoints
-from holdfast.train.depot import Shared
+from holdfast.train.depot import Shared, failed
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.tenure import Tenure, Writer
@@ -354,12 +358,53 @@ def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_pa
         assert torch.equal(torch.rand(1), first) is draws_the_same
 
 
-def test_save_where_nothing_can_be_written_is_a_named_failure(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("folder", "remedy"),
+    [
+        ("file", "a file is where a folder is needed"),
+        ("file/below", "a file is"),
+        ("/proc/none", "see whether the folder"),
+    ],
+)
+def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(tmp_path: Path, folder: str, remedy: str):
     (tmp_path / "file").touch()
-    with pytest.raises(HoldfastError) as failed:
-        checkpoints(tmp_path / "file", training()).save(1)
-    assert failed.value.findings[0].code == "checkpoint-failed"
-    assert failed.value.findings[0].evidence
+    with pytest.raises(HoldfastError) as raised:
+        checkpoints(tmp_path / folder, training()).save(1)
+    (finding,) = raised.value.findings
+    assert (finding.code, finding.fault) == ("checkpoint-failed", Fault.CLUSTER)
+    assert finding.evidence
+    assert finding.remedy.startswith(remedy)
+
+
+def test_save_that_permissions_forbid_says_whose(tmp_path: Path):
+    finding = failed(tmp_path / "step-00000001", 0, PermissionError(13, "Permission denied", str(tmp_path)))
+    assert finding.remedy.startswith(f"let user {os.geteuid()} write there")
+
+
+def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save_makes_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loop, folder, write = training(), tmp_path / "checkpoints", tensors.write
+    train(loop)
+    saving = checkpoints(folder, loop)
+    saving.save(1)
+
+    def vanishing(*args: Any) -> list[Path]:
+        written = write(*args)
+        shutil.rmtree(folder)
+        return written
+
+    monkeypatch.setattr(tensors, "write", vanishing)
+    with pytest.raises(HoldfastError) as raised:
+        saving.save(2)
+    (finding,) = raised.value.findings
+    assert finding.code == "checkpoint-failed"
+    assert finding.remedy.startswith("see whether the folder was removed")
+    monkeypatch.undo()
+    saving.save(3)
+    again = training()
+    assert checkpoints(folder, again).restore()[:2] == (3, [])
+    assert same(weights(again), weights(loop))
 
 
 @pytest.mark.root

@@ -23,6 +23,7 @@ from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, seal, tensors
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Remains, Written, failed, unreachable
+from holdfast.train.environment import ELSEWHERE
 from holdfast.train.handover import MEMORY, Handed, Standing, Unfit, judged, not_handed_over
 from holdfast.train.peercopies import PeerCopies
 from holdfast.train.program import Program
@@ -285,7 +286,7 @@ class Checkpoints:
                 f"the newest checkpoint has format {sealed.format}; this holdfast reads up to {seal.FORMAT}",
                 exit_code=ExitCode.IMPOSSIBLE,
                 where=copy.where,
-                remedy="upgrade holdfast, or set `checkpoint.path` in the job to another folder",
+                remedy=f"upgrade holdfast, or {ELSEWHERE}",
             )
         state, was = self._training.tensors(), sealed.configured
         if (why := self._program.ask_for(state, was)) is not None:
@@ -359,7 +360,7 @@ def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:
         exit_code=ExitCode.IMPOSSIBLE,
         where=where,
         evidence=causes,
-        remedy="train the model it was saved from, or set `checkpoint.path` in the job to another folder",
+        remedy=f"train the model it was saved from, or {ELSEWHERE}",
     )
 
 

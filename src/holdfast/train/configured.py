@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Severity
+from holdfast.train.environment import ELSEWHERE
 
 Settings = dict[str, Any]
 """By name; values as JSON has them."""
@@ -97,7 +98,7 @@ def optimizer_changed(step: int, where: str, why: str) -> HoldfastError:
         exit_code=ExitCode.IMPOSSIBLE,
         where=where,
         evidence=(why,),
-        remedy="make the optimiser as it was, or set `checkpoint.path` in the job to another folder, and begin there "
+        remedy=f"make the optimiser as it was, or {ELSEWHERE}, and begin there "
         "with the weights alone: torch.distributed.checkpoint loads them from this one, which is untouched",
     )
 

@@ -6,6 +6,7 @@ The other depot is that of two tiers (tiers.py). All ranks make the same calls. 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.shortage import lacking, room, shortage_in, shortage_of
 from holdfast.train import seal
+from holdfast.train.environment import ELSEWHERE
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.seal import FileSum, Seal
@@ -228,13 +230,30 @@ def failed(partial: Path, rank: int, error: BaseException) -> Finding:
         what=f"the checkpoint {partial.stem} could not be written{f': {row.what}' if row else ''}",
         where=str(partial.parent),
         evidence=(f"rank {rank}: {type(error).__name__}: {error}", *room(partial)),
-        remedy="look for space and permissions there; the older checkpoints are untouched",
+        remedy=_remedy(error),
         fault=Fault.CLUSTER,
     )
     if row is None:
         return finding
     remedy = f"{row.remedy} The older checkpoints are untouched, and the next is tried when it is due."
     return msgspec.structs.replace(finding, code=row.code, remedy=remedy)
+
+
+def _remedy(error: BaseException) -> str:
+    elsewhere = f"or {ELSEWHERE}"
+    untouched = "checkpoints that are there are untouched, and the next is tried when it is due"
+    match error:
+        case NotADirectoryError() | FileExistsError():
+            return f"a file is where a folder is needed: move it away, {elsewhere}; {untouched}"
+        case PermissionError():
+            return f"let user {os.geteuid()} write there (`ls -ld`, `id`), {elsewhere}; {untouched}"
+        case FileNotFoundError():
+            return (
+                "see whether the folder was removed or its disk unmounted, and whether folders can be made there "
+                f"at all (not in /proc), {elsewhere}; {untouched}"
+            )
+        case _:
+            return f"look for space and permissions there; {untouched}"
 
 
 def unreachable(where: str, *evidence: str) -> HoldfastError:

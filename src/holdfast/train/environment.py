@@ -24,6 +24,10 @@ class Method(StrEnum):
     """What they have changed since they met, in the mean, is a gradient for an outer optimiser."""
 
 
+ELSEWHERE = "name another folder (`checkpoint.path` in the job, else HOLDFAST_CHECKPOINT_PATH)"
+"""What to do where a folder will not do."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
     """How replicas that do not take every step together are kept together."""

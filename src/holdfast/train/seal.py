@@ -91,6 +91,8 @@ def damage(file: Path, sealed: FileSum) -> str | None:
     try:
         size = file.stat().st_size
         found = _sum(file) if size == sealed.size else None
+    except FileNotFoundError:
+        return f"{file.name}: sealed as {_words(sealed)}, and missing"
     except OSError as error:
         return f"{file.name}: {error}"
     if found == sealed:
