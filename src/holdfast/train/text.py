@@ -40,7 +40,7 @@ class Text:
     ) -> None:
         """Read files and folders, or Python's own documentation (0.5 MB of text).
 
-        A file is text, `.json`, `.jsonl` or `.parquet` (the text is in `column`), each also with `.gz` or `.zst`.
+        A file is text, `.json` or `.jsonl`, each also with `.gz` or `.zst`, or `.parquet`; rows have it in `column`.
         Tokens are bytes, or those of a tokenizer of transformers', given itself or by its name. They are kept in the
         folder `cache` (default: the user's own) as long as the files keep their size and time. Documents follow one
         another; what is left at the end and is shorter than a window is dropped. `seed` is for the order of `tokens`
