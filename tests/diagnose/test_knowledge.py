@@ -10,7 +10,7 @@ import pytest
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.knowledge.classes import HOW
 from holdfast.diagnose.knowledge.explanation import Explanation
-from holdfast.diagnose.knowledge.index import GROUPS, alike, find
+from holdfast.diagnose.knowledge.index import GROUPS, OWN_SOURCE, alike, find
 from holdfast.errors import ExitCode
 
 ROWS = list(chain.from_iterable(GROUPS.values()))
@@ -77,3 +77,19 @@ def test_every_class_is_explained() -> None:
 def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
     for one in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS):
         assert [row.code for row in find(f"-{int(one)}")] == [one.name]
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("gpu-occupied", "ask them"),
+        ("sockets-folder-taken", "TMPDIR"),
+        ("read-only-file-system", "rw"),
+        ("disk-error", "server"),
+        ("checkpoint-failed", "evidence"),
+        ("data-worker-lost", "/dev/shm"),
+    ],
+)
+def test_remedy_can_be_done_by_whoever_reads_it(code: str, word: str) -> None:
+    rows = [row for row in find(code) if row.source == OWN_SOURCE]
+    assert [word in row.remedy for row in rows] == [True]

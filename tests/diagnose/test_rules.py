@@ -106,3 +106,12 @@ def test_end_that_another_process_tells_of_is_a_consequence(line: str):
     answer = told(line)
     assert answer.klass is Class.UNKNOWN
     assert answer.missing
+
+
+def test_message_too_long_for_its_receiver_may_be_of_calls_that_differ():
+    answer = told(
+        "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=1 "
+        "opcode=0 len=0 vendor err 105 (Recv)"
+    )
+    assert (answer.klass, answer.sure) == (Class.NETWORK_LOSS, Sureness.LIKELY)
+    assert any(Class.COLLECTIVE_MISMATCH in each.decides for each in answer.missing)

@@ -220,12 +220,17 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "sockets-folder-taken",
         "The folder for the sockets of ranks is there and belongs to somebody else.",
         "`ls -ld` of it.",
-        "Remove it, or set TMPDIR.",
+        "Set TMPDIR to a folder of your own; removing it takes its owner.",
     ),
     ("system-refused", "The operating system refused what was asked.", "The finding's path.", "Permissions or space."),
     # Profiles and fabrics
     ("unknown-profile", "No profile has this name.", "`holdfast profile`.", "Use one of them, or write it."),
-    ("unknown-backend", "A profile names a place that holdfast does not know.", "The profile.", "`backend: local`."),
+    (
+        "unknown-backend",
+        "A profile names a place that holdfast does not know.",
+        "The profile.",
+        "`local` or `kubernetes`.",
+    ),
     ("unknown-fabric", "No fabric has this name.", "`holdfast fabric`.", "Use one of them."),
     # Code that is shipped
     ("bad-code-root", "`code.root` does not hold the working directory.", "The job file.", "A folder above it."),

@@ -97,8 +97,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     # Disks and limits
     ("disk-full", "No space, no inodes or no quota is left.", _DISK, "Free some, or use another file system."),
-    ("read-only-file-system", "It was mounted so, or the kernel made it so after errors.", _DISK, "Mend the disk."),
-    ("disk-error", "The disk failed to read or write.", _DISK, "Replace it."),
+    (
+        "read-only-file-system",
+        "It was mounted so, or the kernel made it so after errors.",
+        _DISK + " dmesg tells of errors where the kernel made it so.",
+        "Mounted so: mount it with rw, or write elsewhere. Made so: check and mend the disk first.",
+    ),
+    (
+        "disk-error",
+        "The disk, or the server behind it, failed to read or write.",
+        _DISK,
+        "Replace the disk; where it is a network's, look at its server and the way there.",
+    ),
     ("disk-has-room", "What waited for space goes on.", _DISK, "Nothing."),
     ("too-many-open-files", "A limit on open files was reached.", "`ls /proc/PID/fd`, `ulimit -n`.", "Raise it."),
     ("too-many-processes", "A limit on processes was reached.", "`ulimit -u`, pids.max of the cgroup.", "Raise it."),
@@ -110,7 +120,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fewer DataLoader workers, a smaller cache.",
     ),
     # Watching
-    ("gpu-occupied", "Somebody else's process holds memory of a GPU of the job.", "`nvidia-smi`.", "End it."),
+    (
+        "gpu-occupied",
+        "Somebody else's process holds memory of a GPU of the job.",
+        "`nvidia-smi`; `ps -o user,args -p PID` says whose it is.",
+        "Left over from a job of yours: end it. Another's: ask them, or use other GPUs.",
+    ),
     (
         "ignored-sigterm",
         "A rank did not end when it was asked to, and was killed.",
@@ -210,7 +225,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The evidence names the first difference.",
         "The same model, or another checkpoint.path.",
     ),
-    ("checkpoint-failed", "A checkpoint could not be written.", _DISK, "Make room; older ones stay."),
+    (
+        "checkpoint-failed",
+        "A checkpoint could not be written: no room, no right to write, or the disk failed.",
+        f"The evidence says which. {_DISK}",
+        "Make room, or mend what the evidence says; older ones stay.",
+    ),
     (
         "checkpoint-from-later-version",
         "A newer holdfast wrote the checkpoint.",
@@ -352,8 +372,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "data-worker-lost",
         "A process that reads data ahead was killed.",
-        "The kernel's log: most often memory.",
-        "Fewer workers, or more memory.",
+        "The kernel's log: most often memory. SIGBUS: `df -h /dev/shm` in the container.",
+        "Fewer workers, or more memory; for SIGBUS a larger /dev/shm.",
     ),
     (
         "checkpoint-inexact",
