@@ -376,6 +376,29 @@ def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(tm
     assert finding.remedy.startswith(remedy)
 
 
+def test_folder_that_vanished_between_two_saves_is_said_once(tmp_path: Path):
+    folder, saving = tmp_path / "checkpoints", checkpoints(tmp_path / "checkpoints", training())
+    saving.save(1)
+    shutil.rmtree(folder)
+    with pytest.raises(HoldfastError) as raised:
+        saving.save(2)
+    assert raised.value.findings[0].code == "checkpoint-failed"
+    assert "vanished since the last save" in raised.value.findings[0].evidence[0]
+    saving.save(3)
+    assert complete(folder) == ["step-00000003"]
+
+
+def test_folder_that_vanished_and_is_a_later_attempts_by_now_stays_that_ones(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    old, new = (checkpoints(folder, training(), writer=attempt(number)) for number in range(2))
+    old.save(1)
+    shutil.rmtree(folder)
+    new.restore()
+    assert refused(old, 2) == "attempt-superseded"
+    new.save(1)
+    assert complete(folder) == ["step-00000001"]
+
+
 def test_save_that_permissions_forbid_says_whose(tmp_path: Path):
     finding = failed(tmp_path / "step-00000001", 0, PermissionError(13, "Permission denied", str(tmp_path)))
     assert finding.remedy.startswith(f"let user {os.geteuid()} write there")

@@ -140,6 +140,7 @@ class Shared:
         partial = self.partial(sealed.step)
         whole = merged(sealed, parts)
         try:
+            self._tenure.miss()
             if isinstance(whole, Seal):
                 seal.write(partial, whole)
                 self._tenure.commit(self.path(sealed.step))

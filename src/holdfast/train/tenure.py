@@ -58,7 +58,6 @@ class Tenure:
     def take_over(self) -> None:
         """From here on no other attempt commits; raises HoldfastError when a later one holds the folder."""
         self._refuse_successor()
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._hold()
         try:
             self._sign()
@@ -73,6 +72,7 @@ class Tenure:
         """
         if self._held is not None:
             return
+        self.folder.mkdir(parents=True, exist_ok=True)
         held = (self.folder / f"held-{self._writer.replica}").open("ab")
         try:
             # By process, so that a child that a loader forked does not hold it on.
@@ -130,8 +130,31 @@ class Tenure:
 
     def check(self) -> None:
         """Raise HoldfastError when another attempt has taken over, or another run has the folder."""
+        self.miss()
         self._hold()
         self._refuse_successor()
+
+    def miss(self) -> None:
+        """Raise OSError, once, when the folder that was taken over was removed since, or its disk unmounted."""
+        if self._gone():
+            self._hold()
+            self._refuse_successor()
+            self._sign()
+            what = "It has vanished since the last save, and is made anew"
+            raise FileNotFoundError(errno.ENOENT, what, str(self.folder))
+
+    def _gone(self) -> bool:
+        """Whether the lock that is held is not in the folder any more; then it is let go."""
+        if self._held is None:
+            return False
+        try:  # Not by the file's number, which some network file systems make up anew.
+            there = os.stat(self._held.name).st_dev == os.fstat(self._held.fileno()).st_dev
+        except FileNotFoundError:
+            there = False
+        if not there:
+            self._held.close()
+            self._held = None
+        return not there
 
     def drop(self, final: Path) -> None:
         """Remove a complete checkpoint: never to be seen in part under its name."""
