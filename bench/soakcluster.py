@@ -47,7 +47,7 @@ FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 BATCH, STEP_S = 16, 0.05
 """Samples that each rank takes in a step, and how long a step takes."""
 RECOVERED_S = 1200.0
-"""Kubernetes makes a Job's next pod, so the controller's, after a pause that doubles to ten minutes."""
+"""Longest that a recovery may take, on a machine that does much else."""
 STOP_GRACE_S = 5
 """What ranks get that are told to end: they wait at a gate, where they cannot save."""
 NODES = 2

@@ -99,7 +99,8 @@ class _Place(NamedTuple):
 def _place(name: str) -> _Place:
     """The kind of place of this name; imported when it is used."""
     if name == KUBERNETES:
-        from holdfast.launch.kubernetes.backend import KubernetesBackend, had_controller, known_as, own_machines
+        from holdfast.launch.kubernetes.backend import KubernetesBackend, known_as, own_machines
+        from holdfast.launch.kubernetes.succession import had_controller
 
         return _Place(KubernetesBackend, own_machines, known_as, had_controller)
     return _Place(LocalBackend, shares, _as_bound, _never)

@@ -17,6 +17,7 @@ import torch
 from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import (
+    AgentJoined,
     AnyEvent,
     ControllerStarted,
     DrillAction,
@@ -52,6 +53,17 @@ VOLUME = "volume: {claim: home, size: 1GiB, storage_class: lab}\n"
 
 OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
 """What is there whatever is run; the volume's claim outlives its runs."""
+
+
+LOSSES = 8
+"""Of a controller's pod: after so many a Job pauses for ten minutes."""
+AT_ONCE_S = 30.0
+"""Within which there must be another pod, on a machine that does much else; a Job pauses longer from the third on."""
+WAITS = """
+import os, time
+while not os.path.exists("/holdfast/enough"):
+    time.sleep(0.05)
+"""
 
 
 class Site:
@@ -312,10 +324,50 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     steps_on(run, restarts=2)
 
     # A controller that will never come back.
-    site.kubectl("delete", "job", f"{run.run}-controller", "--cascade=foreground")
+    site.kubectl("delete", "replicaset", f"{run.run}-controller", "--cascade=foreground")
     api.cancel(run, force=True)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
+
+
+@pytest.mark.parametrize("volume", [VOLUME, ""], ids=["volume", "no volume"])
+def test_controller_that_is_lost_eight_times_in_a_row_is_back_each_time(site: Site, volume: str) -> None:
+    site.profile("jobset", volume=volume)
+    (site.folder / "wait.py").write_text(WAITS)
+    run = site.start("python", "wait.py")
+    reach(run, lambda known: known.phase is Phase.RUNNING)
+    nodes = site.pods("node")
+    for life in range(2, LOSSES + 2):
+        (controller,) = site.pods("controller").values()
+        site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+        lost = time.monotonic()
+        until(lambda former=controller: _others(site, former), "another pod")
+        assert time.monotonic() - lost < AT_ONCE_S, life
+        until(lambda life=life: _controllers(run) == life, f"controller {life}")
+    until(lambda: _heard(run) == {0, 1}, "both nodes are with the last")
+    assert (api.status(run).restarts, site.pods("node")) == (0, nodes)
+    # The end of a run is the end of its controller, which nothing follows.
+    for node in nodes.values():
+        site.kubectl("exec", node, "--", "touch", "/holdfast/enough")
+    finished, _ = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    until(lambda: not site.pods("controller"), "its controller's pod is gone")
+    said = site.kubectl("get", "replicaset", f"{run.run}-controller", "-o", "jsonpath={.spec.replicas}")
+    assert said == "0"
+    api.cancel(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def _others(site: Site, lost: str) -> set[str]:
+    """Pods of controllers but for one that was lost."""
+    return set(site.pods("controller").values()) - {lost}
+
+
+def _heard(run: RunFolder) -> set[int]:
+    """Nodes that have joined the latest controller."""
+    events = api.events(run)
+    last = max(index for index, event in enumerate(events) if isinstance(event, ControllerStarted))
+    return {event.node for event in events[last:] if isinstance(event, AgentJoined)}
 
 
 @pytest.mark.parametrize("workload", ["trainjob", "pytorchjob"])

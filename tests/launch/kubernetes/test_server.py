@@ -19,6 +19,7 @@ from holdfast.launch.kubernetes.backend import KubernetesBackend
 from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.manifest import to_yaml
 from holdfast.launch.kubernetes.render import Rendering, render
+from holdfast.launch.kubernetes.succession import had_controller, retire
 from lab import Lab
 
 pytestmark = pytest.mark.slow
@@ -118,6 +119,32 @@ def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespa
             assert meeting == {first["metadata"]["name"]}, name
 
 
+def of_controller(lab: Lab, namespace: str, run: str, folder: Path) -> Path:
+    """A kubeconfig for whoever has the account of a run's controller."""
+    document = json.loads(lab.kubeconfig.read_text())
+    token = lab.kubectl("create", "token", f"{run}-controller", "-n", namespace).strip()
+    document["users"][0]["user"] = {"token": token}
+    document["contexts"][0]["context"]["namespace"] = namespace
+    (folder / "kubeconfig").write_text(json.dumps(document))
+    return folder / "kubeconfig"
+
+
+def test_controllers_account_can_mark_the_first_pod_and_do_without_another(
+    lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendering = rendered("jobset-tcp-bare", namespace, queue=None)
+    run = rendering.owner["metadata"]["name"]
+    lab.kubectl("create", "-f", "-", input=rendering.text)
+    monkeypatch.setenv("KUBECONFIG", str(of_controller(lab, namespace, run, tmp_path)))
+    for pod, later in (("one", False), ("one", False), ("another", True), ("another", True), ("one", False)):
+        monkeypatch.setenv("HOSTNAME", pod)
+        assert asyncio.run(had_controller(run)) == later
+    own = ("get", "replicaset", f"{run}-controller", "-n", namespace, "-o", "jsonpath={.spec.replicas}")
+    assert lab.kubectl(*own) == "1"
+    asyncio.run(retire(run))
+    assert lab.kubectl(*own) == "0"
+
+
 @pytest.mark.parametrize("kind", ["trainjob", "pytorchjob"])
 def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it_over(
     lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -125,12 +152,7 @@ def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it
     name, here = f"{kind}-tcp-000000", ("-n", namespace)
     lab.kubectl("create", "-f", "-", input=rendered(f"{kind}-tcp", namespace, queue=None).text)
     nodes(lab, namespace, name, 2)
-    document = json.loads(lab.kubeconfig.read_text())
-    token = lab.kubectl("create", "token", f"{name}-controller", *here).strip()
-    document["users"][0]["user"] = {"token": token}
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(json.dumps(document))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(of_controller(lab, namespace, name, tmp_path)))
     accepted = submission(CASES[f"{kind}-tcp"]).accepted
     run = RunFolder(tmp_path / name)
     backend = KubernetesBackend(folder=run, cluster=Cluster(namespace=namespace), accepted=accepted)
@@ -163,7 +185,10 @@ def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, name
         ("get", "events", *here),
         ("delete", "jobset", run, *here),
         ("get", "pods", "--all-namespaces"),
-        ("delete", "job", f"{run}-controller", *here),
+        ("delete", "replicaset", f"{run}-controller", *here),
+        ("patch", "replicaset", f"{run}-controller", *here, "-p", '{"spec": {"minReadySeconds": 1}}'),
+        ("scale", "replicaset", "another", *here, "--replicas=0"),
+        ("get", "configmap", run, *here),
         ("delete", "jobset", "another", *here),
         ("create", "serviceaccount", "another", *here),
     ):

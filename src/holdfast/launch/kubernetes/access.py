@@ -40,10 +40,14 @@ def rbac(asked: Submission) -> list[Mapping[str, Node]]:
         ),
         _rule(group, f"{resource}/status", "patch", names=[names.name]),
         *_replacing(asked),
+        Because(
+            _rule("apps", "replicasets/scale", "patch", names=[names.controller]),
+            "That it has had its last pod, once the run is over; more of itself it cannot change.",
+        ),
     ]
     if not asked.accepted.lasting:
-        earlier = "Its own Job: whether there was an earlier pod, whose log the nodes have copies of."
-        rules.append(Because(_rule("batch", "jobs", "get", names=[names.controller]), earlier))
+        earlier = "Which pod was the first: a later one gets the log back, of which the nodes have copies."
+        rules.append(Because(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about, "rules": rules},

@@ -70,20 +70,6 @@ def own_machines(job: Job, _environ: Mapping[str, str]) -> tuple[Share, ...]:
     return (Share(cpus=job.resources.cpu or job.local_world_size, python=PYTHON),) * job.nodes.max
 
 
-async def had_controller(run: str) -> bool:
-    """Whether the controller's Job has had an earlier pod; asked until it is known."""
-    cluster, path = Cluster(), f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{Names(run).controller}"
-    while True:
-        try:
-            status: Mapping[str, Any] = (await cluster.read(path)).get("status", {})
-        except Unanswered as error:
-            log.warning("the API server does not say whether this is the first controller: %s", error)
-            await asyncio.sleep(LOOK_AGAIN_S)
-            continue
-        uncounted = status.get("uncountedTerminatedPods", {})
-        return bool(status.get("failed") or status.get("terminating") or uncounted.get("failed"))
-
-
 def known_as(folder: RunFolder, _host: str) -> str:
     """The name by which pods reach the controller's."""
     return Names(folder.run).controller

@@ -16,7 +16,6 @@ KEYS = "/run/secrets/holdfast"
 """Where tokens and certificates are seen, in the controller's pod and in the nodes'."""
 
 ENTRY = "holdfast.launch.kubernetes.keeper"
-NEVER_TOO_OFTEN = 2**31 - 1
 
 
 def service(asked: Submission) -> Mapping[str, Node]:
@@ -43,22 +42,32 @@ def service(asked: Submission) -> Mapping[str, Node]:
     }
 
 
-def job(asked: Submission) -> Mapping[str, Node]:
-    """The Job that keeps one controller alive until the run is over."""
+def mark(asked: Submission) -> list[Mapping[str, Node]]:
+    """Where the first pod says that there was one, which a later one cannot know where no volume has the log."""
+    if asked.accepted.lasting:
+        return []
+    about = {
+        "name": asked.names.controller,
+        "namespace": asked.profile.namespace,
+        "labels": asked.names.labels(CONTROLLER),
+    }
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}]
+
+
+def replicaset(asked: Submission) -> Mapping[str, Node]:
+    """What keeps one controller alive, until that says that the run is over."""
     names, profile = asked.names, asked.profile
     labels = names.labels(CONTROLLER)
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
         "metadata": {"name": names.controller, "namespace": profile.namespace, "labels": labels},
         "spec": {
-            "backoffLimit": Because(
-                NEVER_TOO_OFTEN, "Whether the run is over is in its log; no count of ours ends it."
-            ),
+            "replicas": Because(1, "A lost pod is replaced at once, however often. The last one sets this to 0."),
+            "selector": names.selector(CONTROLLER),
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
-                    "restartPolicy": Because("OnFailure", "It goes on from its log, in the same pod where it can."),
                     "serviceAccountName": names.controller,
                     "enableServiceLinks": False,
                     "priorityClassName": profile.priority_class,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.agent import agent
 from holdfast.launch.kubernetes.command import command, place_in_jobset
-from holdfast.launch.kubernetes.controller import NEVER_TOO_OFTEN
 from holdfast.launch.kubernetes.desk import KEPT_S
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.names import NODE
@@ -19,6 +18,7 @@ COUNTED_ELSEWHERE = "recovery.max_restarts is counted by the controller; two cou
 NO_RESTARTS: Node = {
     "maxRestarts": Because(0, "A JobSet restarts all of its nodes; holdfast restarts ranks, and counts them.")
 }
+NEVER_TOO_OFTEN = 2**31 - 1
 AT_ONCE = Because(
     "TerminatingOrFailed",
     "The pod of a dead machine never finishes terminating, and is replaced all the same. A pod failure policy would "

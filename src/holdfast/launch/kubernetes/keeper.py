@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import math
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.folder import RunFolder, write_private
@@ -27,8 +28,8 @@ EVERYWHERE = "0.0.0.0"
 BEAT_S = 0.2
 
 
-def main() -> int:
-    """Keep a controller alive until its run is over; its exit code."""
+def main() -> None:
+    """Keep a controller alive until its run is over, and wait to be taken away: what ends is started again."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.keeper")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--job", type=Path, required=True, help="the job as accepted")
@@ -45,16 +46,17 @@ def main() -> int:
         sys.exit("the run has a controller already")
     _fill(folder, options.job.read_text(), options.keys)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
-        code = keep(folder, agents, clients, lock)
-        _await_collection(folder, agents)
-    folder.forget_secrets()
-    folder.control_socket.unlink(missing_ok=True)
-    return code
+        keep(folder, agents, clients, lock)
+        _answer_probes(agents, KEPT_S, (folder.path / COLLECTED).exists)
+        folder.forget_secrets()
+        folder.control_socket.unlink(missing_ok=True)
+        _retire(folder.run)
+        _answer_probes(agents, math.inf, lambda: False)
 
 
 def _leave(_signal: int, _frame: object) -> None:
-    """The pod is taken away: the next one goes on from the log. Its Job makes none where this one has ended well."""
-    sys.exit(os.EX_TEMPFAIL)
+    """The pod is taken away: the next one, if there is to be one, goes on from the log."""
+    sys.exit()
 
 
 def _fill(folder: RunFolder, job: str, keys: Path) -> None:
@@ -89,17 +91,22 @@ def _take_code(folder: RunFolder, job: str, code: Path) -> None:
     fresh.rename(place)
 
 
-def _await_collection(folder: RunFolder, agents: socket.socket) -> None:
-    """Wait until somebody has the whole log, or for a day: nobody can ask a pod that has ended.
+def _retire(run: str) -> None:
+    import asyncio  # a run cannot begin before its keeper has all imports
 
-    Meanwhile the pod's probes are answered.
-    """
+    from holdfast.launch.kubernetes.succession import retire
+
+    asyncio.run(retire(run))
+
+
+def _answer_probes(agents: socket.socket, longest_s: float, enough: Callable[[], bool]) -> None:
+    """Live on without a controller."""
     agents.settimeout(BEAT_S)
-    deadline = time.monotonic() + KEPT_S
-    while not (folder.path / COLLECTED).exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + longest_s
+    while not enough() and time.monotonic() < deadline:
         with contextlib.suppress(TimeoutError):
             agents.accept()[0].close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

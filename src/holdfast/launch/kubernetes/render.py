@@ -61,8 +61,9 @@ def render(asked: Submission) -> Rendering:
             access.description(asked),
             *access.rbac(asked),
             access.network_policy(asked),
+            *controller.mark(asked),
             controller.service(asked),
-            controller.job(asked),
+            controller.replicaset(asked),
         )
     else:
         owned = (*access.job_secrets(asked), access.network_policy(asked))

@@ -146,8 +146,8 @@ async def _all(asked: Iterable[Coroutine[None, None, object]]) -> None:
 
 
 def _asks_nothing(thing: Mapping[str, Any]) -> bool:
-    """Whether an object can be made before the others: a binding asks for its Role, a Job's pod for all else."""
-    return judged_alone(thing) and thing["kind"] != "Job"
+    """Whether an object can be made before the others: a binding asks for its Role, a controller's pod for all else."""
+    return judged_alone(thing) and thing["kind"] != "ReplicaSet"
 
 
 async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:

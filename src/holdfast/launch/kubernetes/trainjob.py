@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.agent import agent
 from holdfast.launch.kubernetes.command import command, place_in_jobset
-from holdfast.launch.kubernetes.controller import NEVER_TOO_OFTEN
 from holdfast.launch.kubernetes.jobset import (
     AT_ONCE,
     COUNTED_ELSEWHERE,
     MEETING,
+    NEVER_TOO_OFTEN,
     NO_RESTARTS,
     NODE_INDEX,
     all_or_none,

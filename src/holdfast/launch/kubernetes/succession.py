@@ -1,0 +1,56 @@
+"""Owns what a controller knows of the pods that it lives in: whether there was one before, and that none is to come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.names import Names
+from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
+
+log = logging.getLogger("holdfast.controller")
+
+FIRST = "first"
+"""In the mark, a ConfigMap with the controller's name: which pod was the first."""
+ASK_AGAIN_S = 1.0
+
+
+async def had_controller(run: str) -> bool:
+    """Whether a pod before this one was the run's controller, where that is marked; asked until it is known.
+
+    The first marks itself. It stays the first when its container is started again, which finds the folder as it was.
+    """
+    cluster, own = Cluster(), os.environ["HOSTNAME"]
+    path = f"/api/v1/namespaces/{{namespace}}/configmaps/{Names(run).controller}"
+    while True:
+        try:
+            mark = await cluster.read(path)
+            if first := mark.get("data", {}).get(FIRST):
+                return first != own
+            version = {"resourceVersion": mark["metadata"]["resourceVersion"]}
+            await cluster.change(path, {"metadata": version, "data": {FIRST: own}})
+        except Unanswered as error:
+            log.warning("the API server does not say whether this is the first controller: %s", error)
+            await asyncio.sleep(ASK_AGAIN_S)
+        except RefusedBy as refused:
+            if refused.status != CONFLICT:  # of two that begin, the other was first
+                raise
+
+
+async def retire(run: str) -> None:
+    """Have no pod follow this one, which is then taken away; nothing is done where the run's objects are gone."""
+    cluster = Cluster()
+    path = f"/apis/apps/v1/namespaces/{{namespace}}/replicasets/{Names(run).controller}/scale"
+    while True:
+        try:
+            await cluster.change(path, {"spec": {"replicas": 0}})
+        except Unanswered as error:
+            log.warning("the API server does not take note that the run is over: %s", error)
+            await asyncio.sleep(ASK_AGAIN_S)
+        except RefusedBy as refused:
+            log.warning("the controller's pod cannot be done without: %s", refused)
+            return
+        else:
+            return
