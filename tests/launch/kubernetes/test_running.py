@@ -164,6 +164,11 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     assert [path.read_text() for path in rank_logs(run).values()] == ["hello from 0 you\n", "hello from 1 you\n"]
     until(lambda: not run.alive(), "its mirror has left")
     assert not run.secrets.exists()
+    until(lambda: not site.pods("controller"), "its controller's pod is removed, and none follows")
+    own = ("get", "replicaset", f"{run.run}-controller", "-o", "jsonpath={.spec.replicas}")
+    assert site.kubectl(*own) == "0"
+    api.cancel(run)
+    until(lambda: not site.left(), "nothing is left")
 
 
 def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
