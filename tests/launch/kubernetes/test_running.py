@@ -167,8 +167,6 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     until(lambda: not site.pods("controller"), "its controller's pod is removed, and none follows")
     own = ("get", "replicaset", f"{run.run}-controller", "-o", "jsonpath={.spec.replicas}")
     assert site.kubectl(*own) == "0"
-    api.cancel(run)
-    until(lambda: not site.left(), "nothing is left")
 
 
 def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
@@ -359,8 +357,6 @@ def test_controller_that_is_lost_eight_times_in_a_row_is_back_each_time(site: Si
     until(lambda: not site.pods("controller"), "its controller's pod is gone")
     said = site.kubectl("get", "replicaset", f"{run.run}-controller", "-o", "jsonpath={.spec.replicas}")
     assert said == "0"
-    api.cancel(run)
-    until(lambda: not site.left(), "nothing is left")
 
 
 def _others(site: Site, lost: str) -> set[str]:
