@@ -133,7 +133,7 @@ def test_controllers_account_can_mark_the_first_pod_and_do_without_another(
     lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendering = rendered("jobset-tcp-bare", namespace, queue=None)
-    run = rendering.owner["metadata"]["name"]
+    run = "jobset-tcp-bare-000000"
     lab.kubectl("create", "-f", "-", input=rendering.text)
     monkeypatch.setenv("KUBECONFIG", str(of_controller(lab, namespace, run, tmp_path)))
     for pod, later in (("one", False), ("one", False), ("another", True), ("another", True), ("one", False)):
