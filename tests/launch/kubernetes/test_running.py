@@ -350,7 +350,7 @@ def test_controller_that_is_lost_eight_times_in_a_row_is_back_each_time(site: Si
     until(lambda: _heard(run) == {0, 1}, "both nodes are with the last")
     assert (api.status(run).restarts, site.pods("node")) == (0, nodes)
     # The end of a run is the end of its controller, which nothing follows.
-    for node in nodes.values():
+    for node in [*nodes.values()][: 1 if volume else None]:  # of a volume all see the file
         site.kubectl("exec", node, "--", "touch", "/holdfast/enough")
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.SUCCEEDED
