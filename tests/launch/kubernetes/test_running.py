@@ -55,7 +55,7 @@ OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "p
 """What is there whatever is run; the volume's claim outlives its runs."""
 
 
-LOSSES = 8
+LOSSES = 5
 """Of a controller's pod: after so many a Job pauses for ten minutes."""
 AT_ONCE_S = 30.0
 """Within which there must be another pod, on a machine that does much else; a Job pauses longer from the third on."""
@@ -334,7 +334,7 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
 
 
 @pytest.mark.parametrize("volume", [VOLUME, ""], ids=["volume", "no volume"])
-def test_controller_that_is_lost_eight_times_in_a_row_is_back_each_time(site: Site, volume: str) -> None:
+def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, volume: str) -> None:
     site.profile("jobset", volume=volume)
     (site.folder / "wait.py").write_text(WAITS)
     run = site.start("python", "wait.py")
