@@ -56,7 +56,7 @@ OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "p
 
 
 LOSSES = 5
-"""Of a controller's pod: after so many a Job pauses for ten minutes."""
+"""Of a controller's pod: after so many a Job pauses for minutes."""
 AT_ONCE_S = 30.0
 """Within which there must be another pod, on a machine that does much else; a Job pauses longer from the third on."""
 WAITS = """
