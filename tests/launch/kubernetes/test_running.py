@@ -333,9 +333,8 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     until(lambda: not site.left(), "nothing is left")
 
 
-@pytest.mark.parametrize("volume", [VOLUME, ""], ids=["volume", "no volume"])
-def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, volume: str) -> None:
-    site.profile("jobset", volume=volume)
+def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site) -> None:
+    site.profile("jobset")
     (site.folder / "wait.py").write_text(WAITS)
     run = site.start("python", "wait.py")
     reach(run, lambda known: known.phase is Phase.RUNNING)
@@ -350,8 +349,7 @@ def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, v
     until(lambda: _heard(run) == {0, 1}, "both nodes are with the last")
     assert (api.status(run).restarts, site.pods("node")) == (0, nodes)
     # The end of a run is the end of its controller, which nothing follows.
-    for node in [*nodes.values()][: 1 if volume else None]:  # of a volume all see the file
-        site.kubectl("exec", node, "--", "touch", "/holdfast/enough")
+    site.kubectl("exec", next(iter(nodes.values())), "--", "touch", "/holdfast/enough")  # on the volume, for all
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.SUCCEEDED
     until(lambda: not site.pods("controller"), "its controller's pod is gone")
