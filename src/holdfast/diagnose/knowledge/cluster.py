@@ -1,4 +1,7 @@
-"""Owns what the findings mean that come of a job and a cluster; one row each: its cause, how to confirm, what to do."""
+"""Owns what the findings mean that come of a job and a cluster; one row each: its cause, how to confirm, what to do.
+
+A long file, because it is one table.
+"""
 
 from __future__ import annotations
 
