@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,28 @@ def test_an_agent_that_does_not_read_delays_nobody_and_is_told_once(agent, capsy
     line.link.setblocking(False)
     assert len(line.link.recv(1 << 24)) > 0
     channel.send(step)
+
+
+def test_what_an_agent_had_no_time_to_read_arrives_before_the_process_ends(agent):
+    channel = Channel.open(agent.path, rank=0)
+    line = agent.accept()
+    sent = [Step(step=step, started=1.0, ended=2.0, metrics={"loss": 1.0}) for step in range(5000)]
+    for step in sent:
+        channel.send(step)
+    finishing = threading.Thread(target=channel.finish)
+    finishing.start()
+    assert [line.next() for _ in sent] == sent
+    finishing.join()
+
+
+def test_an_agent_that_never_reads_keeps_no_process_from_its_end(agent, monkeypatch):
+    monkeypatch.setattr("holdfast.train.channel.FINISH_S", 0.01)
+    channel = Channel.open(agent.path, rank=0)
+    line = agent.accept()
+    for _ in range(700):
+        channel.send(Step(step=1, started=1.0, ended=2.0, metrics={"x" * 1000: 1.0}))
+    channel.finish()
+    assert len(line.link.recv(1 << 24)) > 0
 
 
 @pytest.mark.parametrize("use", [lambda c: c.requests(), lambda c: c.send(Hello(rank=0, pid=1))])

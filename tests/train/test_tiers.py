@@ -49,6 +49,7 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s3fs.S3FileSystem:
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=60).close()
+    s3fs.S3FileSystem.clear_instance_cache()  # it knows a client by its arguments, which do not hold the endpoint
     client = s3fs.S3FileSystem(use_listings_cache=False)
     client.mkdir(BUCKET)
     return client

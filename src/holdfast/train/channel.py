@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,12 @@ CONNECT_S = 5.0
 BACKLOG_BYTES = 1 << 20
 """About 7,000 steps may wait for an agent that is stopped or busy; what comes after is dropped, newest first."""
 READ_BYTES = 1 << 16
+FINISH_S = 2.0
+"""An agent that reads at all has a whole backlog in a fraction of this; one that is stopped keeps no process longer."""
 
 
 class Channel:
-    """A line to the agent, or to nobody; no method waits, and none raises because of the agent."""
+    """A line to the agent, or to nobody; nothing waits but `finish`, and nothing raises because of the agent."""
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link
@@ -68,13 +71,16 @@ class Channel:
         elif not self._overflowed:
             self._overflowed = True
             say("the agent does not read: reports are dropped until it does")
-        try:
-            sent = self._link.send(self._outgoing)
-            del self._outgoing[:sent]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._part(str(error))
+        self._hand_over()
+
+    def finish(self) -> None:
+        """Wait, for two seconds at most, until the kernel has all that was sent: the process is about to end."""
+        if self._link is None:
+            return
+        writable, until = select.poll(), time.monotonic() + FINISH_S
+        writable.register(self._link, select.POLLOUT)
+        while self._hand_over() and (left_s := until - time.monotonic()) > 0:
+            writable.poll(left_s * 1000)
 
     def found(self, finding: Finding) -> None:
         """Tell the agent, and whoever reads the rank's log, what the session noticed."""
@@ -95,6 +101,20 @@ class Channel:
             with contextlib.suppress(msgspec.DecodeError):
                 requests.append(from_agent.decode(line))
         return requests
+
+    def _hand_over(self) -> bool:
+        """Give the kernel what it takes now; whether anything is left for an agent that is still there."""
+        if self._link is None:
+            return False
+        try:
+            sent = self._link.send(self._outgoing)
+            del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._part(str(error))
+            return False
+        return bool(self._outgoing)
 
     def _receive(self) -> None:
         # To ask first takes a third of the time that recv takes to say, by raising, that nothing has come.

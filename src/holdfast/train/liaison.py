@@ -107,6 +107,7 @@ class Liaison:
         """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
         self.listen()
         atexit.register(time.sleep, DRAIN_S)
+        atexit.register(self._channel.finish)
         self._saved_at = time.monotonic()
         self._boundary = self._clock()
 
