@@ -20,6 +20,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Finding, Severity
 from holdfast.measure.flops import PerToken
+from holdfast.train import ending
 from holdfast.train.apart import Apart
 from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.checkpoint import Checkpoints, Saved
@@ -251,6 +252,7 @@ class Session:
             self._copies.finish()
         problem = checkpoints.hand_over(self.step, self._samples, node_s=self._liaison.node_s)
         if problem is None:
+            ending.hasten()
             self._liaison.leave(self.step)
         self._liaison.found(problem)
         return Wish.STOP
