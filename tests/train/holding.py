@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
+from torchft.manager import Manager
 
 from holdfast.train import Session, lending, seal
 from holdfast.train.seal import Seal
@@ -126,10 +127,22 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
     if fault:
         die_in_its_save(job, replica)
-    train(job, replica, life, rank, fault)
+    train(job, replica, life, rank, fault, asked=counted())
 
 
-def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int]) -> None:
+def counted() -> Callable[[], int]:
+    """How often this process has asked the quorum service by now."""
+    ask, calls = Manager.start_quorum, list[None]()
+
+    def counting(*given: object, **named: object) -> None:
+        calls.append(None)
+        ask(*given, **named)
+
+    Manager.start_quorum = counting
+    return lambda: len(calls)
+
+
+def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], asked: Callable[[], int]) -> None:
     torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     model.register_buffer("begun", torch.zeros(()))  # changed as BatchNorm's are: before anybody knows what counts
@@ -170,7 +183,8 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int]) -
                 told.write(json.dumps({"step": step, "counts": True, "samples": taken}) + "\n")
                 die()
             session.commit(loss=loss)
-            told.write(json.dumps({"step": step, "counts": session.step == step, "samples": taken}) + "\n")
+            line = {"step": step, "counts": session.step == step, "samples": taken, "asked": asked()}
+            told.write(json.dumps(line) + "\n")
             if session.step == step:
                 (job.out / f"{step}.done").touch()
     state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]

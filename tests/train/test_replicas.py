@@ -22,6 +22,11 @@ def steps_of(out: Path, replica: int, life: int) -> list[tuple[int, bool]]:
     return [(line["step"], line["counts"]) for line in map(json.loads, lines)]
 
 
+def asked(out: Path, replica: int) -> list[int]:
+    """How often its first life had asked the quorum service by the end of each step."""
+    return [json.loads(line)["asked"] for line in (out / f"{replica}.0.0.jsonl").read_text().splitlines()]
+
+
 def assert_exact(job: Job, *, undone_from: int = STEPS + 1) -> None:
     """Every sample is in exactly one committed step, its own, and all replicas end alike.
 
@@ -48,6 +53,7 @@ def test_replicas_that_nobody_kills_end_alike(tmp_path: Path):
     run(job)
     assert_exact(job)
     assert steps_of(tmp_path, 0, 0) == steps_of(tmp_path, 1, 0) == [(step, True) for step in range(1, 5)]
+    assert asked(tmp_path, 0) == asked(tmp_path, 1) == [2] * 4  # before anybody has looked for checkpoints, and after
 
 
 @pytest.mark.parametrize(("count", "fault"), [(2, 4), (2, 1), (3, 4)])
@@ -56,6 +62,9 @@ def test_survivors_do_the_step_again_and_the_lost_replica_catches_up(tmp_path: P
     run(job)
     assert_exact(job)
     for survivor in {*range(count)} - {1}:
+        before, after = asked(tmp_path, survivor)[: fault - 1], asked(tmp_path, survivor)[fault:]
+        assert set(before) <= {2}
+        assert min(after) > 2
         done = steps_of(tmp_path, survivor, 0)
         assert (fault, False) in done
         assert [step for step, counts in done if counts] == [*range(1, STEPS + 1)]

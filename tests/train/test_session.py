@@ -182,7 +182,7 @@ def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoin
 class Forsaken(Alone):
     """As one that is told to end while it waits for the others, after step 3."""
 
-    def begin(self, standing: Standing) -> Standing:
+    def begin(self, standing: Standing, *, ended: bool) -> Standing:
         if standing.step == 3:
             raise Unmet(standing)
         return standing

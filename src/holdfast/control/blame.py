@@ -39,7 +39,7 @@ _WAITING = re.compile(
 )
 
 # A frame in which a replica waits for the other replicas, and for nobody of its own.
-_FOR_REPLICAS = re.compile(r"Peers\._listen|wait_quorum|_Bucket\.give")  # the last on a GPU
+_FOR_REPLICAS = re.compile(r"Peers\._listen|Peers\.await_others|_Bucket\.give")  # the last on a GPU
 
 _KINDS: dict[RankExit, FailureKind] = {
     RankExit.CODE: FailureKind.CRASHED,

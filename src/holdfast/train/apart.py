@@ -33,7 +33,7 @@ class Apart(Joined):
         self._merging = Merging(told.sync, self._peers, training.model, training.optimizer)
         self._met = False
 
-    def begin(self, standing: Standing) -> Standing:
+    def begin(self, standing: Standing, *, ended: bool) -> Standing:
         return standing if self._met else self._together(standing)
 
     def expect(self, *, last: bool) -> None:

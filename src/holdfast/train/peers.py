@@ -132,14 +132,19 @@ class Peers:
                 remedy="see whether it runs, and whether this node reaches it",
                 fault=Fault.CLUSTER,
             ) from error
+        if ranks.world_size == 1:
+            self._manager._client = _Single(self._manager._client)
         self._manager._executor = _Aside()
         self._manager._connect_timeout = DONOR  # from here on it is for donors alone
-        self._manager.news, self._manager.peers = news, self
-        self._manager.waiting = _waiting(told)
+        self._manager.peers = self
+        self._waiting = _waiting(told)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Rings when something that was sent has arrived, or cannot."""
         self._travelling: list[torch.futures.Future[Any]] = []
         self._quorum = -1
+        self._all = told.replica_count
+        self._agreed = False
+        """Whether the last step was committed."""
         self._lost: dict[int, float] = {}
         """When each replica was last said to be lost, in monotonic seconds."""
 
@@ -152,6 +157,26 @@ class Peers:
     def place(self) -> int:
         """Of this replica among them, from 0."""
         return self._manager.participating_rank()
+
+    def stand(self, standing: int) -> bool:
+        """Whether the replicas of the last step are all there for the next: then the quorum service is not asked.
+
+        Where all of them train nobody can join, and a word among themselves takes a fraction of the time. It fails
+        where one is lost, or could not commit the last step and has left the group. All ranks call it.
+        """
+        if not self._agreed or self.count < self._all or not isinstance(self._group, Gloo):
+            return False
+        place = torch.tensor([standing])
+        self.send(place)
+        with suppress(_Told):  # the others are still met where they come in time
+            self.await_others(self._settled, self._heed)
+        together = self._settled() and self._sound and place.item() == standing * self._all
+        self._travelling = []
+        if self._ranks.all(together):
+            return True
+        if self._sound:
+            self._fail(ConnectionError("not all replicas are there"))
+        return self.agree()
 
     def gather(self, standing: int) -> bool:
         """Find who takes part in the step that follows; who stands behind others takes what they have.
@@ -199,7 +224,10 @@ class Peers:
 
     def agree(self) -> bool:
         """Whether the step in hand may be committed: the same on all ranks of this replica, which all ask, once."""
-        return self._manager.should_commit()
+        self._agreed = self._manager.should_commit()
+        if not self._agreed:
+            self._group.leave()  # so that those who committed learn of it
+        return self._agreed
 
     def send(self, tensor: torch.Tensor) -> None:
         """Begin to replace a tensor by its sum over the replicas; nothing happens once the step has failed."""
@@ -222,18 +250,40 @@ class Peers:
         TorchFT's hook waits for each bucket, and fails an assertion when a peer is gone. This one waits once, for
         the peers or for the word that one of them is lost, whichever comes first.
         """
-        while self._travelling and self._sound:
-            try:
-                for each in self._travelling:
-                    if each.done():
-                        each.wait()  # raises what went wrong; of NCCL's, the stream waits and not this thread
-            except RuntimeError as error:
-                self._fail(error)
-            if all(each.done() for each in self._travelling):
-                break
+        while not self._settled():
             self._listen()
         self._travelling = []
         return self._sound
+
+    def _settled(self) -> bool:
+        """Whether all that was sent has arrived, or the step has failed."""
+        try:
+            for each in self._travelling:
+                if each.done():
+                    each.wait()  # raises what went wrong; of NCCL's, the stream waits and not this thread
+        except RuntimeError as error:
+            self._fail(error)
+        return not self._sound or all(each.done() for each in self._travelling)
+
+    def await_others(self, over: Callable[[], bool], hear: Callable[[], None]) -> None:
+        """Wait for other replicas, and say so: it is none of a step's time. Raises _Told where this one is to leave."""
+        began = time.monotonic()
+        aside_at, say_at, leave_at = began + ASIDE_S, began + ASIDE_S + SAY_S, math.inf
+        while not over():
+            self._ears().poll(LOOK_S * 1000)  # in this frame: stacks tell by its name what is waited for
+            now = time.monotonic()
+            hear()
+            if now >= aside_at:
+                aside_at = math.inf
+                self._news.turn(Doing.ASIDE)
+            if now >= say_at:
+                say_at = math.inf
+                self._news.found(self._waiting)
+            leave_at = min(leave_at, now + self._news.patience_s())
+            if now >= leave_at:
+                raise _Told
+        if aside_at == math.inf:
+            self._news.turn(Doing.STEPS)
 
     @property
     def manager(self) -> Any:
@@ -242,13 +292,17 @@ class Peers:
 
     def _listen(self) -> None:
         """Wait until something has arrived or a replica of this step is said to be lost."""
-        self.ears().poll()
+        self._ears().poll()
+        self._heed()
+
+    def _heed(self) -> None:
+        """Take in what is said of the replicas of this step."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if lost := self._news.lost() & self._group.members:
             self._fail(ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}"))
 
-    def ears(self) -> select.poll:
+    def _ears(self) -> select.poll:
         """Readable when something was rung for, or the agent may have said something."""
         ears = select.poll()
         for source in (self._bell, self._news.fileno()):
@@ -272,32 +326,14 @@ class Peers:
 class _Manager(Manager):
     """A manager that says when it has to wait for other replicas."""
 
-    news: News
     peers: Peers
-    waiting: Finding
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         """Wait for others, also for the word that one of them is lost, or that this process is to end."""
         quorum = cast("Future[None]", self._quorum_future)
         if not quorum.done():
             quorum.add_done_callback(self.peers.ring)
-        began = time.monotonic()
-        aside_at, say_at, leave_at = began + ASIDE_S, began + ASIDE_S + SAY_S, math.inf
-        while not quorum.done():
-            self.peers.ears().poll(LOOK_S * 1000)  # in this frame: stacks tell by its name what is waited for
-            now = time.monotonic()
-            self.peers.listen()
-            if now >= aside_at:
-                aside_at = math.inf
-                self.news.turn(Doing.ASIDE)
-            if now >= say_at:
-                say_at = math.inf
-                self.news.found(self.waiting)
-            leave_at = min(leave_at, now + self.news.patience_s())
-            if now >= leave_at:
-                raise _Told
-        if aside_at == math.inf:
-            self.news.turn(Doing.STEPS)
+        self.peers.await_others(quorum.done, self.peers.listen)
         super().wait_quorum()
 
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
@@ -306,6 +342,19 @@ class _Manager(Manager):
         """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
         self.peers.send(tensor)
         return _Mean(self.peers, tensor)
+
+
+class _Single:
+    """The client of a replica of one rank, whose word whether to commit is the replica's."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def should_commit(self, _rank: int, _step: int, should_commit: bool, **_: Any) -> bool:
+        return should_commit
 
 
 class _Aside:

@@ -62,10 +62,11 @@ class Replicas(Protocol):
         """What a report of the step says of them."""
         ...
 
-    def begin(self, standing: Standing) -> Standing:
+    def begin(self, standing: Standing, *, ended: bool) -> Standing:
         """Get ready for the step after this; says after which step training stands in truth. All ranks call it.
 
-        Raises Unmet, as `settle` does.
+        Also after the last, where training has `ended`: there may be one that it does not count for. Raises Unmet, as
+        `settle` does.
         """
         ...
 
@@ -101,7 +102,7 @@ class Alone:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def begin(self, standing: Standing) -> Standing:
+    def begin(self, standing: Standing, *, ended: bool) -> Standing:
         return standing
 
     def part(self) -> None:
@@ -203,8 +204,11 @@ class Several(Joined):
         self._buffers = _Buffers(training.model)
         self._random = rng.capture()
 
-    def begin(self, standing: Standing) -> Standing:
-        self._meet(standing)
+    def begin(self, standing: Standing, *, ended: bool) -> Standing:
+        if ended or not self._peers.stand(standing.step):
+            self._meet(standing)
+        else:
+            self._standing = standing
         self._random = rng.capture()
         self._buffers.keep()
         self._held.begin()

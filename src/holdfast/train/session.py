@@ -134,7 +134,8 @@ class Session:
         try:
             while True:
                 try:
-                    self.step, self._samples = self._replicas.begin(Standing(self.step, self._samples))
+                    standing = Standing(self.step, self._samples)
+                    self.step, self._samples = self._replicas.begin(standing, ended=self.step >= total)
                 except Unmet as alone:
                     self._leave(alone.standing)
                 step = self.step + 1
