@@ -71,8 +71,9 @@ def test_survivors_do_the_step_again_and_the_lost_replica_catches_up(tmp_path: P
     assert steps_of(tmp_path, 1, 1)[0][0] > fault
 
 
-def test_a_step_whose_replica_dies_after_it_was_agreed_counts_with_its_samples(tmp_path: Path):
-    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("1:4:agreed",))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_whose_replica_dies_after_it_was_agreed_counts_with_its_samples(tmp_path: Path, ranks: int):
+    job = Job(out=tmp_path, steps=STEPS, count=2, ranks=ranks, faults=("1:4:agreed",))
     run(job)
     assert_exact(job)
     assert (4, True) in steps_of(tmp_path, 0, 0)
@@ -113,8 +114,9 @@ def test_replicas_that_are_all_killed_in_a_save_go_on_from_the_one_before(tmp_pa
     assert_exact(job, undone_from=3)
 
 
-def test_a_donor_that_dies_is_followed_by_another(tmp_path: Path):
-    job = Job(out=tmp_path, steps=STEPS, count=3, faults=("2:4:computing", "0:5:giving"))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_donor_that_dies_is_followed_by_another(tmp_path: Path, ranks: int):
+    job = Job(out=tmp_path, steps=STEPS, count=3, ranks=ranks, faults=("2:4:computing", "0:5:giving"))
     run(job)
     assert_exact(job)
     assert steps_of(tmp_path, 0, 1)
