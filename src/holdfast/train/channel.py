@@ -79,7 +79,7 @@ class Channel:
             return
         writable, until = select.poll(), time.monotonic() + FINISH_S
         writable.register(self._link, select.POLLOUT)
-        while self._hand_over() and (left_s := until - time.monotonic()) > 0:
+        while self._outgoing and self._hand_over() and (left_s := until - time.monotonic()) > 0:
             writable.poll(left_s * 1000)
 
     def found(self, finding: Finding) -> None:
