@@ -105,7 +105,7 @@ class Peers:
         try:
             self._manager: Any = _Manager(
                 pg=self._group,
-                load_state_dict=take,
+                load_state_dict=self._bring,
                 state_dict=give,
                 min_replica_size=told.min_replicas,
                 use_async_quorum=False,  # it would read the state of a donor that computes on, and FSDP2 dies of that
@@ -141,6 +141,9 @@ class Peers:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Rings when something that was sent has arrived, or cannot."""
         self._travelling: list[torch.futures.Future[Any]] = []
+        self._take = take
+        self._brought: State | None = None
+        """What another replica gave this rank in the meeting in hand."""
         self._quorum = -1
         self._all = told.replica_count
         self._agreed = False
@@ -184,9 +187,8 @@ class Peers:
         Where all stand at 0, they take what one of them has. Waits until enough replicas are there: False where this
         process is told to end first, after which nothing more can be asked of the others. All ranks call it.
         """
-        self._manager.load_state_dict({"step": standing, "batches_committed": 0})
         try:
-            self._gather()
+            self._gather(standing)
         except _Told:
             return False
         return True
@@ -205,9 +207,9 @@ class Peers:
             if now - min(lost.values()) > TAKE_S:
                 self._transport.taking.give_up(error)
 
-    def _gather(self) -> None:
+    def _gather(self, standing: int) -> None:
         said = ""
-        while not self._meet():
+        while not self._meet(standing):
             why = str(self._manager.errored() or "another rank of this replica could not")
             if why != said:
                 self._news.found(_met_in_vain(why))
@@ -215,12 +217,21 @@ class Peers:
             self._group.leave()
             self._manager.should_commit()
 
-    def _meet(self) -> bool:
+    def _meet(self, standing: int) -> bool:
         self._news.lost()  # what is heard before belongs to a quorum that is no more
+        self._manager.load_state_dict({"step": standing, "batches_committed": 0})
+        self._brought = None
         self._manager.start_quorum()
         met, self._quorum = self._quorum, self._manager._quorum_id
-        # Only where something has changed could one rank have failed to connect, or to take the state, alone.
-        return met == self._quorum or self._ranks.all(self._sound)
+        # Only where something has changed could one rank have failed to connect, or to be brought its state, alone.
+        if met != self._quorum and not self._ranks.all(self._sound):
+            return False
+        if self._brought is not None:
+            self._take(self._brought)
+        return True
+
+    def _bring(self, state: State) -> None:
+        self._brought = state
 
     def agree(self) -> bool:
         """Whether the step in hand may be committed: the same on all ranks of this replica, which all ask, once."""
