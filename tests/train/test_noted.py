@@ -58,16 +58,16 @@ def told(tree: Any) -> str:
 @pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)
 def test_what_is_changed_after_it_was_noted_is_in_bytes_as_it_was(make, change):
     held, untouched = make(), make()
-    later = noted({"random": (1, 2)}, {"extra": held})
+    later = noted(lambda: {"random": (1, 2)}, {"extra": held})
     change(held)
     assert told(held) != told(untouched)
-    unchanged, found = read(noted({}, {"extra": untouched})()), read(later())
+    unchanged, found = read(noted(dict, {"extra": untouched})()), read(later())
     assert found["random"] == (1, 2)
     assert told(found["extra"]) == told(unchanged["extra"])
 
 
 def test_tensors_that_share_memory_still_do():
     whole = torch.zeros(4)
-    found = read(noted({}, {"whole": whole, "part": whole[1:3]})())
+    found = read(noted(dict, {"whole": whole, "part": whole[1:3]})())
     found["whole"].fill_(1.0)
     assert found["part"].tolist() == [1.0, 1.0]

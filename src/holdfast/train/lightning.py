@@ -168,7 +168,7 @@ class HoldfastCallback(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         _write(trainer, folder / MODEL)
         loader = None if epoch_ended or _inexact(trainer) else cast("Stateful", trainer.train_dataloader)
-        own = _Own(random=rng.capture(), loader=None if loader is None else loader.state_dict())
+        own = _Own(random=rng.note()(), loader=None if loader is None else loader.state_dict())
         torch.save(own, folder / _own_file(self._liaison.ranks.rank))
         sealer.begin(self._step, began=began)
 

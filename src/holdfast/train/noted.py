@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -19,15 +19,40 @@ MOST_VALUES = 1000
 UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-def noted(fresh: Mapping[str, Any], shared: Mapping[str, Any]) -> Callable[[], bytes]:
-    """What gives the bytes of both as they are now; of `shared` somebody else may change what it holds.
+def noted(fresh: Callable[[], Mapping[str, Any]], shared: Mapping[str, Any]) -> Callable[[], bytes]:
+    """What gives the bytes of both as they are now.
+
+    What `fresh` gives is the same whenever it is called; of `shared` somebody else may change what it holds.
 
     What a copy is sure to be equal to is copied. Whatever has ways of its own to be pickled is pickled at once.
     """
+    try:
+        plain = _Plain.pickled(shared)
+        return lambda: _written({**fresh(), **pickle.loads(plain)})
+    except _NotPlainError:
+        pass
     if _copies_exactly(shared):
-        return partial(_written, {**fresh, **copy.deepcopy(dict(shared))})
-    written = _written({**fresh, **shared})
+        copied = copy.deepcopy(dict(shared))
+        return lambda: _written({**fresh(), **copied})
+    written = _written({**fresh(), **shared})
     return lambda: written
+
+
+class _NotPlainError(Exception):
+    """It is not made of Python's own values alone."""
+
+
+class _Plain(pickle.Pickler):
+    """Copies what is made of Python's own values alone: in C, and most states are."""
+
+    @classmethod
+    def pickled(cls, tree: object) -> bytes:
+        file = io.BytesIO()
+        cls(file, pickle.HIGHEST_PROTOCOL).dump(tree)
+        return file.getvalue()
+
+    def reducer_override(self, _value: object) -> NoReturn:
+        raise _NotPlainError
 
 
 def _written(noted: dict[str, Any]) -> bytes:

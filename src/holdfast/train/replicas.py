@@ -202,14 +202,14 @@ class Several(Joined):
         self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
         self._held = _Held(training.optimizer, self._peers.agree, training.beside)
         self._buffers = _Buffers(training.model)
-        self._random = rng.capture()
+        self._random = rng.note()
 
     def begin(self, standing: Standing, *, ended: bool) -> Standing:
         if ended or not self._peers.stand(standing.step):
             self._meet(standing)
         else:
             self._standing = standing
-        self._random = rng.capture()
+        self._random = rng.note()
         self._buffers.keep()
         self._held.begin()
         self._averaging.armed, self._averaging.wished = True, False
@@ -228,7 +228,7 @@ class Several(Joined):
             return after
         self._training.take_beside(beside)
         self._buffers.restore()
-        rng.restore(self._random)
+        rng.restore(self._random())
         return None
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypedDict
 
 import torch
+
+from holdfast.train import twister
+from holdfast.train.twister import Note
 
 
 class RandomState(TypedDict):
@@ -18,15 +23,13 @@ class RandomState(TypedDict):
     cuda: torch.Tensor | None
 
 
-def capture() -> RandomState:
-    """Note where every generator stands now."""
-    numpy_random = sys.modules.get("numpy.random")
-    return RandomState(
-        python=random.getstate(),
-        numpy=numpy_random.get_state(legacy=False) if numpy_random else None,
-        torch=torch.get_rng_state(),
-        cuda=torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-    )
+def note() -> Callable[[], RandomState]:
+    """Note where every generator stands now; what is returned gives that, whenever it is called."""
+    python = _python()()
+    numpy = _numpy()() if "numpy.random" in sys.modules else None
+    ours = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return lambda: RandomState(python=python(), numpy=numpy() if numpy else None, torch=ours, cuda=cuda)
 
 
 def restore(state: RandomState) -> None:
@@ -39,3 +42,23 @@ def restore(state: RandomState) -> None:
         numpy.random.set_state(state["numpy"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+@cache
+def _python() -> Note:
+    return twister.of_python() or _asking(random.getstate)
+
+
+@cache
+def _numpy() -> Note:
+    import numpy.random
+
+    return twister.of_numpy(numpy.random) or _asking(lambda: numpy.random.get_state(legacy=False))
+
+
+def _asking(ask: Callable[[], Any]) -> Note:
+    def note() -> Callable[[], Any]:
+        state = ask()
+        return lambda: state
+
+    return note

@@ -82,13 +82,13 @@ class Training:
 
     def own(self) -> Callable[[], bytes]:
         """What gives this rank's own part, as it is now, whenever it is called."""
-        fresh = {"random": rng.capture()}
+        random = rng.note()
         shared = _Shared(
             scheduler=self.scheduler.state_dict() if self.scheduler else None,
             extra=self.extra.state_dict() if self.extra else None,
             data=self.data.state_dict() if self.data else None,
         )
-        return noted(fresh, shared)
+        return noted(lambda: {"random": random()}, shared)
 
     def take_own(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
         """Go on from such a part, in a file; with its random numbers, or with those there are.
