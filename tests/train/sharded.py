@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.train import Environment, Session
+from holdfast.train import Environment, Session, training
 
 
 def model_of(way: str, world_size: int) -> torch.nn.Module:
@@ -41,6 +41,8 @@ def rank_of(folder: Path, number: int, verb: str, way: str, rank: int, world_siz
         dist.init_process_group("gloo", f"file://{folder}/meet-{number}-{verb}", None, world_size, rank)
     model = model_of(way, world_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    asked: list[object] = []
+    training.get_state_dict = lambda *given: asked.append(given) or get_state_dict(*given)
     told = Environment(rank=rank, world_size=world_size, checkpoint_path=folder / str(number), checkpoint_every_steps=1)
     session = Session(model=model, optimizer=optimizer, environment=told)
     done = session.step
@@ -50,6 +52,7 @@ def rank_of(folder: Path, number: int, verb: str, way: str, rank: int, world_siz
             model(torch.randn(4, 7)).square().mean().backward()
             optimizer.step()
             session.commit()
+        assert len(asked) == 1, f"torch was asked {len(asked)} times for two saves"
     whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         torch.save((done, *whole), folder / f"{number}-{verb}.pt")

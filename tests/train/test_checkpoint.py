@@ -330,10 +330,11 @@ def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
     assert checkpoints(folder, training()).restore()[:2] == (2, [])
 
 
-def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained):
+@pytest.mark.parametrize("later", [{"files": {}}, {"files": ["a", "b"], "step": "two"}])
+def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained, later: dict[str, Any]):
     folder, _ = trained
     sealed = folder / "step-00000002" / "seal.json"
-    sealed.write_text(json.dumps(json.loads(sealed.read_text()) | {"format": 99, "files": {}}))
+    sealed.write_text(json.dumps(json.loads(sealed.read_text()) | {"format": 99} | later))
     with pytest.raises(HoldfastError) as refused:
         checkpoints(folder, training()).restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,6 +66,8 @@ def told(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
     elif isinstance(tree, list):
         for at, value in enumerate(tree):
             yield from told(value, f"{path}/{at}")
+    elif isinstance(tree, DTensor):
+        yield path, (tree.dtype, str(tree._spec), tree._local_tensor.tolist())
     elif isinstance(tree, torch.Tensor):
         yield path, (tree.dtype, tree.tolist())
     else:
@@ -356,6 +361,85 @@ def test_tree_of_a_wrapped_model_is_kept_under_the_names_that_torch_gives_it(wra
         train_bare(loop)
         assert saved(staging) == true(loop)
     assert loop.times == 1
+
+
+def sharded() -> Asked:
+    """As FSDP2 shards it, among so many ranks as there are; a part of it is sharded on its own."""
+    net = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net.second, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    own = [*net.first.parameters(), *net.second.parameters(), *net.norm.parameters()]
+    return Asked(model=net, optimizer=torch.optim.AdamW([{"params": own[:2]}, {"params": own[2:]}]))
+
+
+@pytest.mark.usefixtures("alone")
+def test_tree_of_sharded_parameters_is_kept():
+    loop = sharded()
+    train(loop)
+    staging = Staging(loop)
+    for _ in range(3):
+        train(loop)
+        assert saved(staging) == true(loop)
+    assert loop.times == 1
+    assert any(isinstance(value, tuple) and "S(0)" in str(value) for _, value in true(loop))
+
+
+@pytest.mark.usefixtures("alone")
+def test_change_of_a_sharded_parameter_while_it_is_copied_is_noticed():
+    loop = sharded()
+    train(loop)
+    staging = Staging(loop)
+    for _ in range(2):
+        saved(staging)
+        staging.begin()
+        with torch.no_grad():
+            loop.model.first.weight.mul_(2)
+        assert not staging.settle()
+        staging = Staging(loop)
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_that_an_evaluation_has_left_gathered_are_asked_about():
+    loop = sharded()
+    train(loop)
+    staging = Staging(loop)
+    saved(staging)
+    with torch.no_grad():
+        loop.model(torch.randn(8, WIDTH))
+    assert not isinstance(loop.model.first.weight, DTensor)
+    found = saved(staging)
+    assert loop.times == 2
+    assert isinstance(loop.model.first.weight, DTensor)
+    assert found == true(loop)
+    train(loop)
+    assert saved(staging) == true(loop)
+    assert loop.times == 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameter_that_is_sharded_otherwise_is_asked_about():
+    loop = sharded()
+    train(loop)
+    staging = Staging(loop)
+    saved(staging)
+    beside = loop.model.other
+    mesh = loop.model.first.weight.device_mesh
+    for way in ([Replicate()], [Shard(0)], [Shard(1)]):
+        beside.weight = Parameter(distribute_tensor(torch.ones(WIDTH, WIDTH), mesh, way))
+        assert saved(staging) == true(loop)
+    assert loop.times == 4
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharded_parameters_beside_another_hook_are_asked_about_at_each_save():
+    loop = sharded()
+    train(loop)
+    loop.model.second.register_state_dict_pre_hook(lambda *_: loop.model.seen.add_(1))
+    staging = Staging(loop)
+    for times in (1, 2):
+        saved(staging)
+        assert loop.times == times
 
 
 def train_bare(loop: Training) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from tests.train.conftest import Line
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, HandOver, Hello, RankToAgent, Step, StopNow
-from holdfast.train import Environment, Session
+from holdfast.train import Environment, Session, staging
 from holdfast.train.liaison import HAND_OVER_S, STOP_S
 from holdfast.train.replicas import Alone, Standing, Unmet
 
@@ -278,6 +279,34 @@ def test_sigterm_is_the_programs_own_again_once_the_loop_was_left_and_ours_in_th
         signal.signal(signal.SIGTERM, before)
 
 
+def test_weights_that_are_other_ones_aside_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    aside, copy = threading.Event(), staging._copy
+
+    def copy_late(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        aside.wait(0.3)  # in vain, where that waits
+        copy(pairs)
+
+    monkeypatch.setattr(staging, "_copy", copy_late)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    told = Environment(checkpoint_path=tmp_path, checkpoint_every_steps=1)
+    loop = Session(model=model, optimizer=optimizer, environment=told)
+    was = dict[int, torch.Tensor]()
+    for step in loop.steps(3):
+        model(torch.randn(2, 64)).sum().backward()
+        optimizer.step()
+        was[step] = model.weight.detach().clone()
+        aside.clear()
+        loop.commit()
+        with loop.aside():
+            model.weight.data.fill_(step)
+            aside.set()
+    shutil.rmtree(tmp_path / "step-00000003")
+    again = torch.nn.Linear(64, 64)
+    assert Session(model=again, optimizer=torch.optim.AdamW(again.parameters()), environment=told).step == 2
+    assert torch.equal(again.weight, was[2])
+
+
 def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
     folder = tmp_path / "file"
     loop = session(rank_socket=agent.path, checkpoint_path=folder, checkpoint_every_steps=1)
@@ -298,8 +327,11 @@ def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
     folder.touch()
     steps = loop.steps(1)
     next(steps)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(HoldfastError) as raised:
         loop.commit()
+    (finding,) = raised.value.findings
+    assert "this was the last" in finding.remedy
+    assert "when it is due" not in finding.remedy
 
 
 def train(loop: Session, steps: int, batch: int = 4) -> list[range]:

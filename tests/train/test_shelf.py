@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import HoldfastError
 from holdfast.train.ranks import Ranks
 from holdfast.train.shelf import Sealed, Shelf
 
@@ -66,12 +67,22 @@ def missing(path: Path) -> None:
     (path / "weights").unlink()
 
 
-@pytest.mark.parametrize("hurt", [unsealed, torn, later, flipped, missing])
+@pytest.mark.parametrize("hurt", [unsealed, torn, flipped, missing])
 def test_one_that_is_not_what_its_seal_says_is_passed_over_by_name(shelf: Shelf, hurt):
     hurt(shelf.path(10))
     path, _, noticed = shelf.newest(world_size=1)
     assert path == shelf.path(9)
     assert [(finding.code, finding.where) for finding in noticed] == [("checkpoint-passed-over", str(shelf.path(10)))]
+
+
+def test_one_of_a_later_version_is_refused_and_left_untouched(shelf: Shelf):
+    later(shelf.path(10))
+    with pytest.raises(HoldfastError) as refused:
+        shelf.newest(world_size=1)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.where) == ("checkpoint-from-later-version", str(shelf.path(10)))
+    assert "upgrade holdfast" in finding.remedy
+    assert shelf.path(10).is_dir()
 
 
 def test_another_number_of_ranks_is_said(shelf: Shelf):

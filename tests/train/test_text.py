@@ -207,7 +207,8 @@ def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "written", "where"),
     [
-        ("x.jsonl", b'{"text": "a"}\n{"text": ', "x.jsonl"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": ', "x.jsonl:2"),
+        ("x.json", b'{"text": "a"}\n{"text": "\xff"}\n', "x.json:2"),
         ("x.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "x.jsonl:2"),
         ("x.json", b'[{"text": "a"}, {"text": 5}]', "x.json, row 2"),
         ("x.json", b'[{"text": "a"}', "x.json"),

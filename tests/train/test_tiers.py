@@ -115,6 +115,19 @@ def test_checkpoints_come_to_the_store_and_are_loaded_on_a_new_node(url: str, tm
     assert not list((tmp_path / "node1").glob("*/*/reading/*"))
 
 
+def test_what_a_rank_left_that_is_on_another_node_now_goes_with_what_is_too_old(tmp_path: Path):
+    url, node = str(tmp_path / "store"), tmp_path / "node"
+    loop = saved(tiers(node, url), 1, 2)
+    own = files_of(node, 1).parent
+    left, other_run = own.with_name("rank-00007"), node / "other" / "rank-00000"
+    for folder in (left, other_run):
+        shutil.copytree(own, folder)
+    saved(tiers(node, url, attempt=1), 3, 4, loop=loop)
+    assert on_node(node) == ["step-00000001", "step-00000002", "step-00000003", "step-00000004"]
+    assert [*left.glob("step-*")] == []
+    assert len([*other_run.glob("step-*")]) == 2
+
+
 def test_node_reads_its_own_copy_and_fetches_only_what_it_lacks(url: str, tmp_path: Path, monkeypatch):
     saved(tiers(tmp_path / "node", url), 1)
     (files_of(tmp_path / "node", 1) / "host-00000.pt").unlink()

@@ -109,6 +109,10 @@ class Checkpoints:
         waited_s, self._staging.waited_s = self._staging.waited_s, 0.0
         return waited_s
 
+    def wait(self) -> None:
+        """Wait until what is saved is copied, so that anybody may change it."""
+        self._staging.wait()
+
     def prepare(self) -> None:
         """Get ready for the first save, beside the loop: called after a step, when the optimiser has its state."""
         if not self._prepared:
@@ -129,7 +133,6 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = failed(self._depot.partial(step), self._ranks.rank, error)
         self._saving = self._thread.submit(self._save, sealed, staged, own, began)
-        self._saving.add_done_callback(self._tidy)
 
     def finished(self) -> Saved | None:
         """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
@@ -280,14 +283,7 @@ class Checkpoints:
 
     def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:
         """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
-        if sealed.format > seal.FORMAT:
-            raise failure(
-                "checkpoint-from-later-version",
-                f"the newest checkpoint has format {sealed.format}; this holdfast reads up to {seal.FORMAT}",
-                exit_code=ExitCode.IMPOSSIBLE,
-                where=copy.where,
-                remedy=f"upgrade holdfast, or {ELSEWHERE}",
-            )
+        seal.refuse_later(sealed, copy.where)
         state, was = self._training.tensors(), sealed.configured
         if (why := self._program.ask_for(state, was)) is not None:
             raise optimizer_changed(sealed.step, copy.where, why)
@@ -320,15 +316,16 @@ class Checkpoints:
         except RuntimeError as error:  # Gloo's, when another rank is gone
             problem = failed(partial, self._ranks.rank, error)
         took_s = time.monotonic() - began
+        if problem is None:
+            self._tidy()
         return Saved(sealed.step, self._depot.name(sealed.step), took_s, problem, self._depot.noticed())
 
-    def _tidy(self, saved: Future[Saved]) -> None:
-        """Drop what is too old, once another is complete; only the next one to be written waits for that."""
-        if saved.result().problem is None:
-            try:
-                self._tidying = self._tidier.submit(self._depot.tidy)
-            except RuntimeError:  # the interpreter is ending, and starts nothing more
-                self._depot.tidy()
+    def _tidy(self) -> None:
+        """Drop what is too old, now that another is complete; only the next one to be written waits for that."""
+        try:
+            self._tidying = self._tidier.submit(self._depot.tidy)
+        except RuntimeError:  # the interpreter is ending, and starts nothing more
+            self._depot.tidy()
 
     def _settled(self, staged: dict[str, Any] | Finding, partial: Path) -> Finding | None:
         if isinstance(staged, Finding):

@@ -29,6 +29,10 @@ from holdfast.train.tenure import Tenure, Writer
 
 COMPLETE = re.compile(r"step-(\d{8,})")
 
+NEXT = "the next is tried when it is due"
+NO_OTHER = "this was the last: what came after the newest one that is there is done again when it is started again"
+"""Said of a checkpoint that failed: where others follow, and where none does."""
+
 Written = dict[str, FileSum] | Finding
 """A rank's files as they were written, or why they were not."""
 
@@ -236,13 +240,13 @@ def failed(partial: Path, rank: int, error: BaseException) -> Finding:
     )
     if row is None:
         return finding
-    remedy = f"{row.remedy} The older checkpoints are untouched, and the next is tried when it is due."
+    remedy = f"{row.remedy} The older checkpoints are untouched, and {NEXT}."
     return msgspec.structs.replace(finding, code=row.code, remedy=remedy)
 
 
 def _remedy(error: BaseException) -> str:
     elsewhere = f"or {ELSEWHERE}"
-    untouched = "checkpoints that are there are untouched, and the next is tried when it is due"
+    untouched = f"checkpoints that are there are untouched, and {NEXT}"
     match error:
         case NotADirectoryError() | FileExistsError():
             return f"a file is where a folder is needed: move it away, {elsewhere}; {untouched}"
@@ -255,6 +259,11 @@ def _remedy(error: BaseException) -> str:
             )
         case _:
             return f"look for space and permissions there; {untouched}"
+
+
+def of_the_last(problem: Finding) -> Finding:
+    """The same of a checkpoint that no other follows."""
+    return msgspec.structs.replace(problem, remedy=problem.remedy.replace(NEXT, NO_OTHER))
 
 
 def unreachable(where: str, *evidence: str) -> HoldfastError:

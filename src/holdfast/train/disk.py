@@ -52,9 +52,14 @@ class Disk:
         for left in ("writing", "reading"):
             shutil.rmtree(self._own / left, ignore_errors=True)
 
-    def drop(self, step: int) -> None:
-        """Remove this rank's part."""
-        shutil.rmtree(self.folder(step), ignore_errors=True)
+    def keep(self, steps: set[int]) -> None:
+        """Remove what this node has of others that are older than the newest of these: all ranks keep the same.
+
+        Also what ranks have left that are on other nodes now.
+        """
+        for folder in self._node.glob("rank-*"):
+            for old in filter(lambda each: each not in steps and each < max(steps, default=0), steps_in(folder)):
+                shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
 
     def held(self) -> list[tuple[Seal, set[str]]]:
         """Checkpoints of which this node has files, and which."""

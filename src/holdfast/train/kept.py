@@ -1,9 +1,9 @@
 """Owns the proof that the tree of a state which torch once gave is still right, so that torch need not be asked again.
 
 Torch takes some 10 µs a tensor to find out how each is called. That depends on nothing but what modules and optimiser
-hold under which names, which of it is one and the same, and of what classes the modules are: the signature. While that
-stays as it was, each place in the tree belongs to whatever lies now where its tensor lay then. Of anything unusual
-(hooks, modules or optimisers that make their state themselves, tensors that are sharded or of other kinds) nothing is
+hold under which names, which of it is one and the same, how it is sharded, and of what classes the modules are: the
+signature. While that stays as it was, each place in the tree belongs to whatever lies now where its tensor lay then. Of
+anything unusual (hooks, modules or optimisers that make their state themselves, tensors of other kinds) nothing is
 kept. Refuses to own what is copied into the tree (staging.py).
 """
 
@@ -13,18 +13,25 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from holdfast.train.noted import UNCHANGING
 from holdfast.train.training import Training
-from holdfast.train.trees import tensors
+from holdfast.train.trees import PLAIN, local, tensors
 
-_KINDS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_KINDS = frozenset(PLAIN)
 _MADE_BY = frozenset(["state_dict", "_save_to_state_dict", "get_extra_state", "_fqn_modifiers"]) | frozenset(
     ["named_parameters", "named_buffers", "named_children", "named_modules"]
 )
 """What decides how a module's state is made and called; torch's own modules have none of the fourth."""
+_GATHERED_NO_MORE = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
+)
+"""What FSDP2 does before torch gives a module's state: parameters that are gathered become their shards again. Gathered
+ones are of another kind, or sharded otherwise, so that they are never taken for those of the tree."""
 _END, _NUMBER = object(), object()
 """In a signature: a part ends; what was named last is no tensor."""
 
@@ -111,7 +118,7 @@ def _places(given: dict[str, Any], walk: _Walk) -> list[int]:
     found: dict[object, int] = {}
     for place, each in enumerate(walk.held):
         known = walk.held[found.setdefault(_lie(each), place)]
-        if known is not each and each.nbytes:
+        if known is not each and local(each).nbytes:
             raise _Unusual
     try:
         return [found[_lie(each)] for each in tensors(given)]
@@ -120,7 +127,8 @@ def _places(given: dict[str, Any], walk: _Walk) -> list[int]:
 
 
 def _lie(tensor: torch.Tensor) -> object:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    here = local(tensor)
+    return here.data_ptr(), here.shape, here.stride(), here.dtype, here.device
 
 
 def _walked(training: Training) -> _Walk:
@@ -129,12 +137,21 @@ def _walked(training: Training) -> _Walk:
     _walk_modules(training.model, signature, held)
     first_owned = len(held)
     numbers, groups = _walk_optimizer(training.optimizer, signature, held)
-    if not _KINDS.issuperset(map(type, held)):
+    kinds = {*map(type, held)}
+    if not _KINDS.issuperset(kinds):
         raise _Unusual
+    if DTensor in kinds:
+        signature += [each._spec if type(each) is DTensor else None for each in held]
     # Which are one and the same: each by the number of the first of them.
     first: dict[int, int] = {}
     signature += [first.setdefault(id(each), len(first)) for each in held]
-    return _Walk(signature=signature, held=held, first_owned=first_owned, numbers=numbers, groups=groups)
+    return _Walk(
+        signature=signature,
+        held=held,
+        first_owned=first_owned,
+        numbers=numbers,
+        groups=groups,
+    )
 
 
 def _walk_modules(model: Module, signature: list[object], held: list[torch.Tensor]) -> None:
@@ -144,8 +161,11 @@ def _walk_modules(model: Module, signature: list[object], held: list[torch.Tenso
             _refuse_own_ways(type(module))
             classes.add(type(module))
         own = vars(module)
-        if own["_state_dict_hooks"] or own["_state_dict_pre_hooks"] or not _MADE_BY.isdisjoint(own):
+        if own["_state_dict_hooks"] or not _MADE_BY.isdisjoint(own):
             raise _Unusual
+        for hook in own["_state_dict_pre_hooks"].values():
+            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != _GATHERED_NO_MORE:
+                raise _Unusual
         signature.append(type(module))
         for name, parameter in own["_parameters"].items():
             if parameter is not None:

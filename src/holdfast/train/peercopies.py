@@ -133,6 +133,11 @@ class PeerCopies:
             return False
         return time.monotonic() - self._began >= self._stalled_s / MOST_SHARE
 
+    def wait(self) -> None:
+        """Wait until what is copied has been read, so that anybody may change it."""
+        for each in self._staging:
+            each.wait()
+
     def prepare(self) -> None:
         """Have the pieces before the first copy, beside the loop: called after a step, when there is all to copy."""
         if not self._prepared:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.errors import ExitCode, failure
 from holdfast.train.configured import Configured
+from holdfast.train.environment import ELSEWHERE
 
 FORMAT = 1
 """Of the folder as a whole; raised when an older holdfast could not read it."""
@@ -43,6 +45,12 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     configured: Configured | None = None
     """What the program had set; none where it was not noted."""
     files: dict[str, FileSum]
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """What every version of a seal says, now and later."""
+
+    format: int
 
 
 def sums(files: Iterable[Path]) -> dict[str, FileSum]:
@@ -83,7 +91,28 @@ def decoded(content: bytes) -> Seal | str:
     try:
         return msgspec.json.decode(content, type=Seal)
     except msgspec.DecodeError as error:
-        return f"{NAME}: {error}"
+        return _of_later_version(content) or f"{NAME}: {error}"
+
+
+def refuse_later(sealed: Seal, where: str) -> None:
+    """Raise where only a later holdfast can read it: to go on from an older one would undo steps unasked."""
+    if sealed.format > FORMAT:
+        raise failure(
+            "checkpoint-from-later-version",
+            f"the newest checkpoint has format {sealed.format}; this holdfast reads up to {FORMAT}",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=where,
+            remedy=f"upgrade holdfast, or {ELSEWHERE}",
+        )
+
+
+def _of_later_version(content: bytes) -> Seal | None:
+    """One that says that it is, whatever else it says: it may say all of it otherwise."""
+    try:
+        version = msgspec.json.decode(content, type=_Version)
+    except msgspec.DecodeError:
+        return None
+    return Seal(format=version.format, step=0, world_size=0, files={}) if version.format > FORMAT else None
 
 
 def damage(file: Path, sealed: FileSum) -> str | None:

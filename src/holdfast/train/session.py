@@ -26,7 +26,7 @@ from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.checkpoint import Checkpoints, Saved
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
-from holdfast.train.depot import Depot, Shared
+from holdfast.train.depot import Depot, Shared, of_the_last
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
@@ -155,8 +155,15 @@ class Session:
 
     @contextmanager
     def aside(self) -> Generator[None]:
-        """What is no step, such as an evaluation between two: `recovery.step_deadline_s` is not for it."""
+        """What is no step, such as an evaluation between two: `recovery.step_deadline_s` is not for it.
+
+        It may change weights and put them back: no checkpoint is being copied from them.
+        """
         self._liaison.turn(Doing.ASIDE)
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+        if self._copies is not None:
+            self._copies.wait()
         try:
             yield
         finally:
@@ -316,6 +323,7 @@ class Session:
         """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
         if problem is None:
             return
+        problem = of_the_last(problem) if must else problem
         self._liaison.found(problem)
         if must or problem.code in REFUSALS:
             raise error_of(problem)

@@ -81,10 +81,12 @@ class Shelf:
             self._tenure.take_over()
 
     def newest(self, *, world_size: int) -> Found:
-        """The newest one that is what its seal says, for so many ranks."""
+        """The newest one that is what its seal says, for so many ranks; raises where a later holdfast wrote it."""
         noticed: list[Finding] = []
         for path in self._all():
             sealed = seal.read(path)
+            if isinstance(sealed, Seal):
+                seal.refuse_later(sealed, str(path))
             damage = sealed if isinstance(sealed, str) else _damage(path, sealed)
             if isinstance(sealed, Seal) and damage is None:
                 if sealed.world_size != world_size:
@@ -150,8 +152,6 @@ class Shelf:
 
 def _damage(path: Path, sealed: Seal) -> str | None:
     """How a checkpoint differs from what its seal says; None where it does not."""
-    if sealed.format > seal.FORMAT:
-        return f"{seal.NAME}: format {sealed.format}; this holdfast reads up to {seal.FORMAT}"
     damages = (seal.damage(path / name, expected) for name, expected in sealed.files.items())
     return next((damage for damage in damages if damage), None)
 

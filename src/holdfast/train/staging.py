@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import compress
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,6 +32,18 @@ COPIERS = min(4, len(os.sched_getaffinity(0)))
 SHARED_BYTES = 1 << 20
 """What is less is copied sooner than another thread is woken."""
 ALIGN_BYTES = 64
+_version, _form = attrgetter("_version"), attrgetter("shape", "dtype", "is_cuda")
+
+
+class _Asked(NamedTuple):
+    """A tree of the state, and for each of its tensors what is to be copied there."""
+
+    tree: dict[str, Any]
+    held: list[torch.Tensor]
+    sources: list[torch.Tensor]
+    """This rank's parts of what is held."""
+    owned: list[bool]
+    """Whether nobody but the optimiser changes it."""
 
 
 class _Copies(NamedTuple):
@@ -38,15 +51,13 @@ class _Copies(NamedTuple):
 
     sources: list[torch.Tensor]
     staged: list[torch.Tensor]
+    watched: list[torch.Tensor]
+    """What the sources are parts of: a change is counted there."""
     versions: list[int]
-    """How often each source had been changed when the copy was asked for."""
-
-    @classmethod
-    def of(cls, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> _Copies:
-        return cls(sources, staged, [each._version for each in sources])
+    """How often each had been changed when the copy was asked for."""
 
     def changed(self) -> bool:
-        return [each._version for each in self.sources] != self.versions
+        return [*map(_version, self.watched)] != self.versions
 
 
 class Staging:
@@ -61,7 +72,7 @@ class Staging:
         self._training = training
         self._room = room or _own_room
         self._first_byte = first_byte
-        self._layout: list[tuple[torch.Size, torch.dtype]] = []
+        self._layout: list[Any] = []
         self._staged: list[torch.Tensor] = []
         self._kept: Kept | None = None
         self._pinned: torch.Tensor | None = None
@@ -84,7 +95,7 @@ class Staging:
 
         Whoever calls it sees to it that another thread calls `settle` soon: the optimiser's next step waits for that.
         """
-        tree, sources, owned = self._asked_again() or self._asked()
+        tree, watched, sources, owned = self._asked_again() or self._asked()
         self._sound = True
         if not self._trusting:
             owned = [False] * len(owned)
@@ -92,28 +103,31 @@ class Staging:
             at_once = [not each for each in owned]
             self._copy_now([*compress(sources, at_once)], [*compress(self._staged, at_once)])
         beside, staged = [*compress(sources, owned)], [*compress(self._staged, owned)]
-        self._event = _copy_from_gpu(beside, staged)
+        self._event = _copy_from_gpu(beside, staged) if self._pinned is not None else None
         self._copied.clear()
-        self._copying = _Copies.of(beside, staged)
+        watched = [*compress(watched, owned)]
+        self._copying = _Copies(beside, staged, watched, [*map(_version, watched)])
         return tree
 
-    def _asked_again(self) -> tuple[dict[str, Any], list[torch.Tensor], list[bool]] | None:
-        """The same tree, what is to be copied to its tensors, and of what nobody but the optimiser changes it."""
-        sources = self._kept.sources() if self._kept else None
-        if self._kept is None or sources is None or _layout(sources) != self._layout:
+    def _asked_again(self) -> _Asked | None:
+        """The same tree as before."""
+        held = self._kept.sources() if self._kept else None
+        if self._kept is None or held is None:
             return None
-        return self._kept.tree, sources, self._kept.owned
+        sources = [local(each) if type(each) is DTensor else each for each in held]
+        return _Asked(self._kept.tree, held, sources, self._kept.owned) if _layout(sources) == self._layout else None
 
-    def _asked(self) -> tuple[dict[str, Any], list[torch.Tensor], list[bool]]:
-        """The same of a new tree."""
+    def _asked(self) -> _Asked:
+        """A new one."""
         given = self._training.tensors()
-        sources = [local(tensor) for tensor in tensors(given)]
+        held = [*tensors(given)]
+        sources = [*map(local, held)]
         with self._making_room:
             self._make_room(sources)
         tree = cast("dict[str, Any]", _mirrored(given, iter(self._staged)))
         self._kept = kept(self._training, given, tree)
         owned = self._owned()
-        return tree, sources, [each.data_ptr() in owned for each in sources]
+        return _Asked(tree, held, sources, [each.data_ptr() in owned for each in sources])
 
     def prepare(self, tree: dict[str, Any]) -> None:
         """Have the buffer before the first save: the kernel takes seconds to hand out some GiB."""
@@ -136,6 +150,10 @@ class Staging:
         return self._sound
 
     def _before_step(self, *_: object) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is copied any more: from then on anybody may change what was."""
         if self._copying is None:
             return
         began = time.monotonic()
@@ -204,8 +222,8 @@ def _own_room(size: int) -> mmap.mmap:
     return room
 
 
-def _layout(sources: Sequence[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(source.shape, source.dtype) for source in sources]
+def _layout(sources: Sequence[torch.Tensor]) -> list[Any]:
+    return [*map(_form, sources)]
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

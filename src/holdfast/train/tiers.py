@@ -90,8 +90,9 @@ class Tiers:
         return None
 
     def tidy(self) -> None:
-        for step in KEPT.superfluous([step for step in self._disk.steps() if step != self._brought]):
-            self._disk.drop(step)
+        steps = self._disk.steps()
+        superfluous = KEPT.superfluous([step for step in steps if step != self._brought])
+        self._disk.keep(set(steps) - set(superfluous))
 
     def noticed(self) -> Finding | None:
         noticed, self._noticed = self._noticed, None
@@ -147,7 +148,7 @@ class Tiers:
             where=self.where,
             evidence=(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",),
             remedy="see whether the store answers, has room and lets this user write; the older checkpoints there are "
-            "untouched, and a later one is brought when it is due",
+            "untouched. Until a later one is brought only the nodes have it, and a start goes on from there",
             fault=Fault.CLUSTER,
         )
 

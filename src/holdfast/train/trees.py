@@ -19,7 +19,8 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, without a gradient."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    # Not `to_local`, which makes a parameter of a parameter's, and something for autograd.
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def tensors(tree: object) -> Iterator[torch.Tensor]:

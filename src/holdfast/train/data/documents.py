@@ -116,7 +116,16 @@ def _json_lines(path: Path, column: str) -> Iterator[Piece]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _row(json.loads(line), column, f"{path}:{number}")
+                yield _row(_parsed(line, f"{path}:{number}"), column, f"{path}:{number}")
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:  # which counts lines, and has been given one
+        raise _unreadable(where, f"{error.msg} at its character {error.pos + 1}") from error
+    except ValueError as error:
+        raise _unreadable(where, str(error)) from error
 
 
 def _json(path: Path, column: str) -> Iterator[Piece]:
@@ -177,12 +186,12 @@ def text_of(row: Any, column: str, where: str) -> str | bytes:
     )
 
 
-def _unreadable(path: Path, why: str, fault: Fault = Fault.CLUSTER) -> HoldfastError:
+def _unreadable(where: Path | str, why: str, fault: Fault = Fault.CLUSTER) -> HoldfastError:
     return failure(
         "data-unreadable",
         "a file of the data cannot be read",
         exit_code=ExitCode.NOT_FOUND if fault is Fault.USER else ExitCode.STORAGE,
-        where=str(path),
+        where=str(where),
         evidence=(why,),
         remedy="look at the file, its rights and its disk; a copy that was cut short is fetched again",
         fault=fault,
