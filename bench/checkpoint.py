@@ -6,7 +6,8 @@
 One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
 with torch's `async_save` as it comes (A), once with holdfast (B), and once with torch again (A'), in an order that
 changes, with steps of training beside what is written. Measured of each save: how long the loop was kept from going on
-(the call, and where an optimiser's step had to wait for it); how long until it was on disk; how much lies there. Then
+(the call, and where an optimiser's step had to wait for it); how long until it was on disk; how much lies there. A step
+of training comes right before each call, as in a loop: it leaves other things in the processor's caches. Then
 each side's is loaded in turn, from the page cache: verified, which is what holdfast always does, and with the check
 left out. Copying the state once into memory that is there already is the floor of any stall.
 """
@@ -14,6 +15,8 @@ left out. Copying the state once into memory that is there already is the floor 
 from __future__ import annotations
 
 import argparse
+import functools
+import random
 import shutil
 import tempfile
 import time
@@ -24,12 +27,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy.random
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
+from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, estimate, headline, interleave, say, table
 from holdfast.findings import Finding
+from holdfast.train import Environment, Session
 from holdfast.train.checkpoint import Checkpoints
 from holdfast.train.depot import Copy, Shared
 from holdfast.train.ranks import Ranks
@@ -43,6 +48,8 @@ ROUNDS, LOADS = 12, 12
 PARTS = ("saves", "rival", "loads")
 WIDTH, LAYERS, BATCH = 4096, 6, 16
 """Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
+COMMITS, SAVES = 10, 8
+"""Steps from one save to the next where a Session saves, and how many it does."""
 STEPS = 3
 """Of training right after each save has begun; more follow until it is on disk."""
 
@@ -136,6 +143,7 @@ class Loop:
     def ours(self) -> Save:
         """Save as a Session does."""
         self._count += 1
+        self.train()
         self._checkpoints.take_waited_s()
         began = time.perf_counter()
         self._checkpoints.begin(self._count)
@@ -153,6 +161,7 @@ class Loop:
         """Save with torch's `async_save`, its defaults untouched; the one before goes when this one is there."""
         former, self._theirs = self._theirs, self._folder / f"theirs-{time.monotonic_ns()}"
         ended: list[float] = []
+        self.train()
         began = time.perf_counter()
         saving = dcp.async_save(self.training.tensors(), checkpoint_id=self._theirs)
         stall_s = time.perf_counter() - began
@@ -165,13 +174,19 @@ class Loop:
         shutil.rmtree(former, ignore_errors=True)
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(self._theirs))
 
-    def others(self, manager: Any) -> Save:
-        """Save with torch_checkpointing, whose `lock` is waited for before the optimiser changes anything."""
+    def others(self, manager: Any, *, exact: bool) -> Save:
+        """Save with torch_checkpointing, whose `lock` is waited for before the optimiser changes anything.
+
+        What it is given is asked for as its tutorial does; with the random numbers, which holdfast saves, or without.
+        """
         folder = self._folder / "others"
         shutil.rmtree(folder, ignore_errors=True)
         ended: list[float] = []
+        self.train()
         began = time.perf_counter()
-        saving = manager.save(str(folder), self.training.tensors())
+        model, optimizer = self.training.model.state_dict(), self.training.optimizer.state_dict()
+        given = {"model": model, "optimizer": optimizer, "step": self._count}
+        saving = manager.save(str(folder), given | _random() if exact else given)
         stall_s = time.perf_counter() - began
         saving.add_done_callback(lambda _: ended.append(time.perf_counter()))
         self._forward()
@@ -259,7 +274,7 @@ def main() -> None:
             PEER_AGAIN: saved(PEER_AGAIN, loop.theirs),
         }
         rows: list[tuple[str, ...]] = []
-        rival: tuple[str, ...] | None = None
+        rival: list[tuple[str, ...]] = []
         parts = (options.only,) if options.only else PARTS
         if "saves" in parts:
             stalls = interleave(sides, options.rounds, unit="s of stall")
@@ -268,6 +283,7 @@ def main() -> None:
             say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
         if "rival" in parts:
             rival = _rival(loop, options.rounds)
+            _anatomy(loop, Path(folder))
         loop.close()
         if "loads" in parts:
             for what, goal, kind in (("verified", LOAD_GOAL, Shared), ("unverified", UNVERIFIED_GOAL, Believing)):
@@ -277,7 +293,7 @@ def main() -> None:
     if rows:
         say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), rows))
     if rival:
-        say(table(("stall of the loop beside", "goal", "holdfast / peer", "A/A floor", "peer", "met"), [rival]))
+        say(table(("stall of the loop beside", "goal", "holdfast / peer", "A/A floor", "peer", "met"), rival))
 
 
 def _rows_of_saves(stalls: list[Round], saves: Mapping[str, list[Save]]) -> list[tuple[str, ...]]:
@@ -292,7 +308,7 @@ def _rows_of_saves(stalls: list[Round], saves: Mapping[str, list[Save]]) -> list
     ]
 
 
-def _rival(loop: Loop, rounds: int) -> tuple[str, ...] | None:
+def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
     """The same stall beside that of torch_checkpointing, where it is installed.
 
     All as it comes but for direct I/O, with which its version 0.1.1 cannot end a file of other than whole blocks.
@@ -302,22 +318,42 @@ def _rival(loop: Loop, rounds: int) -> tuple[str, ...] | None:
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
     except ModuleNotFoundError:
         say("torch_checkpointing is not installed, so it is left out: pip install torch_checkpointing==0.1.1")
-        return None
+        return []
     storage = LocalFileSystemStorageConfig(use_direct_io=False)
     manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
     try:
-        loop.others(manager)
+        loop.others(manager, exact=True)
     except TimeoutError as error:  # its process has 30 s to start, which a busy machine may not give it
         say(f"torch_checkpointing is left out: {error}")
-        return None
+        return []
 
-    def theirs() -> float:
-        return loop.others(manager).stall_s
-
-    sides = {PEER: theirs, OURS: lambda: loop.ours().stall_s, PEER_AGAIN: theirs}
-    stalls = interleave(sides, rounds, unit="s of stall beside torch_checkpointing")
+    rows: list[tuple[str, ...]] = []
+    for what, exact in (("with the same state", True), ("without random numbers", False)):
+        theirs = functools.partial(_stall_ms, functools.partial(loop.others, manager, exact=exact))
+        sides = {PEER: theirs, OURS: functools.partial(_stall_ms, loop.ours), PEER_AGAIN: theirs}
+        stalls_ms = interleave(sides, rounds, unit=f"ms of stall beside torch_checkpointing, {what}")
+        stalls = [{side: ms / 1e3 for side, ms in each.items()} for each in stalls_ms]
+        rows.append(_row(f"torch_checkpointing, {what}", STALL_GOAL, stalls))
     manager.close()
-    return _row("torch_checkpointing", STALL_GOAL, stalls)
+    return rows
+
+
+def _anatomy(loop: Loop, folder: Path) -> None:
+    """Say what a step's commit takes in all where it begins a save, and where it does not."""
+    told = Environment(checkpoint_path=folder / "session", checkpoint_every_steps=COMMITS, checkpoint_keep=1)
+    session = Session(model=loop.training.model, optimizer=loop.training.optimizer, environment=told)
+    took_ms: dict[bool, list[float]] = {True: [], False: []}
+    for step in session.steps(SAVES * COMMITS + 1):
+        loop.train()
+        began = time.perf_counter()
+        session.commit(tokens=BATCH)
+        took_ms[step % COMMITS == 0].append(1e3 * (time.perf_counter() - began))
+    begins, others = took_ms[True][1:], took_ms[False][COMMITS:-1]  # the first save asks torch, the last step waits
+    say(f"commit() of a step that begins a save: {estimate(begins)} ms; of another: {estimate(others)} ms")
+
+
+def _stall_ms(save: Callable[[], Save]) -> float:
+    return 1e3 * save().stall_s
 
 
 def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:
@@ -326,6 +362,11 @@ def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:
     shown = f"{peer / 1e6:,.1f} MB" if peer > 1e6 else f"{peer:.2f} s" if peer > 0.1 else f"{peer * 1e3:.2f} ms"
     aim, met = ("", "") if goal is None else (f"<= {goal}", compared.verdict(goal))
     return what, aim, str(compared.ratio), str(compared.floor), shown, met
+
+
+def _random() -> dict[str, Any]:
+    """Where the generators stand, as each says it."""
+    return {"python": random.getstate(), "numpy": numpy.random.get_state(legacy=False), "torch": torch.get_rng_state()}
 
 
 def _tensors(tree: Any) -> Iterable[torch.Tensor]:
