@@ -25,6 +25,7 @@ def test_other_errors_are_no_shortage() -> None:
     assert shortage_of(FileNotFoundError(errno.ENOENT, "no such file")) is None
     assert shortage_of(ValueError("28")) is None
     assert shortage_in("ValueError: bad batch [Errno 2]") is None
+    assert shortage_in("holdfast: error [disk-full]: the checkpoint could not be written") is SHORTAGES[errno.ENOSPC]
 
 
 @pytest.mark.root

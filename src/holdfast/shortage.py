@@ -31,8 +31,9 @@ class Shortage:
     remedy: str
 
 
-_FULL = "Free some space there, or point the job at another file system; what waits goes on by itself."
-_WRITABLE = "Make it writable again: look at `mount` and at the kernel's log; what waits goes on by itself."
+WAITS = "; what waits goes on by itself"
+_FULL = f"Free some space there, or point the job at another file system{WAITS}."
+_WRITABLE = f"Make it writable again: look at `mount` and at the kernel's log{WAITS}."
 _FILES = "Raise the limit on open files (`ulimit -n`, LimitNOFILE=), or find what holds so many (`ls /proc/PID/fd`)."
 
 SHORTAGES: Mapping[int, Shortage] = {
@@ -91,10 +92,10 @@ def shortage_of(error: BaseException | None) -> Shortage | None:
 
 
 def shortage_in(words: str) -> Shortage | None:
-    """The row for a program's own words, such as `OSError: [Errno 28] No space left on device`."""
+    """The row for a program's own words, such as `OSError: [Errno 28] No space left on device`, or a finding's code."""
     if (number := _NUMBER.search(words)) and int(number[1]) in SHORTAGES:
         return SHORTAGES[int(number[1])]
-    return next((row for row in SHORTAGES.values() if row.phrase in words), None)
+    return next((row for row in SHORTAGES.values() if row.phrase in words or f"[{row.code}]" in words), None)
 
 
 def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Severity.ERROR) -> Finding:

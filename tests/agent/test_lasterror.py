@@ -29,6 +29,25 @@ def test_error_line_is_found_with_its_number(tmp_path: Path, line: str) -> None:
     assert last_error(log) == (line, f"{log}:3")
 
 
+def test_error_of_holdfasts_own_that_ends_a_rank_is_told_with_what_to_do(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(
+        "step 1\nholdfast: error [disk-full]: the checkpoint step-00000005 could not be written\n"
+        "  where: /x\n  evidence: rank 0: OSError: [Errno 28] No space left on device\n  what to do: Free some.\n"
+    )
+    assert last_error(log) == (
+        "holdfast: error [disk-full]: the checkpoint step-00000005 could not be written "
+        "where: /x what to do: Free some.",
+        f"{log}:2",
+    )
+
+
+def test_what_a_session_only_tells_of_is_no_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("holdfast: error [disk-full]: the checkpoint could not be written; where: /x; Free some.\nstep 2\n")
+    assert last_error(log) == ("", "")
+
+
 @pytest.mark.parametrize(
     "line", ["Error rate: 0.3", "loss 0.1 after ValueError: no", "  ValueError: quoted", "no Errors at all", ""]
 )

@@ -27,17 +27,24 @@ ERROR_CHARACTERS = 500
 # Traceback (most recent call last):
 #   File "/x/train.py", line 3, in <module>
 # subprocess.TimeoutExpired: Command 'x' timed out after 3 seconds
+#
+# holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimiser, or of other groups ...
+#   evidence: optimiser: was AdamW, is SGD
+# (an error that ends a rank; what it only tells of has all in one line)
 _ERROR = re.compile(
     rb"^(?:\[rank\d+\]:\s*)?"
     rb"(?:Traceback \(most recent call last\):\r?\n"
     rb"(?:(?:\[rank\d+\]: )?[ \t].*\n)*(?:\[rank\d+\]: )?(?P<raised>[^\s\[].*)"
     rb"|(?P<line>(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration)\b.*)"
     rb"|(?:terminate called .*(?:\r?\n *what\(\): .*)?)|(?:Fatal Python error: .*)"
-    rb"|(?:\S*python[\w.]*: can't open file .*)))$",
+    rb"|(?:\S*python[\w.]*: can't open file .*)"
+    rb"|(?:holdfast: error \[[a-z\d-]+\]: .*(?:\n  (?:where|evidence|what to do|fault of): .*)+)))$",
     re.MULTILINE,
 )
 
 _LINE_END = re.compile(r"\s*\n\s*")
+_EVIDENCE = re.compile(r"\n  evidence: .*")
+"""It stands in the log, and may be too much to leave room for what to do."""
 
 # torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 _CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
@@ -60,7 +67,8 @@ def last_error(log: Path) -> tuple[str, str]:
             where = f"{log}:{_newlines(file, at) + 1}" if size <= COUNT_BYTES else str(log)
     except OSError:
         return "", ""
-    return _LINE_END.sub(" ", error.decode(errors="replace").strip())[:ERROR_CHARACTERS], where
+    words = _EVIDENCE.sub("", error.decode(errors="replace").strip())
+    return _LINE_END.sub(" ", words)[:ERROR_CHARACTERS], where
 
 
 def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:

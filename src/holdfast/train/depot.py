@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.shortage import lacking, room, shortage_in, shortage_of
+from holdfast.shortage import WAITS, lacking, room, shortage_in, shortage_of
 from holdfast.train import seal
 from holdfast.train.environment import ELSEWHERE
 from holdfast.train.ranks import Ranks
@@ -240,7 +240,7 @@ def failed(partial: Path, rank: int, error: BaseException) -> Finding:
     )
     if row is None:
         return finding
-    remedy = f"{row.remedy} The older checkpoints are untouched, and {NEXT}."
+    remedy = f"{row.remedy.replace(WAITS, '')} The older checkpoints are untouched, and {NEXT}."
     return msgspec.structs.replace(finding, code=row.code, remedy=remedy)
 
 

@@ -285,6 +285,35 @@ RULES: tuple[Rule, ...] = (
         source="Python",
     ),
     Rule(
+        code="holdfast-storage-failed",
+        lines=(
+            "holdfast: error [disk-full]: the checkpoint step-00000030 could not be written: no space is left on the disk",
+            "holdfast: error [checkpoint-store-unreachable]: the store of checkpoints does not answer",
+        ),
+        pattern=r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-not-stored|checkpoint-store-unreachable|no-good-checkpoint|data-cache-unwritable)\]: (?P<message>.+)$",
+        unless=r"; where: ",  # told in one line, and gone on after
+        classes=(Class.STORAGE,),
+        sure=Sureness.CERTAIN,
+        says="a holdfast.train Session ended the rank: {message}",
+        remedy=("what to do stands in the lines below that one; `holdfast explain {finding}` says more",),
+        source="holdfast.train",
+    ),
+    Rule(
+        code="holdfast-refused",
+        lines=(
+            "holdfast: error [checkpoint-from-later-version]: the newest checkpoint has format 2; this holdfast reads up to 1",
+            "holdfast: error [data-smaller-than-batch]: a step takes 64 samples, and the dataset has 10",
+        ),
+        pattern=r"holdfast: error \[(?P<finding>[a-z\d-]+)\]: (?P<message>.+)$",
+        unless=r"; where: ",  # told in one line, and gone on after
+        classes=(Class.PROGRAM_ERROR,),
+        sure=Sureness.CERTAIN,
+        says="a holdfast.train Session ended the rank: {message}",
+        remedy=("what to do stands in the lines below that one; `holdfast explain {finding}` says more",),
+        source="holdfast.train",
+        fallback=True,
+    ),
+    Rule(
         code="traceback",
         lines=("Traceback (most recent call last):",),
         pattern=r"Traceback \(most recent call last\)",
