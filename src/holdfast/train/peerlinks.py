@@ -80,13 +80,15 @@ class _Parting:
         TorchFT keeps them until the next quorum, and such a replica waits out the group's timeout. In a thread, since
         Gloo cannot be stopped: its end waits for what still travels, to or from a peer that may hang.
         """
-        group, self._pg = self._pg, None
-        if group is not None:
-            Thread(target=_end, args=(group,), daemon=True).start()
+        held, self._pg = [self._pg], None
+        Thread(target=_end, args=(held,), daemon=True).start()
 
 
-def _end(group: Any) -> None:
-    group.abort()
+def _end(held: list[Any]) -> None:
+    """Close a group, which nobody else holds any more: whoever lets go of it last waits as well."""
+    group = held.pop()
+    if group is not None:
+        group.abort()
 
 
 class Gloo(_Parting, ProcessGroupGloo):
