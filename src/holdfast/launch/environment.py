@@ -97,7 +97,7 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
     if attempt.replica_count > 1:
-        env = _QUORUM_DEFAULTS | env | _among_replicas(job, attempt)
+        env = _TORCHFT_DEFAULTS | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
     if job.recovery.peer_copies:
@@ -113,11 +113,13 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
     return env
 
 
-_QUORUM_DEFAULTS = {
+_TORCHFT_DEFAULTS = {
     # As long as a replica waits for others (recovery.min_replicas) it is in one call: a week.
     "TORCHFT_QUORUM_TIMEOUT_SEC": "604800",
     # Where the quorum service starts anew it is asked again: TorchFT spreads its tries over that time, ten a second.
     "TORCHFT_QUORUM_RETRIES": "6048000",
+    # Its managers would write four lines into the rank's log for each quorum.
+    "RUST_LOG": "warn",
 }
 
 
