@@ -54,7 +54,7 @@ def test_two_replicas_that_die_at_once_catch_up_from_the_third(runs: Runs) -> No
         at_work(watched, replica, 1)
     end(runs, watched, 3)
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
-    logs = [path.read_text() for path in watched.folder.logs.glob("replica-*/rank-*.log")]
+    logs = [path.read_text() for path in watched.folder.path.glob("logs/replica-*/rank-*.log")]
     assert len(logs) == 5
     assert not [log for log in logs if "[INFO] [torchft::" in log]
 
