@@ -1,4 +1,4 @@
-"""Two replicas in threads of one process, with TorchFT's own Lighthouse: who is there for the next step, and who not."""
+"""Two replicas in threads of one process, with TorchFT's own Lighthouse: who is there for the next step, who is not."""
 
 from __future__ import annotations
 
