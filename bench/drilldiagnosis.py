@@ -1,11 +1,12 @@
 """Drills diagnosed: each that exists is done for real to a run, and who was first is asked of holdfast and torchrun.
 
-.venv/bin/python -m bench.drilldiagnosis [--only "kill rank"] [--peer]
+.venv/bin/python -m bench.drilldiagnosis [--only "kill rank"] [--times 4] [--peer]
 
 The diagnosis is blind: what the log says of the drill itself is taken out before it is asked. A drill from which
-nothing fails is right when nothing is blamed. With `--peer` the same is done to two nodes of torchrun, whose own error
-summary is read for PEER_S seconds. Filling a disk needs root, cutting a node off network namespaces, taking its memory
-a memory group; what cannot be done here is left out and said.
+nothing fails is right when nothing is blamed. Each is done so many times, to rank or node 1 and 0 by turns. With
+`--peer` the same is done to two nodes of torchrun, whose own error summary is read for PEER_S seconds. Filling a disk
+needs root, cutting a node off network namespaces, taking its memory a memory group; what cannot be done here is left
+out and said.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ from holdfast.launch.local import netns
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPPER = ROOT / "tests" / "programs" / "stepper.py"
+TRAINED = Path(__file__).parent / "programs" / "trained.py"
 SUMMING = Path(__file__).parent / "programs" / "summing.py"
 STEPS, STEP_S, AT_STEP = 100_000, 0.02, 12
 CALM_STEPS = 100
@@ -64,7 +67,9 @@ class Case:
     klass: Class | None = None
     """None where nothing fails."""
     culprit: str = ""
-    """As an answer tells it; empty where it is no rank's and no node's."""
+    """As an answer tells it, with {0} for the number of rank or node; empty where it is no rank's and no node's."""
+    program: Path = STEPPER
+    """What the ranks run: sockets of its own, or where a drill is about collectives, DDP."""
     overrides: tuple[str, ...] = ()
     amount: float | None = None
     replicas: int = 1
@@ -118,35 +123,40 @@ _QUORUM = DrillTarget.QUORUM
 _RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
 
 CASES: Mapping[tuple[DrillAction, DrillTarget], Case] = {
-    (_KILL, _RANK): Case(klass=Class.KILLED, culprit="rank 1 on node1", peer=_kill_rank),
-    (_KILL, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_node),
-    (_KILL, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_agent),
+    (_KILL, _RANK): Case(klass=Class.KILLED, culprit="rank {0} on node{0}", peer=_kill_rank),
+    (_KILL, _NODE): Case(klass=Class.NODE_LOST, culprit="on node{0}", peer=_kill_node),
+    (_KILL, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node{0}", peer=_kill_agent),
     (_KILL, _CONTROLLER): Case(),
-    (DrillAction.LOSE, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", peer=_kill_node),
-    (DrillAction.RETURN, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1"),
+    (DrillAction.LOSE, _NODE): Case(klass=Class.NODE_LOST, culprit="on node{0}", peer=_kill_node),
+    (DrillAction.RETURN, _NODE): Case(klass=Class.NODE_LOST, culprit="on node{0}"),
     (_STOP, _RANK): Case(
         klass=Class.HANG_UNKNOWN,
-        culprit="rank 1 on node1",
+        culprit="rank {0} on node{0}",
         overrides=_DEADLINE,
         peer=_stop_rank,
     ),
-    (_STOP, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE, peer=_stop_node),
-    (_STOP, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE),
+    (_STOP, _NODE): Case(klass=Class.NODE_LOST, culprit="on node{0}", overrides=_GRACE, peer=_stop_node),
+    (_STOP, _AGENT): Case(klass=Class.NODE_LOST, culprit="on node{0}", overrides=_GRACE),
     (_STOP, _CONTROLLER): Case(),
-    (DrillAction.PARTITION, _NODE): Case(klass=Class.NODE_LOST, culprit="on node1", overrides=_GRACE, needs="netns"),
+    (DrillAction.PARTITION, _NODE): Case(klass=Class.NODE_LOST, culprit="on node{0}", overrides=_GRACE, needs="netns"),
     (_SKEW, _AGENT): Case(amount=3600.0),
     (_SKEW, _CONTROLLER): Case(amount=-3600.0),
     (_FILL, DrillTarget.RUN_FOLDER): Case(klass=Class.STORAGE, needs="HOLDFAST_HOME"),
     (_FILL, DrillTarget.CHECKPOINTS): Case(klass=Class.STORAGE, needs="checkpoint.path"),
     (DrillAction.EXHAUST, DrillTarget.MEMORY): Case(
         klass=Class.OOM_HOST,
-        culprit="rank 1 on node1",
+        culprit="rank {0} on node{0}",
         overrides=("resources.memory=300MiB",),
         needs="resources.memory",
     ),
-    (DrillAction.RAISE, _RANK): Case(klass=Class.PROGRAM_ERROR, culprit="rank 1 on node1"),
-    (DrillAction.HANG, _RANK): Case(klass=Class.HANG_UNKNOWN, culprit="rank 1 on node1", overrides=_DEADLINE),
-    (DrillAction.HANG, DrillTarget.COLLECTIVE): Case(klass=Class.HANG_UNKNOWN, overrides=_DEADLINE),
+    (DrillAction.RAISE, _RANK): Case(klass=Class.PROGRAM_ERROR, culprit="rank {0} on node{0}"),
+    (DrillAction.HANG, _RANK): Case(klass=Class.HANG_UNKNOWN, culprit="rank {0} on node{0}", overrides=_DEADLINE),
+    (DrillAction.HANG, DrillTarget.COLLECTIVE): Case(
+        klass=Class.COLLECTIVE_MISMATCH,
+        culprit="rank {0} on node{0}",
+        overrides=_DEADLINE,
+        program=TRAINED,
+    ),
     (DrillAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_deadline_s=auto",)),
     (_KILL, _QUORUM): Case(replicas=2),
     (_STOP, _QUORUM): Case(replicas=2),
@@ -157,27 +167,27 @@ class Unavailable(Exception):
     """This machine cannot carry the drill out."""
 
 
-def judged(case: Case, answer: Answer, replicas: int = 1) -> bool:
+def judged(case: Case, answer: Answer, replicas: int = 1, number: int = 1) -> bool:
     """Whether class and culprit are those of the drill; where nothing fails, whether nothing is blamed.
 
     Of two replicas each is a node with a rank 0.
     """
-    culprit = case.culprit if replicas == 1 else case.culprit.replace("rank 1", "rank 0")
+    culprit = (case.culprit if replicas == 1 else case.culprit.replace("rank {0}", "rank 0")).format(number)
     if case.klass is None:
         return answer.klass is Class.UNKNOWN and not answer.code and answer.culprit is None
     return answer.klass is case.klass and (not culprit or str(answer.culprit) == culprit)
 
 
-def diagnosed(action: DrillAction, target: DrillTarget, base: Path, replicas: int = 1) -> Answer:
-    """Start a run, do the drill to it, and ask what happened, blind to who asked for it."""
+def diagnosed(action: DrillAction, target: DrillTarget, base: Path, replicas: int = 1, number: int = 1) -> Answer:
+    """Start a run, do the drill to the rank or node of that number, and ask what happened, blind to who asked."""
     case = CASES[action, target]
     with _run(case, base, max(replicas, case.replicas)) as run:
         if action is DrillAction.RETURN:
-            api.drill(run, target=target, index=1, action=DrillAction.LOSE, at_step=AT_STEP)
+            api.drill(run, target=target, index=number, action=DrillAction.LOSE, at_step=AT_STEP)
             _until(run, lambda event: isinstance(event, NodeUnavailable))
-            api.drill(run, target=target, index=1, action=action)
+            api.drill(run, target=target, index=number, action=action)
         else:
-            index = 1 if target.numbered else 0
+            index = number if target.numbered else 0
             api.drill(run, target=target, index=index, action=action, at_step=AT_STEP, amount=case.amount)
         _until(run, _noticed(case, target, action))
         return api.diagnose_run(run, [event for event in api.events(run) if not _tells(event)])
@@ -229,7 +239,7 @@ def _run(case: Case, base: Path, replicas: int) -> Iterator[RunFolder]:
         isolation = "netns" if case.needs == "netns" else "process"
         (profiles / "drilled.yaml").write_text(f"backend: local\nisolation: {isolation}\n")
         stack.enter_context(_environment("HOLDFAST_HOME", str(home)))
-        command = (sys.executable, str(STEPPER), str(STEPS), str(STEP_S))
+        command = (sys.executable, str(case.program), str(STEPS), str(STEP_S))
         run = api.start(api.load_job(None, command=command, overrides=overrides), "drilled", base=base)
         try:
             yield run
@@ -317,6 +327,7 @@ def main() -> int:
     """Drill, ask, and say by the exit code whether every answer was right."""
     parser = argparse.ArgumentParser(prog="bench.drilldiagnosis", description=__doc__)
     parser.add_argument("--only", help="one drill, such as 'kill rank'")
+    parser.add_argument("--times", type=int, default=1, help="how often each is done, to number 1 and 0 by turns")
     parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of which each node is one, when two")
     parser.add_argument("--peer", action="store_true", help="ask torchrun's error summary too")
     options = parser.parse_args()
@@ -327,31 +338,43 @@ def main() -> int:
         name = f"{action} {target}"
         if options.only not in (None, name):
             continue
-        with tempfile.TemporaryDirectory(prefix="drilled-") as base:
-            try:
-                answer = diagnosed(action, target, Path(base), options.replicas)
-            except Unavailable as error:
-                rows.append((name, "-", f"not done here: {error}", "-"))
-                continue
-            except (HoldfastError, TimeoutError) as error:
-                # One drill that a busy machine refuses must not take the others' answers with it.
-                say(f"{name}: FAILED: {error}")
-                rows.append((name, "FAILED", str(error), "not asked"))
-                asked, wrong = asked + 1, wrong + 1
-                continue
+        told: Counter[str] = Counter()
+        right = 0
+        try:
+            for turn in range(options.times):
+                said, is_right = _asked(action, target, (turn + 1) % 2, options.replicas)
+                told[said] += 1
+                right += is_right
+        except Unavailable as error:
+            rows.append((name, "-", f"not done here: {error}", "-"))
+            continue
+        asked, wrong = asked + options.times, wrong + options.times - right
         peer = "no such part"
         if case.peer is not None:
             with tempfile.TemporaryDirectory(prefix="drilled-") as base:
                 peer = asked_torchrun(case, Path(base)) if options.peer else "not asked"
-        right = judged(case, answer, max(options.replicas, case.replicas))
-        asked, wrong = asked + 1, wrong + (not right)
-        told = f"{answer.klass}, {answer.culprit or 'nobody'}" if answer.code else "nothing failed"
-        say(f"{name}: {'right' if right else 'WRONG'}: {told} ({answer.what})")
-        rows.append((name, "right" if right else "WRONG", told, peer))
+        said = "; ".join(f"{said} ({times})" if options.times > 1 else said for said, times in told.items())
+        rows.append((name, f"{right} of {options.times}", said, peer))
     say("")
-    say(table(("drill", "holdfast", "says", "torchrun's error summary"), rows))
+    say(table(("drill", "right", "holdfast says", "torchrun's error summary"), rows))
     say(f"\n{asked - wrong} of {asked} right")
     return 1 if wrong else 0
+
+
+def _asked(action: DrillAction, target: DrillTarget, number: int, replicas: int) -> tuple[str, bool]:
+    """What is said of a drill that is done to the rank or node of that number, and whether it is right."""
+    case, name = CASES[action, target], f"{action} {target}" + (f":{number}" if target.numbered else "")
+    with tempfile.TemporaryDirectory(prefix="drilled-") as base:
+        try:
+            answer = diagnosed(action, target, Path(base), replicas, number)
+        except (HoldfastError, TimeoutError) as error:
+            # One drill that a busy machine refuses must not take the others' answers with it.
+            say(f"{name}: FAILED: {error}")
+            return f"FAILED: {error}", False
+    right = judged(case, answer, max(replicas, case.replicas), number)
+    told = f"{answer.klass}, {answer.culprit or 'nobody'}" if answer.code else "nothing failed"
+    say(f"{name}: {'right' if right else 'WRONG'}: {told} ({answer.what})")
+    return told, right
 
 
 if __name__ == "__main__":

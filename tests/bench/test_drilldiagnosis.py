@@ -48,6 +48,13 @@ def test_drill_is_diagnosed_for_what_it_is(tmp_path: Path, action: DrillAction, 
 
 
 @pytest.mark.slow
+def test_rank_that_hangs_in_a_collective_is_named_whichever_it_is(tmp_path: Path) -> None:
+    drill = DrillAction.HANG, DrillTarget.COLLECTIVE
+    answer = diagnosed(*drill, tmp_path, number=0)
+    assert judged(CASES[drill], answer, number=0), answer
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "target"), OF_ONE_REPLICA)
 def test_drill_of_one_replica_of_two_is_diagnosed_likewise(
     tmp_path: Path, action: DrillAction, target: DrillTarget
@@ -61,7 +68,7 @@ def test_drill_of_one_replica_of_two_is_diagnosed_likewise(
     [(Class.KILLED, 1, True), (Class.KILLED, 0, False), (Class.OOM_HOST, 1, False), (Class.UNKNOWN, 1, False)],
 )
 def test_answer_is_right_only_with_class_and_culprit(klass: Class, rank: int, *, right: bool) -> None:
-    case = Case(klass=Class.KILLED, culprit="rank 1 on node1")
+    case = Case(klass=Class.KILLED, culprit="rank {0} on node{0}")
     culprit = Culprit(rank=rank, node="node1")
     answer = Answer(what="", klass=klass, code="run-rank-killed", sure=Sureness.LIKELY, culprit=culprit)
     assert judged(case, answer) is right

@@ -139,8 +139,9 @@ def test_rank_that_was_looked_at_is_not_blamed_for_another_end(end: RankExited, 
         {"last_step": 8},
         {"innermost": "load_batch (data.py:7)"},
         {"last_step_at": 19.0},
+        {"commit_line": 224, "last_step_at": 21.0},
     ],
-    ids=["stopped by a signal", "a step behind", "not waiting for a peer", "silent for longest"],
+    ids=["stopped by a signal", "a step behind", "not waiting for a peer", "silent for longest", "at its last's end"],
 )
 def test_hang_blames_the_rank_that_holds_up_the_rest(culprit: dict[str, object]) -> None:
     waiting = {"innermost": "all_reduce (distributed_c10d.py:2841)"}
@@ -148,6 +149,11 @@ def test_hang_blames_the_rank_that_holds_up_the_rest(culprit: dict[str, object])
     assert failure is not None
     assert failure.rank == 1
     assert failure.error == f"no step after step {culprit.get('last_step', 9)}"
+
+
+def test_of_ranks_at_the_end_of_one_step_the_one_higher_up_there_is_behind() -> None:
+    failure = blamed(hangs=(hung(0, commit_line=232), hung(1, commit_line=224, last_step_at=21.0)))
+    assert failure.rank == 1
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,34 @@ def test_rank_behind_in_the_sequence_is_the_one_that_never_entered() -> None:
     assert answer.sure is not Sureness.CERTAIN
 
 
+def dump(rank: int, line: int, call: str = "all_reduce") -> Block:
+    frames = (
+        f"    {call} (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3211)",
+        f"    main (/home/ada/train.py:{line})",
+    )
+    return block(f'Thread {rank + 7} (idle): "MainThread"', *frames, name=f"stacks-rank-{rank}.txt", rank=rank)
+
+
+def test_rank_that_waits_where_no_other_does_went_astray() -> None:
+    answer = diagnose_blocks([dump(0, 31), dump(1, 44), dump(2, 31)])
+    assert (answer.klass, answer.sure, str(answer.culprit)) == (
+        Class.COLLECTIVE_MISMATCH,
+        Sureness.LIKELY,
+        "rank 1",
+    )
+    assert "rank 1 in all_reduce at train.py:44" in answer.what
+
+
+def test_of_two_ranks_in_different_calls_neither_is_named() -> None:
+    answer = diagnose_blocks([dump(0, 31), dump(1, 44)])
+    assert (answer.klass, answer.culprit) == (Class.COLLECTIVE_MISMATCH, None)
+
+
+def test_ranks_that_wait_for_one_other_each_may_stand_anywhere() -> None:
+    answer = diagnose_blocks([dump(0, 31, "recv"), dump(1, 44, "recv"), dump(2, 31, "recv")])
+    assert answer.klass is Class.UNKNOWN
+
+
 def test_one_rank_that_waited_is_not_the_culprit() -> None:
     answer = told(waited(2), stood(2, 19, 18))
     assert (answer.klass, answer.culprit) == (Class.UNKNOWN, None)

@@ -21,14 +21,20 @@ _MAIN_FRAME = re.compile(
     r"^Thread .*\"MainThread\"\n\s+(?P<function>\S+) \((?:.*/(?:site-packages|python3\.\d+)/|.*/)?(?P<place>.*)\)$",
     re.MULTILINE,
 )
+_MAIN_THREAD = re.compile(r"^Thread .*\"MainThread\"\n(?P<frames>(?: +.*\n?)+)", re.MULTILINE)
+_COMMIT = re.compile(r"\bcommit \(.*holdfast/train/session\.py:(?P<line>\d+)\)$", re.MULTILINE)
+_BEFORE_ITS_REPORT = re.compile(r"\bsettle \(.*holdfast/train/(?:replicas|apart)\.py:\d+\)$", re.MULTILINE)
+"""Where `Session.commit` waits for other replicas, before it tells of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """The file that holds a process's stacks, and the innermost frame of its main thread; empty where there is none."""
+    """The file that holds a process's stacks, and where its main thread stands; empty where there is none."""
 
     path: str = ""
     innermost: str = ""
+    commit_line: int = 0
+    """Line of `Session.commit` that its main thread stands in, past the step's report; 0 elsewhere."""
 
 
 async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
@@ -66,5 +72,16 @@ async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
     except OSError as error:
         log.warning("stacks cannot be kept: %s", error)
         return Stacks()
-    match = _MAIN_FRAME.search(output.decode(errors="replace"))
-    return Stacks(path=str(into), innermost=f"{match['function']} ({match['place']})" if match else "")
+    said = output.decode(errors="replace")
+    match = _MAIN_FRAME.search(said)
+    innermost = f"{match['function']} ({match['place']})" if match else ""
+    return Stacks(path=str(into), innermost=innermost, commit_line=commit_line(said))
+
+
+def commit_line(dump: str) -> int:
+    """Line of `Session.commit` that the main thread of a dump stands in, past the step's report; 0 elsewhere."""
+    thread = _MAIN_THREAD.search(dump)
+    if thread is None or _BEFORE_ITS_REPORT.search(thread["frames"]):
+        return 0
+    within = _COMMIT.search(thread["frames"])
+    return int(within["line"]) if within else 0

@@ -207,6 +207,7 @@ class Vigil:
                 stacks=stacks.path,
                 innermost=stacks.innermost,
                 said_hello=pulse.said_hello,
+                commit_line=stacks.commit_line,
             )
         )
 

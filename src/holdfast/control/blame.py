@@ -108,15 +108,17 @@ def waits_for_replicas(hung: RankHung) -> bool:
     return bool(_FOR_REPLICAS.search(hung.innermost))
 
 
-Suspicion = tuple[bool, bool, int, bool, bool, float]
+Suspicion = tuple[bool, bool, int, float, bool, bool, float]
 
 
 def suspicion(hung: RankHung) -> Suspicion:
     """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer.
 
-    Of those that wait the ones that wait for other replicas are the least suspect: nobody waits for them in there.
+    Of those that have told of the same step one is behind that is still at its end, in `Session.commit`, and the more
+    the higher up it is there: others have come past all that it could wait in for them. Of those that wait the ones
+    that wait for other replicas are the least suspect: nobody waits for them in there.
     """
-    told = (hung.process_state != "T", hung.said_hello, hung.last_step)
+    told = (hung.process_state != "T", hung.said_hello, hung.last_step, hung.commit_line or math.inf)
     return (*told, _waits(hung), waits_for_replicas(hung), hung.last_step_at)
 
 

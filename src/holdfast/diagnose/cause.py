@@ -133,6 +133,12 @@ def _from_deadlock(hang: Deadlock) -> Cause | None:
         says = f"rank {late} never entered the collective that {waited} waited in; it was at {at}"
         culprit = Culprit(rank=first.rank, node=first.fact.who.node, host=first.fact.who.host)
         return _not_together(says, (*(stand.fact for stand in hang.behind), *hang.facts[:3]), culprit)
+    if hang.astray:
+        calls = " and ".join(
+            f"rank {fact.who.rank} in {fact.values['op']} at {fact.values['stands_at']}" for fact in hang.astray
+        )
+        alone = culprit_of(hang.astray[0]) if len(hang.inside) > 2 else None
+        return _not_together(f"ranks waited in different calls: {calls}", hang.astray, alone, code="collective-differs")
     if 0 < len(hang.silent) <= 8:
         says = f"{waited} waited in a collective; rank {', '.join(map(str, hang.silent))} did not"
         return _not_together(says, (*hang.facts, *hang.inside[:3]), Culprit(rank=min(hang.silent)))

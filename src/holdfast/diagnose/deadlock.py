@@ -15,6 +15,8 @@ from holdfast.diagnose.rules.row import Role
 
 _WAITED = {"watchdog-timeout", "gloo-timeout"}
 """Rules whose lines are those of a rank that waited in vain."""
+_OF_TWO = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
+"""Calls between two ranks: those that wait in them stand at different places in a sound program too."""
 MOST_RANKS = 1 << 20
 
 
@@ -45,6 +47,8 @@ class Deadlock:
     """Stacks of ranks that waited."""
     differing: tuple[Fact, ...]
     """Lines of ranks that waited in different collectives at one number of the sequence."""
+    astray: tuple[Fact, ...]
+    """Stacks of one rank that waited where no other did, and of one of the others; empty where some did not wait."""
     silent: tuple[int, ...]
     """Ranks that wrote nothing of waiting nor of an error, where most others did."""
     facts: tuple[Fact, ...]
@@ -74,6 +78,7 @@ def deadlock(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world: int 
         elsewhere=tuple(fact for _, fact in sorted(elsewhere.items())) if waiting else (),
         inside=tuple(inside),
         differing=_differing(timeouts),
+        astray=() if elsewhere or silent else _astray(inside),
         silent=tuple(sorted(silent)) if len(silent) <= len(waiting) else (),
         facts=tuple(said),
     )
@@ -104,6 +109,17 @@ def _stands(facts: Sequence[Fact]) -> list[Stand]:
         groups.setdefault(fact.values.get("group", ""), {})[stand.rank] = stand
     largest = max(groups.values(), key=len, default=dict[int, Stand]())
     return sorted(largest.values(), key=lambda stand: (stand.enqueued, stand.rank))
+
+
+def _astray(inside: Sequence[Fact]) -> tuple[Fact, ...]:
+    """The stack of the one rank that waits at a place of its own, and of one of the others, who all wait at another."""
+    places: dict[str, list[Fact]] = {}
+    for fact in inside:
+        places.setdefault(fact.values["stands_at"], []).append(fact)
+    if len(places) != 2 or any(fact.values["op"] in _OF_TWO for fact in inside):
+        return ()
+    fewer, more = sorted(places.values(), key=len)
+    return (fewer[0], more[0]) if len(fewer) == 1 else ()
 
 
 def _differing(timeouts: Sequence[Fact]) -> tuple[Fact, ...]:

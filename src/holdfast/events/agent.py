@@ -177,6 +177,8 @@ class RankHung(Event, frozen=True, kw_only=True):
     """The innermost Python frame of its main thread, such as `all_reduce (distributed_c10d.py:2841)`."""
     said_hello: bool = True
     """Whether the rank had opened its holdfast channel."""
+    commit_line: int = 0
+    """Line of `Session.commit` that it stood in after it had told of its last step; 0 where it stood elsewhere."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):
