@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from holdfast.findings import Fault, Finding, Severity
 
 _LITTLE_BYTES = 64 << 10
@@ -31,6 +33,7 @@ class Shortage:
     remedy: str
 
 
+_OVER_WITH_ROOM = frozenset({"disk-full", "read-only-file-system", "disk-error"})
 WAITS = "; what waits goes on by itself"
 _FULL = f"Free some space there, or point the job at another file system{WAITS}."
 _WRITABLE = f"Make it writable again: look at `mount` and at the kernel's log{WAITS}."
@@ -122,6 +125,13 @@ def lacking(path: Path, subject: str) -> Finding | None:
     else:
         return None
     return finding_of(OSError(number, os.strerror(number)), subject, path, Severity.WARNING)
+
+
+def settled(known: Finding, room: Finding) -> Finding:
+    """What was said of a refusal, once `room` has said that it is over there."""
+    if room.code != "disk-has-room" or known.where != room.where or known.code not in _OVER_WITH_ROOM:
+        return known
+    return msgspec.structs.replace(known, what=f"{known.what}; {room.what}", severity=Severity.INFO, remedy="")
 
 
 def room(path: Path) -> tuple[str, ...]:

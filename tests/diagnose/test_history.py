@@ -86,7 +86,9 @@ def test_disk_that_was_filled_fails_as_often_as_the_run_is_started_again() -> No
 
 def test_filled_disk_is_the_drills() -> None:
     full = FindingRaised(at=100.0, finding=FULL)
-    assert "fill run-folder" in failure(drill("fill", "run-folder", -1), full).fact.text
+    fact = failure(drill("fill", "run-folder", -1), full).fact
+    assert "fill run-folder" in fact.text
+    assert fact.rule.remedy[0].startswith("remove drill.ballast from the run's folder")
 
 
 def test_rank_that_was_done_while_others_worked_is_told_and_one_that_was_stopped_is_not() -> None:

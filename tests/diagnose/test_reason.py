@@ -77,6 +77,31 @@ def test_rank_behind_in_the_sequence_is_the_one_that_never_entered() -> None:
     assert answer.sure is not Sureness.CERTAIN
 
 
+RETRY = (
+    "n0:7:91 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 12, "
+    "opcode 0, len 32600, vendor err 129"
+)
+KEY_ERROR = (
+    "[rank3]: Traceback (most recent call last):",
+    '[rank3]:   File "/home/ada/train.py", line 88, in <module>',
+    '[rank3]:     loss = step(batch["input_ids"])',
+    "[rank3]: KeyError: 'input_ids'",
+)
+
+
+def test_peer_that_no_longer_answers_because_it_raised_is_no_fault_of_the_network() -> None:
+    answer = told(*KEY_ERROR, RETRY, RETRY)
+    assert (answer.klass, answer.sure, str(answer.culprit)) == (Class.PROGRAM_ERROR, Sureness.LIKELY, "rank 3")
+    assert ("completion-retry", 2) in [(each.code, each.count) for each in answer.consequences]
+    apart = diagnose_blocks([block(RETRY, name="n0.log"), block(*KEY_ERROR, name="n1.log")])
+    assert apart.klass is Class.PROGRAM_ERROR
+
+
+def test_error_after_the_network_was_lost_is_no_cause_of_that() -> None:
+    answer = told(RETRY, *KEY_ERROR)
+    assert answer.klass is Class.NETWORK_LOSS
+
+
 def dump(rank: int, line: int, call: str = "all_reduce") -> Block:
     frames = (
         f"    {call} (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3211)",

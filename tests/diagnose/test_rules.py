@@ -62,6 +62,7 @@ def test_every_class_has_words():
         "checkpoint manager: no corrupt checkpoint found",
         "nvme0n1: timeout set to 30s",
         "metadata instance-action endpoint polled: 404",
+        "n1:8:9 [0] NCCL INFO NET/IB : mlx5_3:1 Got async event : port active",
     ],
 )
 def test_fault_that_a_line_says_is_not_there_is_no_cause(line: str):
@@ -88,6 +89,28 @@ def test_image_without_verbs_is_no_fault_where_the_node_has_no_rdma():
     answer = told("n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]")
     assert answer.klass is Class.UNKNOWN
     assert any("/sys/class/infiniband" in each.get for each in answer.missing)
+
+
+NO_DEVICE = "n1:8:9 [0] NCCL INFO NET/IB : No device found."
+
+
+def test_node_without_rdma_is_no_fault_of_a_job_that_was_not_told_to_use_it():
+    answer = told(NO_DEVICE)
+    assert answer.klass is Class.UNKNOWN
+    assert any("/sys/class/infiniband" in each.get for each in answer.missing)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.",
+        "n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0",
+        "n1:8:9 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed",
+    ],
+)
+def test_node_without_rdma_is_one_of_a_job_that_was(line: str):
+    answer = told(line, NO_DEVICE)
+    assert (answer.klass, answer.sure) == (Class.RDMA_DEVICE_MISSING, Sureness.LIKELY)
 
 
 def test_health_check_of_a_gpu_is_not_certain():

@@ -6,6 +6,8 @@ from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     CodeShipped,
+    DrillDone,
+    FindingRaised,
     Outcome,
     RecoveryDecided,
     RunCreated,
@@ -13,7 +15,7 @@ from holdfast.events import (
     StepCommitted,
     StopDecided,
 )
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.report.summary import summarise, tell
 
 LOST = Finding(code="node-lost", what="node1 was lost", evidence=("its agent was ended by SIGKILL",))
@@ -133,3 +135,29 @@ def test_replica_that_is_lost_is_told_with_what_it_cost_the_others() -> None:
     (recovery,) = summary.recoveries
     assert recovery.others_step_s == 1.25
     assert "; another replica went on, with a step of 1.25 s; its next step was committed" in tell(summary)
+
+
+FULL = Finding(code="disk-full", what="no space is left", where="/run/events", remedy="Free some space there.")
+ROOM = Finding(code="disk-has-room", what="there is room again", where="/run/events", severity=Severity.INFO)
+
+
+def raised(finding: Finding, at: float) -> FindingRaised:
+    return FindingRaised(at=at, finding=finding)
+
+
+def test_nobody_is_asked_to_free_space_once_there_is_room() -> None:
+    full = tell(summarise([RECOVERED[0], raised(FULL, 5)], run="demo-abc234", logs="/logs", now=9))
+    assert "Free some space" in full
+    over = [RECOVERED[0], raised(FULL, 5), raised(ROOM, 6)]
+    said = tell(summarise(over, run="demo-abc234", logs="/logs", now=9))
+    assert "no space is left; there is room again  [disk-full]" in said
+    assert "what to do" not in said
+    again = tell(summarise([*over, raised(FULL, 7)], run="demo-abc234", logs="/logs", now=9))
+    assert "Free some space" in again
+
+
+def test_disk_that_a_drill_filled_says_what_holds_the_space() -> None:
+    drill = DrillDone(at=4, node=-1, requested_at=4, target="run-folder", action="fill")
+    said = tell(summarise([RECOVERED[0], drill, raised(FULL, 5)], run="demo-abc234", logs="/logs", now=9))
+    assert "a drill did it on purpose: fill run-folder" in said
+    assert "what to do: Remove drill.ballast from the run's folder" in said

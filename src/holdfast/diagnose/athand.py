@@ -11,7 +11,7 @@ from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
 from holdfast.events import DrillDone, Outcome
-from holdfast.job.drilled import words
+from holdfast.job.drilled import to_do, words
 
 OF_A_RUN = ("all-ranks", "peer-log", "first-traceback", "who-joined")
 """Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
@@ -44,7 +44,7 @@ def asked_for(answer: Answer, drill: DrillDone) -> Answer:
         answer,
         what=answer.what if said in answer.what else f"{answer.what}; {said}",
         sure=Sureness.CERTAIN if answer.klass is not Class.UNKNOWN else answer.sure,
-        remedy=("nothing: that is what was asked for",),
+        remedy=(to_do(drill),),
         missing=(),
     )
 

@@ -26,7 +26,7 @@ from holdfast.events import (
     StopDecided,
 )
 from holdfast.findings import Finding
-from holdfast.job.drilled import Drills, after, behind_of, node_of, words
+from holdfast.job.drilled import Drills, after, behind_of, node_of, to_do, words
 
 _BY_ITSELF = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
 """Signals that a process brings upon itself: nobody sent them."""
@@ -115,7 +115,7 @@ def _finding(event: AnyEvent) -> Finding | None:
 def _fact(finding: Finding, source: str, at: float, rank: int | None, drill: DrillDone | None) -> Fact:
     rule, what = _rule(finding), finding.what
     if drill is not None:
-        rule = replace(rule, sure=Sureness.CERTAIN, remedy=("nothing: that is what was asked for",))
+        rule = replace(rule, sure=Sureness.CERTAIN, remedy=(to_do(drill),))
         what = f"{what}; {words(drill)}"
     text = "; ".join((what, *finding.evidence[:3]))
     values = {"what": what, "rank": str(rank)}

@@ -17,6 +17,7 @@ from holdfast.diagnose.cause import DEPTH, HANGS, Cause, cause_of, causes_of, is
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.deadlock import deadlock
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Sureness
 from holdfast.diagnose.rules.torchrun import FIRST_ENDED
@@ -26,6 +27,8 @@ CLOCKS_S = 5.0
 """Clocks of two hosts may differ so much without an order of their lines being wrong."""
 
 _SURENESS = tuple(Sureness)
+_ENDS = {Class.PROGRAM_ERROR, Class.KILLED, Class.PREEMPTED}
+"""Classes that lie above what their peers then say of the network."""
 _OF_LAUNCHERS = {"child-failed", "terminated", "aborted"}
 """Rules whose lines a launcher writes of a rank."""
 
@@ -54,7 +57,8 @@ def answer(
         if sound_fabric:
             facts = [fact for fact in facts if not is_of_fabric(fact.rule)]
         return _unknown(facts, causes, chosen, counts, notes)
-    rivals = [each for each in causes if each is not chosen and not _explains(chosen, each)]
+    explained = [each for each in causes if _of_gone_peers(each, causes)]
+    rivals = [each for each in causes if each is not chosen and each not in explained and not _explains(chosen, each)]
     sure = chosen.sure
     if any(each.sure is sure and each.klass.label is not chosen.klass.label for each in rivals):
         sure = Sureness.LIKELY
@@ -133,8 +137,9 @@ def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
             return False
         return rank != first_rank
 
-    def weight(cause: Cause) -> tuple[bool, bool, int]:
-        return cause.degrades, of_another(cause), _SURENESS.index(cause.sure)
+    def weight(cause: Cause) -> tuple[bool, bool, bool, int]:
+        gone = _of_gone_peers(cause, causes)
+        return cause.degrades, of_another(cause), gone, _SURENESS.index(cause.sure)
 
     # Of equals what a rank wrote says more than what the run saw of its end.
     ranked = sorted(causes, key=lambda each: (weight(each), DEPTH[each.klass], each.code.startswith("run-")))
@@ -143,6 +148,17 @@ def _first(causes: Sequence[Cause], first_rank: int | None) -> Cause | None:
     best = ranked[0]
     alike = [each for each in ranked if weight(each) == weight(best)]
     return next((each for each in alike if _clearly_before(each, best) and _may_precede(each, best)), best)
+
+
+def _of_gone_peers(cause: Cause, causes: Sequence[Cause]) -> bool:
+    """Whether its lines only say that a peer no longer answers, and another cause is what ended a rank before."""
+    rule = RULES.get(cause.code)
+    if rule is None or not rule.of_gone_peers:
+        return False
+    return any(
+        other.klass in _ENDS and other.sure is not Sureness.UNSURE and not _clearly_before(cause, other)
+        for other in causes
+    )
 
 
 def _clearly_before(one: Cause, other: Cause) -> bool:
@@ -234,7 +250,7 @@ def _consequences(facts: Iterable[Fact], counts: Mapping[str, int], cause: Cause
     first: dict[str, Fact] = {}
     for fact in facts:
         hang = fact.rule.role is Role.PRIMARY and set(fact.rule.classes) <= HANGS and cause.klass not in HANGS
-        if fact.rule.role is Role.SECONDARY or hang:
+        if fact.rule.role is Role.SECONDARY or hang or (fact.rule.of_gone_peers and cause.klass in _ENDS):
             first.setdefault(fact.rule.code, fact)
     return tuple(
         Consequence(says=filled(fact.rule.says, fact), code=code, count=counts.get(code, 1), first=shown(fact))

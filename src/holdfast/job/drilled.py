@@ -14,6 +14,9 @@ from holdfast.events import AnyEvent, DrillAction, DrillDone, DrillTarget, Findi
 from holdfast.findings import Fault, Finding
 from holdfast.shortage import shortage_in
 
+BALLAST = "drill.ballast"
+"""The file that holds the space of a disk that was filled, in the folder that was named."""
+
 DRILL_S = 3600.0
 """The first failure of its part within so many seconds of a drill is the drill's: a hang takes a deadline to show."""
 
@@ -58,7 +61,16 @@ def told(finding: Finding, drill: DrillDone | None) -> Finding:
     if drill is None:
         return finding
     what = f"{finding.what}; {words(drill)}"
-    return msgspec.structs.replace(finding, what=what, fault=Fault.USER)
+    remedy = f"{to_do(drill).capitalize()}." if drill.action == DrillAction.FILL else finding.remedy
+    return msgspec.structs.replace(finding, what=what, remedy=remedy, fault=Fault.USER)
+
+
+def to_do(drill: DrillDone) -> str:
+    """What is to be done about it."""
+    if drill.action != DrillAction.FILL:
+        return "nothing: that is what was asked for"
+    folder = "the run's folder" if drill.target == DrillTarget.RUN_FOLDER else "the checkpoints' folder"
+    return f"remove {BALLAST} from {folder}, which gives the space back; the end of the run does it too"
 
 
 def words(drill: DrillDone) -> str:

@@ -59,6 +59,7 @@ from holdfast.report.status import (
     StepTime,
 )
 from holdfast.report.world import observed
+from holdfast.shortage import settled
 
 WINDOW_STEPS = 20
 """Steps over which speed is measured."""
@@ -150,7 +151,8 @@ def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunSt
     finding = drilled.told(finding, drilled.behind_of(status.drills, event))
     if any(_is_same(finding, known) for known in status.findings[-1:]):
         return status
-    return replace(status, findings=(*status.findings, finding)[-FINDINGS_KEPT:])
+    known = tuple(settled(known, finding) for known in status.findings)
+    return replace(status, findings=(*known, finding)[-FINDINGS_KEPT:])
 
 
 # Nodes

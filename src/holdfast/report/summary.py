@@ -31,6 +31,7 @@ from holdfast.measure.words import told
 from holdfast.report.accounting import Account, Ledger, Part, post
 from holdfast.report.words import clean, count, duration, share, short
 from holdfast.report.world import in_words, observed
+from holdfast.shortage import settled
 
 NOTICED_SHOWN = 5
 LATEST = 64
@@ -137,8 +138,11 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, da
                 decided = event
             case RunFinished():
                 finished = event
-            case FindingRaised(finding=finding) if finding.severity is not Severity.INFO:
-                noticed.setdefault((finding.code, finding.where), finding)
+            case FindingRaised(finding=finding) if finding.severity is Severity.INFO:
+                noticed = {key: settled(known, finding) for key, known in noticed.items()}
+            case FindingRaised(finding=finding):
+                drill = drilled.behind_of(drills, event)
+                noticed[finding.code, finding.where] = drilled.told(finding, drill)
             case AttemptStarted():
                 restarts += event.attempt > 0
                 code = event.code or code

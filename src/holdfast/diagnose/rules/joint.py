@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.rdma import GIVE_DEVICES
 from holdfast.diagnose.rules.row import Sureness
 
 
@@ -37,6 +38,14 @@ JOINTS: tuple[Joint, ...] = (
         sure=Sureness.LIKELY,
         says="the peer does not answer while a port offers a link-local GID: the wrong GID index is in use",
         remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
+    ),
+    Joint(
+        code="rdma-device-missing",
+        needs=("no-rdma-device", "rdma-meant"),
+        klass=Class.RDMA_DEVICE_MISSING,
+        sure=Sureness.LIKELY,
+        says="the job was told to use RDMA, and no RDMA device is visible to the process",
+        remedy=GIVE_DEVICES,
     ),
     *(
         Joint(

@@ -68,6 +68,7 @@ RULES: tuple[Rule, ...] = (
         decides=("gid", "link-counters", "peer-log"),
         versions="all",
         source="NCCL src/transport/net_ib.cc",
+        of_gone_peers=True,
     ),
     Rule(
         code="completion-not-ready",
@@ -179,7 +180,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 Got async error event: GID table change",
             "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
         ),
-        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|port active|GID table change|GID change|local catastrophic|CQ error|P_Key)"
+        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|GID table change|GID change|local catastrophic|CQ error|P_Key)"
         r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link (?:down|DOWN)|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
         r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
         classes=(Class.NETWORK_LOSS,),
@@ -196,21 +197,47 @@ RULES: tuple[Rule, ...] = (
         code="no-rdma-device",
         lines=(
             "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
-            "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
             "ibv_devinfo: No IB devices found",
+        ),
+        pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
+        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)",
+        classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
+        says="no RDMA device is visible to the process, so NCCL goes over TCP: a loss only where the node has some",
+        remedy=GIVE_DEVICES,
+        decides=("rdma-on-node",),
+        versions="all",
+        source="NCCL src/transport/net_ib.cc, ibv_devinfo",
+        degrades=True,
+    ),
+    Rule(
+        code="rdma-meant",
+        lines=(
+            "n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.",
+            "n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0,mlx5_1",
+            "n1:8:9 [0] NCCL INFO NCCL_IB_GID_INDEX set by environment to 3.",
+        ),
+        pattern=r"NCCL_IB_(?:HCA|GID_INDEX) ?(?:set |=)|NCCL_IB_DISABLE ?(?:set by environment to |=) ?0|NCCL_NET set by environment to IB",
+        role=Role.CONTEXT,
+        says="the job was told to use RDMA",
+        source="NCCL src/misc/param.cc",
+    ),
+    Rule(
+        code="rdma-device-not-opened",
+        lines=(
+            "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
             "fi_getinfo: -61",
             "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
             "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
         ),
-        pattern=r"NET/IB ?: No device found|NET/IB ?: Unable to open device|ibv_open_device failed|No IB devices found|/dev/infiniband\S*.{0,40}"
-        r"(?:[Nn]o such|[Pp]ermission denied|not found|missing)|NET/IBext\S* ?: No device found|Failed to get IB devices list|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE|HCA|RNIC)s? (?:devices?|ports?|NICs?|HCAs?)|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|failed|: 0)|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|Found 0 (?:IB|RDMA|HCA)|fi_getinfo: -61|fi_getinfo\W.{0,40}No data available|provider efa output empty list",
+        pattern=r"NET/IB ?: Unable to open device|ibv_open_device failed|/dev/infiniband\S*.{0,40}(?:[Nn]o such|[Pp]ermission denied|not found|missing)"
+        r"|Failed to get IB devices list|[Nn]o HCAs? (?:devices?|ports?)|ibv_get_device_list\(?\)?.{0,30}failed|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|fi_getinfo: -61|fi_getinfo\W.{0,40}No data available|provider efa output empty list",
         classes=(Class.RDMA_DEVICE_MISSING,),
         sure=Sureness.LIKELY,
-        says="no RDMA device is visible to the process, so NCCL goes over TCP: a loss only where the node has some",
+        says="an RDMA device that is wanted cannot be found or opened by the process, so that it goes over TCP or ends",
         remedy=GIVE_DEVICES,
         decides=("rdma-on-node", "net-plugin"),
         versions="all",
-        source="NCCL src/transport/net_ib.cc",
+        source="NCCL src/transport/net_ib.cc, libfabric, UCX, NVSHMEM",
         degrades=True,
     ),
     Rule(

@@ -67,5 +67,7 @@ class Rule:
     """RE2 pattern of lines that have the same words and tell of nothing: on those the row does not count."""
     fallback: bool = False
     """Whether it counts only on a line that no other rule recognises; of several such the first."""
+    of_gone_peers: bool = False
+    """Whether its lines also come where a peer has ended: an error that ended a rank, and was not later, explains them."""
     degrades: bool = False
     """Whether it makes a run slow rather than ending it: the cause only where nothing else is found."""

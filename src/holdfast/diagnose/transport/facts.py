@@ -18,7 +18,10 @@ def facts(transport: Transport, *, told: bool) -> Sequence[Fact]:
     rule = FOR_CAUSE.get(verdict.cause)
     if rule is None:
         return ()
-    rule = replace(rule, sure=Sureness.CERTAIN if told else rule.sure)
+    if told:
+        rule = replace(rule, sure=Sureness.CERTAIN)
+    elif verdict.outcome is Outcome.TCP_FALLBACK and not verdict.expected:  # perhaps there is nothing better
+        rule = replace(rule, sure=Sureness.UNSURE, decides=("rdma-on-node", *rule.decides))
     values = {"what": verdict.what, "remedy": verdict.remedy}
     return tuple(
         Fact(rule=rule, source=line.source, line=line.line, text=line.text, values=values) for line in verdict.evidence

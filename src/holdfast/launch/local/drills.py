@@ -17,12 +17,11 @@ from holdfast.clock import skew
 from holdfast.errors import ExitCode, failure
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.host.processes import later, pause, send
+from holdfast.job.drilled import BALLAST
 from holdfast.launch.local.isolation import Isolation
 
 MOST_BYTES = 4 << 30
 """Of free space that a drill will take: more is likely to be other people's."""
-
-BALLAST = "drill.ballast"
 
 
 @dataclass(frozen=True, kw_only=True)
