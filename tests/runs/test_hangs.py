@@ -14,6 +14,7 @@ from holdfast.diagnose.rules.row import Sureness
 from holdfast.events import RankHung, RecoveryDecided
 
 DREAMER = str(Path(__file__).parents[1] / "programs" / "dreamer.py")
+ASTRAY = str(Path(__file__).parents[1] / "programs" / "astray.py")
 ONCE = ("recovery.max_restarts=0", "env.OMP_NUM_THREADS=1")
 
 
@@ -35,3 +36,12 @@ def test_rank_that_another_gave_up_waiting_for_is_named_with_where_it_stood(runs
     assert answer.evidence[0].where.startswith(seen.stacks)
     assert "dreamer.py:" in answer.evidence[0].text
     assert answer.missing == ()
+
+
+@pytest.mark.slow
+def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
+    watched = runs.start(sys.executable, ASTRAY, "1", "9", overrides=(*ONCE, "nodes=3", "recovery.step_deadline_s=2"))
+    watched.end()
+    answer = api.diagnose_run(watched.folder)
+    assert (answer.klass, str(answer.culprit)) == (Class.COLLECTIVE_MISMATCH, "rank 1 on node1")
+    assert "rank 1 in all_reduce at astray.py:16 in evaluate" in answer.what

@@ -181,18 +181,20 @@ RULES: tuple[Rule, ...] = (
             "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             "Container train exceeded its memory limit and was killed",
             "srun: error: n1: task 3: Out Of Memory",
+            "=>> PBS: job killed: vmem 68719476736b exceeded limit 34359738368b",
+            "[lsf] TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
         r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
-        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed",
+        r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed|PBS: job killed: [pv]*mem\b|exceeded a memory resource limit|TERM_MEMLIMIT|TERM_SWAP\b",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,
-        says="the kernel killed a process because host memory ran out",
+        says="a process was killed because host memory, or what the job may have of it, ran out",
         remedy=(
             "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller shuffle buffers, "
             "no copy of the dataset or checkpoint per rank",
         ),
-        source="the kernel, Slurm, Kubernetes",
+        source="the kernel, Slurm, PBS, LSF, Kubernetes",
     ),
     Rule(
         code="memory-eviction",

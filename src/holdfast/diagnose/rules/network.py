@@ -202,10 +202,11 @@ RULES: tuple[Rule, ...] = (
             "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
             "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
             "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Failed to connect to distributed coordination service",
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names:",
             "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
         ),
         pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\. Original timeout"
-        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|[Ff]ailed to connect to (?:distributed )?coordination service|rendezvous.{0,60}(?:timed out|timeout|failed to)"
+        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|Barrier timed out\. \S+ PjRT_Client_Connect|cluster registration failed|[Ff]ailed to connect to (?:distributed )?coordination service|rendezvous.{0,60}(?:timed out|timeout|failed to)"
         r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
         classes=(Class.RENDEZVOUS, Class.FIREWALL, Class.RANK_COUNT),
         sure=Sureness.LIKELY,
@@ -216,6 +217,19 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("resolves", "reachable", "who-joined"),
         source="torch elastic rendezvous, c10d TCPStore, JAX coordination service",
+    ),
+    Rule(
+        code="jax-barrier",
+        lines=(
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: multihost_broadcast_sync0. Timed out task names:",
+        ),
+        pattern=r"Barrier timed out\. (?:Barrier_id|Id): ",
+        classes=(Class.STRAGGLER, Class.COLLECTIVE_MISMATCH, Class.PROGRAM_ERROR, Class.NODE_LOST, Class.HANG_UNKNOWN),
+        says="a process waited at a barrier for others that did not come in time",
+        remedy=("the lines below name the tasks that were late or never came: look at their logs first",),
+        decides=("peer-log", "all-ranks", "stacks"),
+        source="JAX, XLA coordination service",
+        fallback=True,
     ),
     Rule(
         code="port-in-use",

@@ -56,8 +56,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 12, opcode 0, len 32600, vendor err 129",
             "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=129",
             "Failed status transport retry counter exceeded (12) for wr_id 0 syndrom 0x81",
+            "[n1:811:0:811] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)",
         ),
-        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry counter exceeded",
+        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry count(?:er)? exceeded",
         classes=(Class.NETWORK_LOSS, Class.GPU_XID, Class.NODE_LOST, Class.OTHER),
         sure=Sureness.LIKELY,
         says="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, or the peer is gone",
@@ -198,9 +199,10 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
             "ibv_devinfo: No IB devices found",
+            "0 HCAs found:",
         ),
         pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
-        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)",
+        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|\b0 HCAs found",
         classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
         says="no RDMA device is visible to the process, so NCCL goes over TCP: a loss only where the node has some",
         remedy=GIVE_DEVICES,

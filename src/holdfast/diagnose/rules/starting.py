@@ -50,10 +50,11 @@ RULES: tuple[Rule, ...] = (
         lines=(
             'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
             "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+            "WARNING: Could not find any nv libraries on this host!",
             "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
             "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
         ),
-        pattern=r"could not select device driver|nvidia-container-cli: (?:initialization|mount|detection|device) error|nvidia-container-runtime.{0,80}(?:error|fail)|CUDA driver initialization failed|CUDA unknown error - this may be due",
+        pattern=r"could not select device driver|nvidia-container-cli: (?:initialization|mount|detection|device) error|nvidia-container-runtime.{0,80}(?:error|fail)|Could not find any (?:nv|NVIDIA|rocm|ROCm) (?:files|binaries|libraries) on this host|CUDA driver initialization failed|CUDA unknown error - this may be due",
         classes=(Class.DRIVER,),
         sure=Sureness.LIKELY,
         says="the driver does not reach the container, or does not run",
@@ -61,7 +62,7 @@ RULES: tuple[Rule, ...] = (
             "nvidia-smi on the node, then in the container; install or restart the NVIDIA container toolkit (nvidia-ctk runtime configure), reload nvidia_uvm",
         ),
         decides=("gpus-seen", "xid"),
-        source="Docker, NVIDIA container toolkit, torch CUDAFunctions.h",
+        source="Docker, NVIDIA container toolkit, Apptainer, torch CUDAFunctions.h",
     ),
     Rule(
         code="no-shell",

@@ -89,10 +89,11 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] transport/net_ib.cc:1200 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> collective mismatch error, local size 4 remote 8",
             "n1:8:9 [0] transport/net_socket.cc:467 NCCL WARN NET/Socket : peer 10.0.0.2<1> message truncated : receiving 1048576 bytes instead of 65536. If you believe your socket network is in healthy state, there may be a mismatch in collective sizes",
             "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+            "[rank1]: accelerate.utils.operations.DistributedOperationException: Cannot apply desired operation due to shape mismatches. All shapes across devices must be valid.",
             "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [10], but another rank sent a tensor of shape [12].",
         ),
         pattern=r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes|distributed collective mismatch|collective mismatch error|message truncated : receiving \d+ bytes instead of \d+|[Mm]ismatched (?:allreduce|allgather|broadcast|collective|data type)"
-        r"|[Cc]ollective\w* (?:sizes?|operations?|types?|shapes?) (?:do(?:es)? not|don't|mis)match|tensor shapes? mismatch(?:es)? across ranks|op type mismatch|Collective desync detected"
+        r"|[Cc]ollective\w* (?:sizes?|operations?|types?|shapes?) (?:do(?:es)? not|don't|mis)match|(?:tensor )?(?:shapes?|sizes?) mismatch(?:es)? (?:across|between) (?:ranks|devices|processes)|[Ss]hapes across (?:devices|ranks|processes) must|op type mismatch|Collective desync detected"
         r"|Error: (?:to be reduced|Expected).{0,60}across ranks|CollectiveFingerPrint\(.*but Rank|MISMATCH.{0,60}ranks? (?:have )?launched",
         classes=(Class.COLLECTIVE_MISMATCH,),
         sure=Sureness.LIKELY,
@@ -285,13 +286,14 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "ImportError: /opt/venv/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
             "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+            "OSError: /opt/venv/lib/libcusparse.so.12: symbol __nvJitLinkComplete_12_4 version libnvJitLink.so.12 not defined in file libnvJitLink.so.12 with link time reference",
             "OSError: libnccl.so.2: cannot open shared object file: No such file or directory",
             "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions.",
             "AttributeError: module 'torch.distributed' has no attribute 'device_mesh'",
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         ),
         pattern=r"undefined symbol: |(?:libcud\w+|libnccl|libc10|libtorch\w*|libnvidia-ml|libmpi|libcublas\w*|libcudnn\w*)\.so\S*: cannot open shared object|compiled with different CUDA major"
-        r"|no kernel image is available|version `\w+[_\d.]+' not found|module 'torch\S*' has no attribute|cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)"
+        r"|no kernel image is available|version `\w+[_\d.]+' not found|not defined in file \S+ with link time reference|symbol lookup error: |module 'torch\S*' has no attribute|cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)"
         r"|NCCL library (?:version )?is (?:too old|not backwards compatible)|compiled with (?:too old )?(?:version of )?NCCL|PyTorch and torch\w+ (?:were|was) compiled|incompatible with (?:this|your) (?:version|installed)"
         r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist",
         classes=(Class.VERSION_MISMATCH,),
