@@ -1,4 +1,4 @@
-"""Ranks that sum with one another in every step, until one of them sums in a group of its own: `astray.py RANK STEP`."""
+"""Ranks that sum together in every step, until one of them does in a group of its own: `astray.py RANK STEP`."""
 
 from __future__ import annotations
 
