@@ -19,8 +19,8 @@ RANKS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "collective-differs",
-        "Ranks waited in different collectives at the same number.",
-        "Flight recorder dumps of all ranks, or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
+        "Ranks waited in different collectives at the same number, or one at another place of the program than the others.",
+        "Stacks of all ranks (`py-spy dump`), flight recorder dumps, or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on every rank.",
     ),
     (
