@@ -19,7 +19,7 @@ RANKS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "collective-differs",
-        "Ranks waited in different collectives at the same number, or one at another place of the program than the others.",
+        "Ranks waited in different collectives at one number, or one of them at another place of the program.",
         "Stacks of all ranks (`py-spy dump`), flight recorder dumps, or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on every rank.",
     ),
