@@ -63,6 +63,7 @@ def test_every_class_has_words():
         "nvme0n1: timeout set to 30s",
         "metadata instance-action endpoint polled: 404",
         "n1:8:9 [0] NCCL INFO NET/IB : mlx5_3:1 Got async event : port active",
+        "libibverbs: Warning: couldn't load driver 'libipathverbs-rdmav25.so': libipathverbs-rdmav25.so: cannot open",
     ],
 )
 def test_fault_that_a_line_says_is_not_there_is_no_cause(line: str):

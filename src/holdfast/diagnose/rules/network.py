@@ -66,7 +66,6 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
-        sure=Sureness.LIKELY,
         says="among the interfaces that NCCL spreads its connections over is one that other nodes cannot reach: a container's or a virtual machine's bridge",
         remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
         decides=("interfaces", "reachable"),
