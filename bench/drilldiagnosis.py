@@ -182,6 +182,7 @@ def diagnosed(action: DrillAction, target: DrillTarget, base: Path, replicas: in
     """Start a run, do the drill to the rank or node of that number, and ask what happened, blind to who asked."""
     case = CASES[action, target]
     with _run(case, base, max(replicas, case.replicas)) as run:
+        _until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller before
         if action is DrillAction.RETURN:
             api.drill(run, target=target, index=number, action=DrillAction.LOSE, at_step=AT_STEP)
             _until(run, lambda event: isinstance(event, NodeUnavailable))
@@ -244,10 +245,21 @@ def _run(case: Case, base: Path, replicas: int) -> Iterator[RunFolder]:
         try:
             yield run
         finally:
-            with contextlib.suppress(HoldfastError):
-                api.cancel(run, force=True)
-            for _ in api.follow(run):
-                pass
+            _end(run)
+
+
+def _end(run: RunFolder) -> None:
+    """Have nothing of it left; asked again where a busy controller did not answer."""
+    for _ in range(10):
+        try:
+            api.cancel(run, force=True)
+        except HoldfastError:
+            if not run.alive():
+                return
+        else:
+            break
+    for _ in api.follow(run):
+        pass
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from tests.runs.conftest import Runs
 from holdfast import api
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules.row import Sureness
-from holdfast.events import RankHung, RecoveryDecided
+from holdfast.events import DrillAction, DrillTarget, RankHung, RecoveryDecided, StepCommitted
 
 DREAMER = str(Path(__file__).parents[1] / "programs" / "dreamer.py")
 ASTRAY = str(Path(__file__).parents[1] / "programs" / "astray.py")
+TRAINED = str(Path(__file__).parents[2] / "bench" / "programs" / "trained.py")
 ONCE = ("recovery.max_restarts=0", "env.OMP_NUM_THREADS=1")
 
 
@@ -45,3 +46,17 @@ def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
     answer = api.diagnose_run(watched.folder)
     assert (answer.klass, str(answer.culprit)) == (Class.COLLECTIVE_MISMATCH, "rank 1 on node1")
     assert "rank 1 in all_reduce at astray.py:14 in evaluate" in answer.what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_still_at_the_end_of_its_step_is_blamed_and_not_one_that_waits_for_it(runs: Runs, rank: int) -> None:
+    overrides = ("recovery.step_deadline_s=1", "env.OMP_NUM_THREADS=1")
+    watched = runs.start(sys.executable, TRAINED, "100000", "0.01", overrides=overrides)
+    watched.until(StepCommitted)
+    watched.drill(DrillTarget.COLLECTIVE, rank, DrillAction.HANG, at_step=12)
+    assert watched.until(RecoveryDecided).first_rank == rank
+    lines = {event.rank: event.commit_line for event in watched.all(RankHung)}
+    assert lines[rank] > 0
+    assert lines[1 - rank] == 0
+    api.cancel(watched.folder, force=True)

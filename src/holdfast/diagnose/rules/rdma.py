@@ -199,7 +199,7 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
             "ibv_devinfo: No IB devices found",
-            "0 HCAs found:",
+            "ibv_devinfo: 0 HCAs found",
         ),
         pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
         r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|\b0 HCAs found",
@@ -294,7 +294,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="verbs-library-missing",
         lines=(
-            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0",
+            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs7",
             "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file",
         ),
         pattern=r"no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx\d|efa|irdma|bnxt_re|/libibverbs)",
