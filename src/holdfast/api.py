@@ -442,7 +442,7 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
 
     `known` are the events to go by; all of the log when they are not given.
     """
-    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, nothing_failed, without
+    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, nothing_failed, placed, without
     from holdfast.diagnose.history import last_failure
     from holdfast.diagnose.pile import Pile
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
@@ -460,6 +460,7 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
     answer = diagnose_pile(Pile((*logs, *stacks)), known=(fact, *failed.early), first_rank=failed.rank, fabric=fabric)
+    answer = placed(answer, failed.nodes)
     if failed.drill is not None:
         return asked_for(answer, failed.drill)
     answer = without(answer, OF_STACKS) if stacks else answer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.answer import Answer, Evidence, Missing
-from holdfast.diagnose.athand import OF_A_RUN, nothing_failed, without
+from holdfast.diagnose.answer import Answer, Culprit, Evidence, Missing
+from holdfast.diagnose.athand import OF_A_RUN, nothing_failed, placed, without
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
@@ -38,6 +38,12 @@ def test_errors_in_the_logs_of_a_run_that_succeeded_have_ended_nothing() -> None
     told = nothing_failed(answer, Outcome.SUCCEEDED)
     assert (told.klass, told.code, told.missing, told.also) == (Class.UNKNOWN, "", (), (seen,))
     assert told.what == "nothing failed: the run succeeded"
+
+
+def test_culprit_of_whom_only_the_rank_is_known_gets_its_node() -> None:
+    answer = Answer(what="", klass=Class.OTHER, code="x", sure=Sureness.LIKELY, culprit=Culprit(rank=3))
+    assert str(placed(answer, {3: "node1"}).culprit) == "rank 3 on node1"
+    assert placed(answer, {2: "node1"}) is answer
 
 
 def test_what_slows_a_run_is_said_though_it_succeeded() -> None:

@@ -37,6 +37,14 @@ def without(answer: Answer, names: tuple[str, ...]) -> Answer:
     return replace(answer, missing=missing)
 
 
+def placed(answer: Answer, nodes: Mapping[int, str]) -> Answer:
+    """The answer with the node of its culprit, where only the rank is known."""
+    culprit = answer.culprit
+    if culprit is None or culprit.rank is None or culprit.node or culprit.host or culprit.rank not in nodes:
+        return answer
+    return replace(answer, culprit=replace(culprit, node=nodes[culprit.rank]))
+
+
 def asked_for(answer: Answer, drill: DrillDone) -> Answer:
     """The answer of a failure that a drill brought about: nobody is to be looked for, and nothing to be mended."""
     said = words(drill)

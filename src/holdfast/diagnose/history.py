@@ -7,8 +7,8 @@ The controller has seen which rank's process ended first and how; what ranks wro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from holdfast.diagnose.fact import Fact, Who
 from holdfast.diagnose.rules import RULES
@@ -50,6 +50,8 @@ class Failed:
     """Ranks that had ended by themselves and well while others were at work."""
     stacks: tuple[str, ...] = ()
     """Files that hold where its ranks stood, of those that were at work."""
+    nodes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The node of each of its ranks that was heard of."""
 
 
 def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
@@ -77,6 +79,12 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
                 and event.stacks
                 and event.process_state != "T"
             ),
+            nodes={
+                event.rank: f"node{event.node}"
+                for event in events
+                if isinstance(event, RankHung | RankExited)
+                and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+            },
         )
     noticed = next((event for event in reversed(events) if _finding(event) is not None), None)
     finding = _finding(noticed) if noticed else None

@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
             "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
             "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
             "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Failed to connect to distributed coordination service",
-            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names:",
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: /job:jax_worker/replica:0/task:1",
             "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
         ),
         pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\. Original timeout"
