@@ -107,6 +107,25 @@ def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
     assert second.extra.count == 2
 
 
+class Seen(Counter):
+    """Has nothing in it yet, and is there all the same."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_state_of_the_users_own_that_counts_as_empty_is_saved(tmp_path: Path):
+    def empty() -> Training:
+        loop = training()
+        return Training(model=loop.model, optimizer=loop.optimizer, extra=Seen())
+
+    first, second = empty(), empty()
+    first.extra.count = 7
+    checkpoints(tmp_path, first).save(1)
+    checkpoints(tmp_path, second).restore()
+    assert second.extra.count == 7
+
+
 def test_every_generator_goes_on_where_it_stood(tmp_path: Path):
     def draw() -> tuple[float, ...]:
         return random.random(), random.gauss(0, 1), *np.random.rand(2), np.random.randn(), torch.randn(1).item()

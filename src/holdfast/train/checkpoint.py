@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, seal, tensors
+from holdfast.train.behind import Behind, Doing
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Remains, Written, failed, unreachable
 from holdfast.train.environment import ELSEWHERE
@@ -94,14 +95,13 @@ class Checkpoints:
         self._staging = Staging(training)
         self._aside = ranks.aside()
         """For the thread that writes."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-checkpoint")
-        """One; the process waits for it when it ends."""
+        self._behind = Behind("holdfast-checkpoint")
         self._tidier = ThreadPoolExecutor(1, thread_name_prefix="holdfast-tidy")
         """Beside the one that writes, in which the next save's copies are made."""
         self._taken_over = False
         """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
         self._prepared = False
-        self._saving: Future[Saved] | None = None
+        self._saving: Doing[Saved] | None = None
         self._tidying: Future[None] | None = None
 
     def take_waited_s(self) -> float:
@@ -117,7 +117,8 @@ class Checkpoints:
         """Get ready for the first save, beside the loop: called after a step, when the optimiser has its state."""
         if not self._prepared:
             self._prepared = True
-            self._thread.submit(self._staging.prepare, self._training.tensors())
+            state = self._training.tensors()
+            self._behind.hand(lambda: self._staging.prepare(state))
 
     def begin(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
         """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
@@ -132,7 +133,7 @@ class Checkpoints:
             staged = error.findings[0]
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = failed(self._depot.partial(step), self._ranks.rank, error)
-        self._saving = self._thread.submit(self._save, sealed, staged, own, began)
+        self._saving = self._behind.hand(lambda: self._save(sealed, staged, own, began))
 
     def finished(self) -> Saved | None:
         """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
@@ -145,7 +146,7 @@ class Checkpoints:
 
     def close(self) -> Finding | None:
         """Wait for all that goes on behind the loop; returns why the newest checkpoint is not where it should be."""
-        self._thread.submit(int).result()  # after that the last save has asked for its tidying
+        self._behind.finish()  # after that the last save has asked for its tidying
         if self._tidying is not None:
             wait([self._tidying])
         return self._depot.close()

@@ -10,10 +10,12 @@ kept. Refuses to own what is copied into the tree (staging.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.jit import ScriptModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -22,10 +24,21 @@ from holdfast.train.training import Training
 from holdfast.train.trees import PLAIN, local, tensors
 
 _KINDS = frozenset(PLAIN)
-_MADE_BY = frozenset(["state_dict", "_save_to_state_dict", "get_extra_state", "_fqn_modifiers"]) | frozenset(
-    ["named_parameters", "named_buffers", "named_children", "named_modules"]
+_WAYS = (
+    "state_dict",
+    "_save_to_state_dict",
+    "get_extra_state",
+    "named_parameters",
+    "named_buffers",
+    "named_children",
+    "named_modules",
 )
-"""What decides how a module's state is made and called; torch's own modules have none of the fourth."""
+_MODIFIERS = "_fqn_modifiers"
+"""None of torch's own modules has it."""
+_MADE_BY = frozenset((*_WAYS, _MODIFIERS))
+"""What decides how a module's state is made and called."""
+_ways = attrgetter(*_WAYS)
+_OF_TORCH = _ways(Module)
 _GATHERED_NO_MORE = (
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
     "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
@@ -185,10 +198,7 @@ def _walk_modules(model: Module, signature: list[object], held: list[torch.Tenso
 
 
 def _refuse_own_ways(kind: type[Module]) -> None:
-    ours = issubclass(kind, torch.jit.ScriptModule) or any(
-        getattr(kind, name, None) is not getattr(Module, name, None) for name in _MADE_BY
-    )
-    if ours:
+    if _ways(kind) != _OF_TORCH or hasattr(kind, _MODIFIERS) or issubclass(kind, ScriptModule):
         raise _Unusual
 
 

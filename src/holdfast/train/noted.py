@@ -26,6 +26,8 @@ def noted(fresh: Callable[[], Mapping[str, Any]], shared: Mapping[str, Any]) -> 
 
     What a copy is sure to be equal to is copied. Whatever has ways of its own to be pickled is pickled at once.
     """
+    if not shared:
+        return lambda: _written({**fresh()})
     try:
         plain = _Plain.pickled(shared)
         return lambda: _written({**fresh(), **pickle.loads(plain)})

@@ -30,19 +30,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
-class _Shared(TypedDict):
-    """What a rank's own part has of what others may change."""
+class _Own(TypedDict):
+    """One rank's own part: what is not the model's or the optimiser's."""
 
+    random: rng.RandomState
     scheduler: dict[str, Any] | None
     extra: dict[str, Any] | None
     data: NotRequired[dict[str, Any] | None]
     """Absent from checkpoints of before there was data."""
-
-
-class _Own(_Shared):
-    """One rank's own part: what is not the model's or the optimiser's."""
-
-    random: rng.RandomState
 
 
 class Beside(TypedDict):
@@ -83,12 +78,9 @@ class Training:
     def own(self) -> Callable[[], bytes]:
         """What gives this rank's own part, as it is now, whenever it is called."""
         random = rng.note()
-        shared = _Shared(
-            scheduler=self.scheduler.state_dict() if self.scheduler else None,
-            extra=self.extra.state_dict() if self.extra else None,
-            data=self.data.state_dict() if self.data else None,
-        )
-        return noted(lambda: {"random": random()}, shared)
+        parts = (("scheduler", self.scheduler), ("extra", self.extra), ("data", self.data))
+        shared = {name: part.state_dict() for name, part in parts if part is not None}
+        return noted(lambda: {"scheduler": None, "extra": None, "data": None, "random": random()}, shared)
 
     def take_own(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
         """Go on from such a part, in a file; with its random numbers, or with those there are.
@@ -97,9 +89,9 @@ class Training:
         """
         # Unpickled in full, since the user's own state may be anything: the folder is as trusted as the code.
         own: _Own = torch.load(file, weights_only=False)
-        if self.extra and own["extra"] is not None:
+        if self.extra is not None and own["extra"] is not None:
             self.extra.load_state_dict(own["extra"])
-        if self.data and (data := own.get("data")) is not None:
+        if self.data is not None and (data := own.get("data")) is not None:
             self.data.load_state_dict(data)
         if random:
             rng.restore(own["random"])
@@ -108,17 +100,17 @@ class Training:
     def beside(self) -> Beside:
         """A copy of what is changed after the optimiser's step, for `take_beside`."""
         given = Beside(
-            scheduler=self.scheduler.state_dict() if self.scheduler else None,
-            extra=self.extra.state_dict() if self.extra else None,
+            scheduler=None if self.scheduler is None else self.scheduler.state_dict(),
+            extra=None if self.extra is None else self.extra.state_dict(),
             groups=[{name: value for name, value in each.items() if name != "params"} for each in self._groups()],
         )
         return copy.deepcopy(given)
 
     def take_beside(self, beside: Beside) -> None:
         """Have it as it was then."""
-        if self.scheduler and beside["scheduler"] is not None:
+        if self.scheduler is not None and beside["scheduler"] is not None:
             self.scheduler.load_state_dict(beside["scheduler"])
-        if self.extra and beside["extra"] is not None:
+        if self.extra is not None and beside["extra"] is not None:
             self.extra.load_state_dict(beside["extra"])
         for group, before in zip(self._groups(), beside["groups"], strict=True):
             group.update(before)

@@ -1,0 +1,90 @@
+"""Owns a thread that works behind the loop, which hands it things to do in the least time.
+
+To wake it takes a queue of C's and a lock: a third of what an executor takes to submit, in a loop whose steps have put
+other things into the processor's caches (docs/benchmarks.md). Refuses to own what is done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Doing(Generic[T]):
+    """Something that was handed over."""
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self._act = act
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def do(self) -> None:
+        try:
+            self._value = self._act()
+        except BaseException as error:  # it is for who asks what came of it
+            self._error = error
+        del self._act  # and all that it held
+        self._over.release()
+
+    def done(self) -> bool:
+        return not self._over.locked()
+
+    def result(self) -> T:
+        """What came of it, waited for; raises what it raised."""
+        with self._over:
+            if self._error is not None:
+                raise self._error
+            return cast("T", self._value)
+
+
+class Behind:
+    """A thread that does what it is given, one after the other; the process waits for the last of it when it ends."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue = queue.SimpleQueue[Doing[Any] | None]()
+        self._started = False
+
+    def hand(self, act: Callable[[], T]) -> Doing[T]:
+        """Have it done behind the loop."""
+        doing = Doing(act)
+        self._queue.put(doing)
+        if not self._started:
+            self._start()
+        return doing
+
+    def finish(self) -> None:
+        """Wait until all that was handed over is done."""
+        if self._started:
+            self.hand(int).result()
+
+    def _start(self) -> None:
+        self._started = True
+        # Python waits for threads before it asks anybody to end them; for a daemon it does not.
+        threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+        weakref.finalize(self, self._queue.put, None).atexit = False
+        _STARTED.add(self)
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)  # before what was registered until now
+
+
+def _work(given: queue.SimpleQueue[Doing[Any] | None]) -> None:
+    while (doing := given.get()) is not None:
+        doing.do()
+        del doing  # while it waits for the next
+
+
+_STARTED: weakref.WeakSet[Behind] = weakref.WeakSet()
+
+
+def _finish_all() -> None:
+    for each in list(_STARTED):
+        each.finish()
