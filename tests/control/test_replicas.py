@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, stopped
 
-from holdfast.control.commands import ReplaceNode, Start, Stop, TellLost
+from holdfast.control.commands import Look, ReplaceNode, Start, Stop, TellLost
 from holdfast.control.policy import BACK_OFF_S, FLAPS, HEADWAY_STEPS, JUDGE_S
 from holdfast.control.state import Deadline, ReplicaPhase
 from holdfast.events import (
@@ -148,6 +148,29 @@ def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
     run = training(step_deadline_s=9)
     judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
     assert stops(run.do(hung(0, waited_s=2 * FACTOR * 9), judge)) == [0]
+
+
+def test_replica_that_never_opens_its_session_is_looked_at_and_expelled() -> None:
+    run = training(step_deadline_s=9)
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
+    took_s = 20.0 - run.state.replicas[0].started_at
+    due = run.state.deadlines[Deadline.BEGIN.of(1)]
+    assert due == 11.0 + FACTOR * 9 + took_s  # as long as the first time, and as the first step may take
+    late = DeadlinePassed(at=due, deadline=Deadline.BEGIN.of(1))
+    assert run.do(late) == [Look(replica=1, attempt=1, nodes=(1,), everyone=False)]
+    assert stops(run.do(hung(1, at=due, state="T", attempt=1, last_step=-1))) == [1]
+
+
+def test_replica_that_has_taken_a_step_is_not_looked_at() -> None:
+    run = training(step_deadline_s=9)
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1), step(1, 4, attempt=1, at=30.0))
+    assert Deadline.BEGIN.of(1) not in run.state.deadlines
+
+
+def test_program_that_tells_of_no_step_may_take_as_long_as_it_likes() -> None:
+    run = Run(nodes=2, replicas=2, step_deadline_s=9).running()
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
+    assert Deadline.BEGIN.of(1) not in run.state.deadlines
 
 
 def test_replica_that_steps_after_it_was_reported_is_not_hung() -> None:

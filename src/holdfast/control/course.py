@@ -28,6 +28,7 @@ from holdfast.control.standby import promote
 from holdfast.control.state import Deadline, Ending, NodeState, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.errors import ExitCode
 from holdfast.events import AttemptStarted, FindingRaised, Outcome, RecoveryDecided, StopDecided, UpdateOutcome
+from holdfast.job.patience import Patience
 from holdfast.job.spec import Job
 
 
@@ -115,7 +116,7 @@ def proceed(job: Job, state: State, index: int, at: float) -> Transition:
         return state, ()
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING | ReplicaPhase.STOPPING:
-            for over in (Deadline.STOP, Deadline.JUDGE, Deadline.LEAVE):
+            for over in (Deadline.STOP, Deadline.JUDGE, Deadline.LEAVE, Deadline.BEGIN):
                 state = state.with_deadline(over.of(index), None)
             state, told = parted(state, index)
             state, commands = _quiet(job, state, state.replicas[index], at)
@@ -222,6 +223,9 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
         master_port=head.port,
     )
     state = state.with_deadline(Deadline.WAIT.of(replica.replica), None)
+    if job.recovery.step_deadline_s is not None and state.first_step_s:
+        allowed_s = Patience(deadline_s=job.recovery.step_deadline_s).aside_s + state.first_step_s
+        state = state.with_deadline(Deadline.BEGIN.of(replica.replica), at + allowed_s)
     if len(members) == replica.slots.bit_count():
         state = state.with_deadline(Deadline.JOIN.of(replica.replica), None)
     state = state.with_nodes(node.but(busy=True) for node in nodes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_for_replicas, waits_within
-from holdfast.control.course import enough, halt, judge_soon
+from holdfast.control.course import enough, halt, judge_soon, look
 from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.events import RankHung, StepCommitted
 from holdfast.job.patience import EARLY_MORE_S, EARLY_STEPS, Patience
@@ -54,6 +54,20 @@ def goes_on(state: State, event: StepCommitted) -> State:
     if replica.phase is ReplicaPhase.JUDGING and event.ended > max(hung.at for hung in replica.hangs):
         return _pardoned(state, event.replica)
     return state
+
+
+def begun(state: State, event: StepCommitted) -> State:
+    """An attempt has taken its first step: so long may others take."""
+    took_s = event.ended - state.replicas[event.replica].started_at
+    state = replace(state, first_step_s=max(state.first_step_s, took_s))
+    return state.with_deadline(Deadline.BEGIN.of(event.replica), None)
+
+
+def not_begun(job: Job, state: State, index: int, at: float) -> Transition:
+    """Those that have yet to open their Session are asked for, since no deadline of theirs watches them."""
+    replica = state.replicas[index]
+    busy = tuple(node for node in state.nodes_of(index) if node.busy)
+    return (state, (look(replica, busy),)) if replica.phase is ReplicaPhase.RUNNING else (state, ())
 
 
 def _expel(job: Job, state: State, index: int, at: float) -> Transition:

@@ -148,6 +148,7 @@ _DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
     Deadline.AWAY: nodes.out_of_reach,
     Deadline.STOP: nodes.stubborn,
     Deadline.JUDGE: hangs.judged,
+    Deadline.BEGIN: hangs.not_begun,
     Deadline.JOIN: nodes.not_joined,
     Deadline.STANDBY: nodes.standby_not_joined,
     Deadline.WAIT: course.waited,

@@ -11,7 +11,7 @@ from holdfast.control.commands import Inject
 from holdfast.control.course import halt, judge_soon, parted, proceed
 from holdfast.control.drills import due
 from holdfast.control.growth import hurry
-from holdfast.control.hangs import goes_on
+from holdfast.control.hangs import begun, goes_on
 from holdfast.control.nodes import fail
 from holdfast.control.state import Pace, ReplicaPhase, ReplicaState, State, Transition
 from holdfast.control.updates import settle
@@ -130,6 +130,8 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     pace = _paced(replica.pace, event)
     steps = replica.steps + (event.steps if event.attempt == replica.attempt else 0)
     state = state.with_replica(replace(replica, step=max(replica.step, event.step), steps=steps, pace=pace))
+    if steps and not replica.stepped:
+        state = begun(state, event)
     if state.several and event.attempt == replica.attempt:
         state = goes_on(state, event)
     if drills := due(job, state, event.step):

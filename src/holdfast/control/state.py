@@ -23,6 +23,8 @@ class Deadline(StrEnum):
     """A replica's ranks are to end."""
     JUDGE = "judge"
     """A hung replica's other ranks are to report."""
+    BEGIN = "begin"
+    """A replica's ranks are to have taken a step, in a run whose ranks have taken some before."""
     JOIN = "join"
     """A replica's nodes that were made are to join."""
     STANDBY = "standby"
@@ -242,6 +244,8 @@ class State:
     """Places whose machine is out of use, by a drill."""
     ending: Ending | None = None
     finished: bool = False
+    first_step_s: float = 0.0
+    """Longest, in seconds, that an attempt took from its start to the end of its first step; 0 before any has."""
 
     @property
     def done(self) -> bool:
