@@ -20,7 +20,7 @@ from holdfast.events import (
     RecoveryDecided,
     StepCommitted,
 )
-from holdfast.job.patience import EARLY_MORE_S, EARLY_STEPS, FACTOR
+from holdfast.job.patience import AUTO_FACTOR, EARLY_MORE_S, EARLY_STEPS, FACTOR
 
 WAITING = "Peers._listen (holdfast/train/peers.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
@@ -59,7 +59,7 @@ def stops(commands: list[object]) -> list[int]:
     return [command.replica for command in commands if isinstance(command, Stop)]
 
 
-def training(replicas: int = 2, **recovery: int) -> Run:
+def training(replicas: int = 2, **recovery: float | str) -> Run:
     run = Run(nodes=replicas, replicas=replicas, **recovery).running()
     run.do(*(step(replica) for replica in range(replicas)))
     return run
@@ -150,12 +150,15 @@ def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
     assert stops(run.do(hung(0, waited_s=2 * FACTOR * 9), judge)) == [0]
 
 
-def test_replica_that_never_opens_its_session_is_looked_at_and_expelled() -> None:
-    run = training(step_deadline_s=9)
+@pytest.mark.parametrize(("deadline_s", "times", "more_s"), [(9, 1, FACTOR * 9), ("auto", AUTO_FACTOR, EARLY_MORE_S)])
+def test_replica_that_never_opens_its_session_is_looked_at_and_expelled(
+    deadline_s: float | str, times: float, more_s: float
+) -> None:
+    run = training(step_deadline_s=deadline_s)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
     took_s = 20.0 - run.state.replicas[0].started_at
     due = run.state.deadlines[Deadline.BEGIN.of(1)]
-    assert due == 11.0 + FACTOR * 9 + took_s  # as long as the first time, and as the first step may take
+    assert due == 11.0 + times * took_s + more_s
     late = DeadlinePassed(at=due, deadline=Deadline.BEGIN.of(1))
     assert run.do(late) == [Look(replica=1, attempt=1, nodes=(1,), everyone=False)]
     assert stops(run.do(hung(1, at=due, state="T", attempt=1, last_step=-1))) == [1]

@@ -8,7 +8,7 @@ a checkpoint, and again to end.
 DIES names moments at which an attempt of a replica is to be killed, `REPLICA.ATTEMPT:MOMENT` each: `computing` (in its
 first step, before it has made the gradients), `saving` (before a checkpoint has its seal), `giving` (when another is to
 take its state; only the first of those named), `leaving` (before it has handed its state over), and `meeting` (once it
-is to take a step with others, who then connect to it).
+is to take a step with others, who then connect to it). One that is `starting` does not die: it never opens its Session.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def main() -> None:
     torch.manual_seed(int(REPLICA))
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    while "starting" in DIES:
+        signal.pause()
     session = Session(model=model, optimizer=optimizer)
     arm(session)
     with (OUT / f"{REPLICA}.{ATTEMPT}.commits").open("w", buffering=1) as commits:

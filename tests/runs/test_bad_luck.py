@@ -67,6 +67,17 @@ def test_replica_that_dies_while_another_connects_to_it_is_not_waited_for(runs: 
     assert "replicas-not-joined" in findings(watched)
 
 
+def test_replica_that_hangs_before_it_opens_its_session_is_started_again(runs: Runs) -> None:
+    watched = hold(runs, 2, "env.DIES='1.1:starting'", "recovery.step_deadline_s=1")
+    kill(watched, 1)
+    at_work(watched, 1, 2)
+    end(runs, watched, 2)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    hung = watched.all(RecoveryDecided)[-1].finding
+    assert hung.code == "rank-hung"
+    assert "it has not opened its Session" in " ".join((hung.what, *hung.evidence))
+
+
 def test_donor_that_dies_while_another_catches_up_is_followed_by_the_third(runs: Runs) -> None:
     watched = hold(runs, 3, "env.DIES='0.0:giving 2.0:giving'")
     kill(watched, 1)

@@ -224,7 +224,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
     )
     state = state.with_deadline(Deadline.WAIT.of(replica.replica), None)
     if job.recovery.step_deadline_s is not None and state.first_step_s:
-        allowed_s = Patience(deadline_s=job.recovery.step_deadline_s).aside_s + state.first_step_s
+        allowed_s = Patience(deadline_s=job.recovery.step_deadline_s).begin_s(state.first_step_s)
         state = state.with_deadline(Deadline.BEGIN.of(replica.replica), at + allowed_s)
     if len(members) == replica.slots.bit_count():
         state = state.with_deadline(Deadline.JOIN.of(replica.replica), None)

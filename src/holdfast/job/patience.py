@@ -36,6 +36,10 @@ class Patience:
         """For an attempt's first step, which loads, compiles and connects; and for what comes between two steps."""
         return AUTO_LONGEST_S if self.deadline_s == "auto" else self.deadline_s * FACTOR
 
+    def begin_s(self, longest_s: float) -> float:
+        """For an attempt from its start to its first step, where the longest so far took `longest_s`."""
+        return AUTO_FACTOR * longest_s + EARLY_MORE_S if self.deadline_s == "auto" else self.aside_s + longest_s
+
     def step_s(self, first_s: float, steps_s: Sequence[float]) -> float:
         """For a step, after a first one that took `first_s` and others that took `steps_s`."""
         if self.deadline_s != "auto":
