@@ -127,6 +127,9 @@ class Agent:
         if isinstance(order, StartRanks):
             self.attempt = order.attempt
 
+    def then(self, act: Callable[[], None]) -> None:
+        act()
+
     def close(self, reason: str) -> None: ...
 
     def join(self) -> None:

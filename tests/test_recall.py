@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,9 @@ class Node:
         assert isinstance(order, KeepLog)
         self.sent.append(order)
         self.copies.take(order)
+
+    def then(self, act: Callable[[], None]) -> None:
+        act()
 
     def close(self, reason: str) -> None: ...
 
@@ -84,6 +87,19 @@ def test_node_gets_what_it_lacks_and_all_anew_where_its_copy_is_of_another_life(
     node.joins(grown(path, []))
     assert [order.at for order in node.sent] == [0]
     assert (tmp_path / "copies0" / "events.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_what_waits_for_a_node_to_know_of_it_waits_for_the_first(tmp_path: Path) -> None:
+    path, told = tmp_path / "events.jsonl", list[int]()
+    path.write_bytes(sealed(CREATED))
+    first, second = Node(tmp_path), Node(tmp_path, 1)
+    copies = LogCopies(path, KEYS.of_log, lambda: told.append(first.copies.log.bytes))
+    copies.bring_up_to_date(Links())
+    Node(tmp_path, KEEPERS).joins(copies)
+    assert told == []
+    first.joins(copies)
+    second.joins(copies)
+    assert told == [path.stat().st_size]
 
 
 def test_only_the_first_nodes_keep_a_copy(tmp_path: Path) -> None:
@@ -139,6 +155,7 @@ def test_log_of_the_last_controller_is_had_back_and_a_longer_one_that_nobody_vou
 
     assert (finding.code, "node1" in finding.what) == ("event-log-recalled", True)
     assert folder.events.read_bytes() == latest.read_bytes()
+    assert folder.untold.exists()
     assert [path.name for path in folder.code.iterdir()] == [f"{digest}.tar"]
     assert not (folder.path / "recalled").exists()
     EventWriter(folder.events).close()

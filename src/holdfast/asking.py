@@ -85,7 +85,7 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
             answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
     except (httpx.TransportError, OSError) as error:
         # A controller that was asked to kill itself, for one, has no time to answer.
-        if _was_obeyed(run, event):
+        if _was_obeyed(run, event) or (what == "cancel" and _is_ended(run)):
             return
         raise _no_answer(run) from error
     finally:
@@ -132,6 +132,14 @@ def _was_obeyed(run: RunFolder, event: Request) -> bool:
     return any(one.request == event.request for one in known)
 
 
+def _is_ended(run: RunFolder) -> bool:
+    """Whether a run that was to end has ended, or is not in its cluster any more, which its mirror is about to see."""
+    if finished(run):
+        return True
+    seen = waits_for(run)
+    return seen is not None and seen.code == "object-missing"
+
+
 def _no_answer(run: RunFolder) -> HoldfastError:
     """Why a run's controller has not answered."""
     refuse_finished(run)
@@ -159,6 +167,8 @@ def unheard(run: RunFolder, *, now: float) -> Finding | None:
 
     if not run.place.exists() or finished(run) or (silent := silence(run)) is None or now - silent.since < STALE_S:
         return None
+    if not run.events.exists() and not silent.remedy:
+        return None  # it waits for its pods, and what keeps them away is said
     place = recorded(run)
     return Finding(
         code="cluster-unheard",
@@ -166,8 +176,8 @@ def unheard(run: RunFolder, *, now: float) -> Finding | None:
         what=f"what is shown here is {duration(now - silent.since)} old: nothing was heard of {run.run} since",
         where=run.run,
         evidence=(silent.why,),
-        remedy="The run goes on there, and what is shown catches up by itself. "
-        f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run}` asks the cluster itself.",
+        remedy=f"{silent.remedy} The run goes on there, and what is shown catches up once it is heard. ".lstrip()
+        + f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run}` asks the cluster itself.",
         fault=Fault.CLUSTER,
     )
 

@@ -7,6 +7,7 @@ RUNS/<run id>/
     controller.json         where the controller listens, and its keeper's process
     place.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
     collected               there: somebody has these copies whole
+    untold                  there: the log was had back from nodes, and none of them knows yet who goes on with it
     silence.json            here: since when the place is not heard, and why; not there where it is
     control.sock            where this user's commands reach the controller
     lock                    held as long as the run has a keeper or a controller
@@ -106,6 +107,10 @@ class RunFolder:
     @property
     def silence(self) -> Path:
         return self.path / "silence.json"
+
+    @property
+    def untold(self) -> Path:
+        return self.path / "untold"
 
     @property
     def controller_log(self) -> Path:

@@ -65,15 +65,18 @@ class _Peer:
     def __init__(self, websocket: WebSocket, arrival: Arrival, backlog: int) -> None:
         self._websocket = websocket
         self._arrival = arrival
-        self._orders: asyncio.Queue[bytes | None] = asyncio.Queue(backlog)
+        self._orders: asyncio.Queue[bytes | Callable[[], None] | None] = asyncio.Queue(backlog)
 
     def send(self, order: Order) -> None:
         self._put(encode(order))
 
+    def then(self, act: Callable[[], None]) -> None:
+        self._put(act)
+
     def close(self, reason: str) -> None:
         self._put(None)
 
-    def _put(self, order: bytes | None) -> None:
+    def _put(self, order: bytes | Callable[[], None] | None) -> None:
         """An agent that does not read is cut off: it is told all it has missed when it joins again."""
         try:
             self._orders.put_nowait(order)
@@ -84,6 +87,9 @@ class _Peer:
     async def pump(self) -> None:
         """Send what is queued until the connection is closed from either side."""
         while (order := await self._orders.get()) is not None:
+            if callable(order):
+                order()
+                continue
             try:
                 await self._websocket.send_bytes(order)
             except _GONE:

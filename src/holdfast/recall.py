@@ -155,6 +155,7 @@ async def recall(
     if best is not None:
         with best.path.open("rb") as file:
             os.fsync(file.fileno())
+        folder.untold.touch()  # what this life adds to it is lost with it until a node knows (control/copies.py)
         best.path.rename(folder.events)
     shutil.rmtree(scratch)
     return _lost(folder, slots) if best is None else _recalled(folder, best)

@@ -215,6 +215,7 @@ async def serve(
         if taken.broken:
             await backend.cancel()
             writer.append(news, sync=True)
+            folder.untold.unlink(missing_ok=True)
             return
 
     quorum = _quorum(folder, accepted.job, host, kind.known_as(folder, host))
@@ -253,6 +254,7 @@ async def serve(
         return of_node
 
     checkpoints = checkpoints_folder(accepted, folder)
+    show = partial(folder.untold.unlink, missing_ok=True)
     folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints}
     drills = OutsideDrills(isolation=isolation, folders=folders, quorum=lambda: quorum.pid if quorum else 0)
     controller = Controller(
@@ -263,7 +265,7 @@ async def serve(
         start_orders=start_orders,
         drill=drills,
         attend=quorum.tell if quorum else None,
-        copies=None if accepted.lasting else LogCopies(folder.events, keys.of_log),
+        copies=None if accepted.lasting else LogCopies(folder.events, keys.of_log, show),
         incarnation=secrets.token_hex(4),
     )
     controller.feed(*news)
@@ -274,8 +276,11 @@ async def serve(
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if quorum:
         await quorum.known()
+    waited = asyncio.get_running_loop().call_later(accepted.job.recovery.node_grace_s, show)
     if not controller.finished:
         await controller.run()
+    waited.cancel()
+    show()
     if quorum and keeping:
         keeping.cancel()
         await quorum.end()

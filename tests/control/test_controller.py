@@ -136,6 +136,9 @@ class Agent:
             case _:
                 pass
 
+    def then(self, act: Callable[[], None]) -> None:
+        act()
+
     def close(self, reason: str) -> None:
         self.closed = reason
 

@@ -51,6 +51,20 @@ def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert read_events(tmp_path / "log") == events
 
 
+@pytest.mark.parametrize(
+    ("other", "told"), [((CREATED, GONE, LEFT), [LEFT]), ((CREATED, LEFT), [CREATED, LEFT]), ((CREATED,), [CREATED])]
+)
+def test_log_that_takes_anothers_place_is_read_on_where_it_begins_alike_else_anew(
+    tmp_path: Path, other: tuple[AnyEvent, ...], told: list[AnyEvent]
+) -> None:
+    written(tmp_path / "log", CREATED, GONE)
+    written(tmp_path / "other", *other)
+    reader = EventReader(tmp_path / "log")
+    assert list(reader.read()) == [CREATED, GONE]
+    (tmp_path / "other").rename(tmp_path / "log")
+    assert [*reader.read(), *reader.read()] == told
+
+
 @given(cut=st.integers(min_value=0))
 def test_log_cut_anywhere_loses_only_its_torn_line(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.mktemp("log") / "log"

@@ -23,7 +23,9 @@ log = logging.getLogger("holdfast.agent")
 
 PATH = "/v1/copies/"
 PIECE_BYTES = 1 << 20
-TIMEOUT_S = 30.0
+TIMEOUT_S, DIAL_S = 30.0, 3.0
+"""Longest that an answer takes, and that a connection does: where a pod was that is lost again, nobody refuses one, and
+the next controller waits for this node."""
 
 
 def main() -> int:
@@ -40,7 +42,9 @@ def main() -> int:
     url = parts._replace(scheme=parts.scheme.replace("ws", "http"), path=PATH).geturl()
     verify = True if options.ca is None else agents_end(options.ca)
     headers = {"Authorization": f"Bearer {told['token']}", LOG_SEAL: told["seal"]}
-    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify) as client:
+    with httpx.Client(
+        headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=DIAL_S), trust_env=False, verify=verify
+    ) as client:
         try:
             for archive in folder.glob("*.tar"):
                 _put(client, url + archive.stem, archive, archive.stat().st_size)

@@ -21,11 +21,15 @@ PIECE_BYTES = 1 << 20
 
 
 class LogCopies:
-    """Tells nodes what is new in the log; `seal` makes of its digest what nobody else can make."""
+    """Tells nodes what is new in the log; `seal` makes of its digest what nobody else can make.
 
-    def __init__(self, log: Path, seal: Callable[[bytes], str]) -> None:
+    `told` is called, once, when the first node has been sent all that was written until then.
+    """
+
+    def __init__(self, log: Path, seal: Callable[[bytes], str], told: Callable[[], None] | None = None) -> None:
         self._log = log
         self._seal = seal
+        self._told = told
         self._digest = hashlib.sha256()
         self._digested = 0
 
@@ -51,6 +55,13 @@ class LogCopies:
             for at, data in self._pieces(had or 0, end):
                 link.peer.send(KeepLog(at=at, data=data, seal=seal if at + len(data) == end else ""))
             link.copied = end
+            if self._told is not None:
+                link.peer.then(self._tell)
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
 
     @property
     def _size(self) -> int:

@@ -29,6 +29,10 @@ class AgentPeer(Protocol):
         """Queue an order; a closed connection is no error (the agent asks again when it returns)."""
         ...
 
+    def then(self, act: Callable[[], None]) -> None:
+        """Act once what is queued has gone out; never, where the connection closes before."""
+        ...
+
     def close(self, reason: str) -> None:
         """Close the connection once what is queued has gone out."""
         ...

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -153,11 +154,19 @@ def _whole_lines_bytes(path: Path) -> int:
 
 
 class EventReader:
-    """Reads a log that may still be growing: each `read()` yields what has come since the last."""
+    """Reads a log that may still be growing: each `read()` yields what has come since the last.
+
+    Where another log takes its place, as a copy of one that was lost and had back does, it is read on where it
+    begins with what was read, else from its start.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file = 0
+        """Which file it was, by its inode."""
         self._offset = 0
+        self._crc = 0
+        """Of what was read."""
         self._line = 0
         self.damage: list[Damage] = []
         """What was passed over so far, neighbours drawn together."""
@@ -179,12 +188,13 @@ class EventReader:
         except FileNotFoundError:
             return
         with file:
-            file.seek(self._offset)
+            self._find_place(file)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 first, offset = self._offset == 0, self._offset
                 self._offset += len(line)
+                self._crc = zlib.crc32(line, self._crc)
                 self._line += 1
                 try:
                     event = decode(line)
@@ -197,6 +207,14 @@ class EventReader:
                 if first and isinstance(event, RunCreated) and event.format > FORMAT:
                     raise UnsupportedFormat(event.format)
                 yield event
+
+    def _find_place(self, file: BinaryIO) -> None:
+        """Go to what is to be read next."""
+        inode = os.fstat(file.fileno()).st_ino
+        if self._file not in (0, inode) and zlib.crc32(file.read(self._offset)) != self._crc:
+            self._offset = self._crc = self._line = 0
+        self._file = inode
+        file.seek(self._offset)
 
     def _damaged(self, offset: int, size_bytes: int) -> Damage:
         one = Damage(first_line=self._line, last_line=self._line, offset=offset, size_bytes=size_bytes)

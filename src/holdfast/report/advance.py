@@ -112,7 +112,7 @@ def _created(status: RunStatus, event: RunCreated) -> RunStatus:
     job = str(event.job.get("name") or event.run.rpartition("-")[0])
     nodes = event.job.get("nodes", {})
     least = nodes["min"] if nodes and nodes["min"] < nodes["max"] else 0
-    return replace(status, run=event.run, job=job, created_at=event.at, least_nodes=least)
+    return RunStatus(run=event.run, job=job, created_at=event.at, least_nodes=least)
 
 
 def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:

@@ -15,16 +15,17 @@ import pytest
 
 from holdfast import api, asking
 from holdfast.errors import HoldfastError
-from holdfast.events import RunFinished
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events import ControllerStarted, RunFinished
+from holdfast.events.log import EventReader, EventWriter, last_event, read_events
 from holdfast.findings import Finding
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.spec import Job
 from holdfast.launch.keeping import clients_at, take
+from holdfast.launch.kubernetes.hearing import silence
 from holdfast.launch.kubernetes.mirror import Mirror
 from holdfast.launch.kubernetes.place import Place, record
-from holdfast.launch.kubernetes.refusals import Unanswered
+from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, refusal
 
 WITHIN_S = 60.0
 PLACE = Place(context=None, namespace="ml", owner="/the/run")
@@ -63,6 +64,16 @@ class Pods:
         """Why it does not answer, where it does not."""
         self.heard = 0
         self.removed: list[str] = []
+        self.removing = asyncio.Event()
+        self.removing.set()
+        self.commands: list[asyncio.subprocess.Process] = []
+
+    def lose(self) -> None:
+        """The pod is gone, and what runs in it."""
+        self.runs, self.heard = False, 0
+        for command in self.commands:
+            with contextlib.suppress(ProcessLookupError):
+                command.kill()
 
     def answer(self) -> None:
         if self.silent:
@@ -77,6 +88,7 @@ class Pods:
         return path not in self.removed
 
     async def remove(self, path: str) -> None:
+        await self.removing.wait()
         self.removed.append(path)
 
     @contextlib.asynccontextmanager
@@ -85,6 +97,7 @@ class Pods:
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
+        self.commands.append(process)
         try:
             yield Command(process, self)
         finally:
@@ -175,9 +188,18 @@ def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(p
         await until(run.silence.exists)
         finding = shown(90.0)
         assert finding is not None
-        assert (finding.code, finding.evidence) == ("cluster-unheard", ("connect: refused",))
+        assert finding.code == "cluster-unheard"
+        assert finding.evidence == ("the cluster's API server cannot be reached, or does not work: connect: refused",)
+        assert "VPN" in finding.remedy, "what can be done here"
         assert "1 min 30 s old" in finding.what
         assert shown(0.0) is None, "a moment is nothing to speak of"
+        pods.silent, pods.runs = "", False
+        pods.lose()
+        await until(lambda: (known := silence(run)) and "does not run" in known.why)
+        assert shown(90.0) is not None
+        run.events.unlink()
+        assert shown(90.0) is None, "what it waits for is said, and nothing has gone on yet"
+        pods.runs = True
         pods.silent = ""
         await until(lambda: not run.silence.exists())
 
@@ -200,5 +222,70 @@ def test_run_whose_controller_stays_away_is_ended_by_force_alone(
                 await asyncio.to_thread(api.cancel, run)
             assert silent.value.findings[0].code == "controller-silent"
         assert pods.removed[:1] == ([PLACE.owner] if force else [])
+
+    play(scene)
+
+
+def test_run_that_is_gone_before_anybody_said_so_was_cancelled(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ASK_S", 0.5)
+    monkeypatch.setattr(asking, "ANSWER_S", 0.5)
+    (gone,) = refusal(RefusedBy(404, 'jobsets.jobset.x-k8s.io "run" not found')).findings
+
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        pods.removing.clear()  # the cluster takes its time
+        with pytest.raises(HoldfastError):
+            await asyncio.to_thread(api.cancel, run, force=True)
+        monkeypatch.setattr(asking, "waits_for", lambda _: gone)
+        await asyncio.to_thread(api.cancel, run, force=True)
+        pods.removing.set()
+
+    play(scene)
+
+
+def test_log_that_was_had_back_is_shown_once_a_node_knows_who_goes_on_with_it(play) -> None:
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        async def until(reached: Callable[[], object]) -> None:
+            while not reached():  # noqa: ASYNC110 - what a file says
+                await asyncio.sleep(0.02)
+
+        def started(pid: int) -> ControllerStarted:
+            return ControllerStarted(at=2.0, pid=pid, incarnation="c")
+
+        def write(pid: int) -> None:
+            writer = EventWriter(pods.there.events)
+            writer.append([started(pid)])
+            writer.close()
+
+        write(1)
+        pods.runs = True
+        await until(lambda: len(read_events(run.events)) == 2)
+        reader = EventReader(run.events)
+        story = list(reader.read())
+        # Another pod, whose folder is empty at first, and then has a log that it may not show.
+        pods.lose()
+        pods.there.events.rename(had := pods.there.path / "had")
+        pods.runs = True
+        await until(lambda: pods.heard)
+        pods.there.untold.touch()
+        had.rename(pods.there.events)
+        write(2)
+        # What is looked at after it is here, and nothing of it is.
+        other = pods.there.path / "logs" / "attempt-0" / "rank-0.log"
+        other.parent.mkdir(parents=True)
+        other.write_text("a line\n")
+        await until((run.path / "logs" / "attempt-0" / "rank-0.log").exists)
+        assert read_events(run.events) == story
+        pods.there.untold.unlink()
+        await until(lambda: read_events(run.events) == [*story, started(2)])
+        assert list(reader.read()) == [started(2)]
+        # One that nobody knew of is another story, which takes the place of this one at once.
+        pods.lose()
+        writer_of_another = EventWriter(fresh := pods.there.path / "fresh")
+        writer_of_another.append([story[0], started(3)])
+        writer_of_another.close()
+        fresh.rename(pods.there.events)
+        pods.runs = True
+        await until(lambda: read_events(run.events) == [story[0], started(3)])
+        assert list(reader.read()) == [story[0], started(3)]
 
     play(scene)

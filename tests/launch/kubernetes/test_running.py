@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,8 +61,8 @@ LOSSES = 5
 AT_ONCE_S = 30.0
 """Within which there must be another pod, on a machine that does much else; a Job pauses longer from the third on."""
 WAITS = """
-import os, time
-while not os.path.exists("/holdfast/enough"):
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
 
@@ -115,7 +116,7 @@ def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pyte
     project.mkdir()
     yield Site(lab, namespace, project)
     for run in api.runs():
-        lab.kubectl("delete", "jobset,trainjob,pytorchjob", "-n", namespace, "--all", "--wait=false")
+        lab.kubectl("delete", "jobset,trainjob,pytorchjob,mpijob", "-n", namespace, "--all", "--wait=false")
         until(lambda run=run: not run.alive(), "its mirror is gone")
 
 
@@ -252,6 +253,33 @@ def _touch(site: Site, name: str) -> None:
     site.kubectl("exec", pod, "--", "touch", f"/holdfast/{name}")
 
 
+SAYS_WHERE = """
+import os, socket
+rank, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE"))
+print(f"rank {rank} of {size} on {socket.gethostname()}, told {os.environ['TOLD']}", flush=True)
+"""
+UNKNOWN_HOSTS = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+"""What images for mpi-operator have in their ssh_config."""
+
+
+@pytest.mark.root
+@pytest.mark.needs("mpirun", "sshd", "ssh")
+def test_mpijob_reaches_its_nodes_by_ssh_and_goes_to_its_end(site: Site) -> None:
+    Path("/run/sshd").mkdir(exist_ok=True)  # as in every image that has an sshd
+    program = site.folder / "says.py"
+    program.write_text(SAYS_WHERE)
+    site.profile("mpijob", agent=False)
+    options = ("--allow-run-as-root", "--mca", "plm_rsh_args", UNKNOWN_HOSTS)
+    run = site.start("mpirun", *options, sys.executable, str(program), launch="mpi", env='{"TOLD": "you"}')
+    finished, _ = to_its_end(run)
+    said = "".join(path.read_text() for path in rank_logs(run).values())
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0), said
+    where = {f"rank {rank} of 2 on {run.run}-worker-{rank}, told you" for rank in range(2)}
+    assert where <= set(said.splitlines())
+    site.kubectl("delete", "mpijob", run.run)
+    until(lambda: not site.left(), "nothing is left")
+
+
 def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Site) -> None:
     out = site.folder.parent / "out"
     out.mkdir()
@@ -333,23 +361,32 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     until(lambda: not site.left(), "nothing is left")
 
 
-def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site) -> None:
-    site.profile("jobset")
+@pytest.mark.parametrize(
+    ("volume", "heard"), [(VOLUME, True), ("", True), ("", False)], ids=["volume", "no-volume", "no-volume-unheard"]
+)
+def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, volume: str, heard: bool) -> None:
+    site.profile("jobset", volume=volume)
     (site.folder / "wait.py").write_text(WAITS)
-    run = site.start("python", "wait.py")
+    enough = site.folder.parent / "enough"
+    run = site.start("python", "wait.py", str(enough))
     reach(run, lambda known: known.phase is Phase.RUNNING)
-    nodes = site.pods("node")
+    nodes, story = site.pods("node"), api.events(run)
     for life in range(2, LOSSES + 2):
         (controller,) = site.pods("controller").values()
         site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
         lost = time.monotonic()
         until(lambda former=controller: _others(site, former), "another pod")
         assert time.monotonic() - lost < AT_ONCE_S, life
-        until(lambda life=life: _controllers(run) == life, f"controller {life}")
+        # One is lost as soon as it is heard of, or as soon as it is there; what was told stays told.
+        if heard or life == LOSSES + 1:
+            lives = life if heard else 2
+            until(lambda lives=lives: _controllers(run) >= lives, f"controller {life}")
+        assert api.events(run)[: len(story)] == story
+        story = api.events(run)
     until(lambda: _heard(run) == {0, 1}, "both nodes are with the last")
     assert (api.status(run).restarts, site.pods("node")) == (0, nodes)
     # The end of a run is the end of its controller, which nothing follows.
-    site.kubectl("exec", next(iter(nodes.values())), "--", "touch", "/holdfast/enough")  # on the volume, for all
+    enough.touch()
     finished, _ = to_its_end(run)
     assert finished.outcome is Outcome.SUCCEEDED
     until(lambda: not site.pods("controller"), "its controller's pod is gone")

@@ -117,10 +117,13 @@ def _follow(folder: RunFolder) -> None:
     """Send what the reader lacks, look by look, until it says that it has all, or is gone."""
     sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
     log = folder.events
-    if (ends := sent.pop(ENDS, None)) is not None and ends != end_of(log, sent[log.name]):
-        sent[log.name] = 0  # of another life, or lost and got back: it is sent anew
+    ends, showing = sent.pop(ENDS, None), False
     while True:
-        for name, at, end in _news(folder, sent):
+        if not showing and log.exists() and not folder.untold.exists():
+            showing = True
+            if ends is not None and ends != end_of(log, sent[log.name]):
+                sent[log.name] = 0  # of another life: it is sent anew
+        for name, at, end in _news(folder, sent, with_log=showing):
             _send(folder.path / name, name, at, end)
             sent[name] = end
         _write(b"{}\n")
@@ -140,17 +143,17 @@ def end_of(log: Path, size: int) -> int:
         return -1
 
 
-def _news(folder: RunFolder, sent: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+def _news(folder: RunFolder, sent: dict[str, int], *, with_log: bool) -> Iterator[tuple[str, int, int]]:
     """What of which file is to be sent. The log comes last, as it was first: what it speaks of is then there too."""
-    log = folder.events
-    end = _whole_lines(log, sent.get(log.name, 0))
+    log, known = folder.events, sent.get(folder.events.name, 0)
+    end = _whole_lines(log, known) if with_log else known
     for path in folder.path.glob("logs/*/*"):
         name = str(path.relative_to(folder.path))
         if FILES.fullmatch(name) and (size := path.stat().st_size) != (at := sent.get(name, 0)):
             at = 0 if size < at else at  # its rank has emptied it
             yield name, max(at, _aligned(size - LONGEST_LOG_BYTES)), size
-    if end != sent.get(log.name, 0):
-        yield log.name, min(end, sent.get(log.name, 0)), end
+    if end != known:
+        yield log.name, min(end, known), end
 
 
 def _aligned(offset: int) -> int:

@@ -15,6 +15,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     """Unix seconds when it was heard last."""
     why: str
+    remedy: str = ""
+    """What somebody here can do about it, where there is something."""
 
 
 def silence(folder: RunFolder) -> Silence | None:
@@ -38,10 +40,10 @@ class Ear:
         self._heard_at = time.time()
         self._folder.silence.unlink(missing_ok=True)
 
-    def hears_nothing(self, why: str) -> None:
+    def hears_nothing(self, why: str, remedy: str = "") -> None:
         """It has not, for this reason."""
         fresh = self._folder.silence.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(Silence(since=self._heard_at, why=why)))
+        fresh.write_bytes(msgspec.json.encode(Silence(since=self._heard_at, why=why, remedy=remedy)))
         fresh.rename(self._folder.silence)
 
 

@@ -33,7 +33,7 @@ from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.place import Place, recorded
-from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered
+from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered, refusal
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -90,18 +90,23 @@ class Mirror:
         self._ear = Ear(folder)
         self._supplied: str | None = None
         """The last pod that was brought the run's code."""
+        self._anew = False
+        """Whether the log is being sent anew."""
 
     async def run(self) -> None:
         """Keep up until the run is over, whatever becomes of pods and connections."""
         said = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
-            why = "its controller's pod does not run"
+            why, remedy = "its controller's pod does not run", ""
             try:
                 await self._keep_up()
             except RunGone:
                 self._conclude("its object was removed from the cluster")
             except (ClusterError, CommandFailed) as error:
                 why = str(error)
+                if isinstance(error, ClusterError):
+                    (finding,) = refusal(error).findings
+                    why, remedy = finding.what, finding.remedy
                 if why != said:
                     said = why
                     log.warning("%s", said)
@@ -111,7 +116,7 @@ class Mirror:
             finally:
                 self._pod = None
                 self._heard.clear()
-            self._ear.hears_nothing(why)
+            self._ear.hears_nothing(why, remedy)
             await asyncio.sleep(SOON_S if self._waits_for_code() else AGAIN_S)
         await self._leave()
 
@@ -153,13 +158,31 @@ class Mirror:
             await desk.send(json.dumps(self._have()).encode() + b"\n")
             self._pod = pod
             self._heard.set()
+            self._anew = False
             async for piece, data in _pieces(desk.output()):
                 self._ear.hears()
-                if not piece.bytes:
-                    continue
-                _put(self._folder.path / piece.name, piece.at, data)
-                if piece.name == self._folder.events.name and isinstance(last_event(self._folder.events), RunFinished):
+                if self._take(piece, data):
                     await desk.send(b"done\n")
+
+    def _take(self, piece: _Piece, data: bytes) -> bool:
+        """Keep a part of a file; whether with it the log is here to its end.
+
+        A log that is sent anew takes the place of what is here when all of it has come: nobody reads a part of it.
+        """
+        log, place = self._folder.events, self._folder.path / piece.name
+        fresh = log.with_suffix(".new")
+        if not piece.bytes:
+            if not self._anew:
+                return False
+            self._anew = False
+            fresh.rename(log)
+        elif place == log and (self._anew or (piece.at == 0 and log.exists())):
+            self._anew = True
+            _put(fresh, piece.at, data)
+            return False
+        else:
+            _put(place, piece.at, data)
+        return place == log and isinstance(last_event(log), RunFinished)
 
     async def _controllers_pod(self) -> str | None:
         """The controller's pod where it runs; raises RunGone where there will be none."""
