@@ -16,6 +16,13 @@ HOME = "/home/mpiuser"
 """Where the images that mpi-operator publishes keep what an sshd of a user other than root reads."""
 
 
+EXECUTABLE = "NET_BIND_SERVICE"
+"""What the published images give the file of sshd, which the kernel executes only where a container may have it."""
+OF_ROOT = ("AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT")
+"""What an sshd of root's cannot let anybody in without; tried one by one with OpenSSH 9.2, but for the first: where the
+kernel audits, one that may not write of it gives up."""
+
+
 def mpijob(asked: Submission) -> Mapping[str, Node]:
     """The MPIJob of a run."""
     job, root = asked.job, asked.profile.user == 0
@@ -59,7 +66,10 @@ def _launcher(asked: Submission) -> Mapping[str, Node]:
 
 
 def _worker(asked: Submission) -> Occupant:
-    options = [] if asked.profile.user == 0 else ["-f", f"{HOME}/.sshd_config"]
+    root = asked.profile.user == 0
+    options = [] if root else ["-f", f"{HOME}/.sshd_config"]
     return Occupant(
-        container={"name": WORKER, "image": asked.job.image, "command": ["/usr/sbin/sshd", "-De", *options]}
+        container={"name": WORKER, "image": asked.job.image, "command": ["/usr/sbin/sshd", "-De", *options]},
+        capabilities=(EXECUTABLE, *(OF_ROOT if root else ())),
+        why="sshd cannot be executed, or lets nobody in, without.",
     )

@@ -22,11 +22,14 @@ SCRATCH = "/run/holdfast"
 
 @dataclass(frozen=True, kw_only=True)
 class Occupant:
-    """What runs in a node's pod: its one container, and the volumes that this one mounts beyond every node's."""
+    """What runs in a node's pod: its one container, and what this one has beyond every node's."""
 
     container: Mapping[str, Node]
     mounts: Sequence[Node] = ()
     volumes: Sequence[Node] = ()
+    capabilities: tuple[str, ...] = ()
+    why: str = ""
+    """What the capabilities are for."""
 
 
 def template(asked: Submission, occupant: Occupant, *, restart: str | None = None) -> Node:
@@ -154,6 +157,7 @@ def cores(cpu: float | None) -> str | None:
 def _equipped(asked: Submission, occupant: Occupant) -> Node:
     """The container with what every node's container has, whatever runs in it."""
     access = asked.access
+    asks = [f"{asked.fabric.name} asks for it."] if access.capabilities or access.privileged else []
     return {
         **occupant.container,
         "resources": Because(
@@ -161,7 +165,9 @@ def _equipped(asked: Submission, occupant: Occupant) -> Node:
             "Requests are then the same, and a pod whose requests are its limits is evicted last.",
         ),
         "securityContext": confined(
-            access.capabilities, privileged=access.privileged, why=f"{asked.fabric.name} asks for it."
+            (*access.capabilities, *occupant.capabilities),
+            privileged=access.privileged,
+            why=" ".join([*asks, *([occupant.why] if occupant.why else [])]),
         ),
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
