@@ -43,7 +43,14 @@ def found(cluster: Inventory, case: Case | None = None) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("name", ["jobset-tcp", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp", "jobset-tcp-bare"])
 def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
-    assert check(submission(CASES[name]), GOOD) == ()
+    asked = submission(CASES[name])
+    assert check(asked, replace(GOOD, held_back=bool(asked.queue))) == ()
+
+
+def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
+    findings = found(GOOD, CASES["jobset-tcp-bare"])
+    assert set(findings) == {"queue-required"}
+    assert findings["queue-required"].remedy
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.launch.kubernetes.cases import Case, submission
-from tests.launch.kubernetes.test_pending import QUEUE, WEBHOOK
+from tests.launch.kubernetes.test_pending import QUEUE, WEBHOOK, all_in_queues, other_kueue
 
 from holdfast.findings import Finding, Severity
 from holdfast.launch.kubernetes.check import check, needed
@@ -105,6 +105,12 @@ def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: s
         lab.kubectl("delete", "deployment", "--all", "-n", namespace)
         for kind in ("validatingwebhookconfiguration", "clusterqueue", "resourceflavor"):
             lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
+
+
+def test_queue_that_kueue_asks_for_and_the_profile_does_not_name_is_found(lab: Lab, namespace: str, place) -> None:
+    there = {**place(""), "queue": None}
+    with other_kueue(lab, all_in_queues(namespace)):
+        until(there, {"queue-required"})
 
 
 def test_namespace_that_is_not_there(place) -> None:

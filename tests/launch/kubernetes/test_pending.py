@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +36,9 @@ WITHIN_S = 240.0
 RUN = "llama-000000"
 OWNER = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{{namespace}}/jobsets/{RUN}"
 
+Change = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What of a program's configuration is otherwise."""
+
 EXPECTED: Mapping[str, tuple[str, str]] = {
     "quota-too-small": (
         "quota-too-small",
@@ -50,6 +54,7 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
     "gang-ahead": ("run-queued", "it stands in queue train, behind others"),
     "image": ("image-not-pulled", "its image cannot be pulled: "),
     "webhook-refused": ("webhook-refused", "the webhook no.holdfast.test refuses its pods: not on Saturdays"),
+    "queue-required": ("queue-required", "holds back whatever is in no queue"),
     "integration-off": ("queue-not-managing", "its integration with JobSet may be off"),
     "webhook-down": ("webhook-down", "nothing can be made here: the webhook gone.holdfast.test does not answer"),
     "pod-security": ("pods-forbidden", "violates PodSecurity"),
@@ -392,19 +397,43 @@ def test_lab_shows_each_reason(lab: Lab, refusing: str, monkeypatch: pytest.Monk
 def test_lab_shows_a_queue_whose_integration_is_off(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
 
-    def without_jobsets(place: programs.Place) -> programs.Program:
-        whole = programs.kueue(place)
-        frameworks = [each for each in whole.configuration["integrations"]["frameworks"] if "jobset" not in each]
-        return replace(whole, configuration=whole.configuration | {"integrations": {"frameworks": frameworks}})
+    def without_jobsets(known: Mapping[str, Any]) -> Mapping[str, Any]:
+        frameworks = [each for each in known["integrations"]["frameworks"] if "jobset" not in each]
+        return {"integrations": {"frameworks": frameworks}}
 
-    changed = tuple(without_jobsets if each is programs.kueue else each for each in programs.ALL)
-    lab.kill("kueue")
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(programs, "ALL", changed)
-            lab.start("kueue")
+    with other_kueue(lab, without_jobsets):
         lab.kubectl("create", "-f", "-", input=json.dumps(owner(namespace, {}, {})))
         found(lab, "integration-off", namespace)
+
+
+@pytest.mark.slow
+def test_lab_shows_that_a_queue_is_required(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+    with other_kueue(lab, all_in_queues(namespace)):
+        lab.kubectl("create", "-f", "-", input=json.dumps(owner(namespace, {}, {"queue": None})))
+        found(lab, "queue-required", namespace)
+
+
+def all_in_queues(namespace: str) -> Change:
+    """Has Kueue hold back what is in no queue, in this namespace."""
+    there = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    return lambda _: {"manageJobsWithoutQueueName": True, "managedJobsNamespaceSelector": there}
+
+
+@contextlib.contextmanager
+def other_kueue(lab: Lab, change: Change) -> Iterator[None]:
+    """Has Kueue run with a part of its configuration changed."""
+
+    def changed(place: programs.Place) -> programs.Program:
+        whole = programs.kueue(place)
+        return replace(whole, configuration={**whole.configuration, **change(whole.configuration)})
+
+    lab.kill("kueue")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(programs, "ALL", tuple(changed if each is programs.kueue else each for each in programs.ALL))
+            lab.start("kueue")
+        yield
     finally:
         lab.kill("kueue")
         lab.start("kueue")

@@ -146,6 +146,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Turn it on, and restart Kueue.",
     ),
     (
+        "queue-required",
+        "Kueue holds back whatever is in no queue, and the profile names none: the run stays suspended.",
+        "`manageJobsWithoutQueueName` in Kueue's configuration.",
+        "Name a `queue` in the profile.",
+    ),
+    (
         "not-permitted",
         "Whoever starts the run may not make some of its objects.",
         "`kubectl auth can-i create KIND`.",

@@ -69,7 +69,7 @@ class Inventory:
     no_secrets: Sequence[str] = ()
     """Names of secrets for pulling images that are not there."""
     held_back: bool | None = None
-    """Whether Kueue suspends the run's object when it is made for a dry run; None where that was not tried."""
+    """Whether Kueue suspends the run's object when it is made for a dry run; None where that is not known."""
     denied: Sequence[str] = ()
     """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
     refusals: Sequence[str] = ()
@@ -116,7 +116,12 @@ def operators(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
 
 
 def queue(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
-    """The queue is there, open, and takes this kind of object."""
+    """The queue is there, open, and takes this kind of object; without one nobody asks for one."""
+    if not asked.queue and cluster.held_back:
+        what = "Kueue here holds back whatever is in no queue, so the run would stay suspended for ever"
+        remedy = "Name a `queue` in the profile: `kubectl get localqueues` lists those there are."
+        seen = "made for a dry run, it was suspended: manageJobsWithoutQueueName in Kueue's configuration"
+        yield _finding("queue-required", "queue", what, remedy, seen)
     if not asked.queue or not cluster.served.get((KUEUE, "localqueues")):
         return
     if cluster.local_queue is None:

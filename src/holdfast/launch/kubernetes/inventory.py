@@ -149,7 +149,7 @@ class _Look:
         return answer["status"]["allowed"]
 
     async def _rehearsed_owner(self, rendering: Rendering) -> tuple[bool | None, Sequence[str]]:
-        """Whether Kueue holds back a run that is not suspended when it is made, and what is said against it."""
+        """Whether Kueue holds back a run that nobody has suspended, and what is said against it."""
         owner = copy.deepcopy(plain(rendering.owner))
         held_by = owner["spec"].get("runPolicy", owner["spec"])
         if self._asked.queue:
@@ -161,7 +161,7 @@ class _Look:
             return None, [] if any(name in made for name in before) else [made]
         spec = made.get("spec", {})
         held = spec.get("runPolicy", spec).get("suspend", False)
-        return (held if self._asked.queue else None), ()
+        return held, ()
 
     async def _rehearsed(self, rendering: Rendering) -> list[str]:
         others = filter(judged_alone, (*rendering.before, *rendering.owned))

@@ -48,6 +48,15 @@ REASONS: tuple[Reason, ...] = (
         says="it was taken out of its queue",
         remedy='`kubectl patch workload NAME --type=merge -p \'{"spec":{"active":true}}\'` puts it back.',
     ),
+    # LocalQueue  doesn't exist
+    Reason(
+        pattern=r"LocalQueue +doesn't exist",
+        code="queue-required",
+        says="Kueue here holds back whatever is in no queue, and it is in none",
+        remedy="Name a `queue` in the profile: `kubectl get localqueues` lists those there are.",
+        severity=Severity.ERROR,
+        fault=Fault.USER,
+    ),
     # LocalQueue nowhere doesn't exist; ClusterQueue nowhere doesn't exist
     Reason(
         pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist",
