@@ -1,4 +1,4 @@
-"""What a webhook does not see yet is waited for; what it refuses for good is not."""
+"""What a webhook does not see yet is waited for, what it refuses for good is not; what goes wrong leaves nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.launch.kubernetes import starting
-from holdfast.launch.kubernetes.refusals import RefusedBy
+from holdfast.launch.kubernetes.errand import Errand
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered
 
 OWNER = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "run"}}
 
@@ -41,3 +42,54 @@ def test_object_that_is_refused_for_another_reason_is_not_asked_for_again(said: 
     with pytest.raises(RefusedBy):
         made(cluster, *before)
     assert cluster.refusals == 0
+
+
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "run"}}
+RUNTIME = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": "run"}}
+ERRAND = Errand(folder="/run", context=None, namespace="ml", before=(RUNTIME,), owner=OWNER, owned=(SERVICE,))
+
+
+class Failing:
+    """One that makes what it is asked to, and then does not say so, or refuses; it may be away for a while then."""
+
+    def __init__(self, kind: str, error: ClusterError, *, away: int) -> None:
+        self.kind, self.error, self.away = kind, error, away
+        self.there: list[str] = []
+
+    async def make(self, path: str, one: Mapping[str, Any], dryRun: str = "") -> Mapping[str, Any]:
+        if not dryRun:
+            fails = one["kind"] == self.kind
+            if not fails or isinstance(self.error, Unanswered):
+                self.there.append(f"{path}/{one['metadata']['name']}")
+            if fails:
+                raise self.error
+        return {**one, "metadata": {**one["metadata"], "uid": "1"}}
+
+    async def change(self, path: str, part: Mapping[str, Any]) -> None:
+        assert path in self.there
+
+    async def remove(self, path: str) -> None:
+        self.away -= 1
+        if self.away >= 0:
+            raise Unanswered("connect: refused")
+        self.there.remove(path)
+        if path.endswith("/trainjobs/run"):  # with what it owns
+            self.there[:] = [each for each in self.there if "/services/" not in each]
+
+
+@pytest.mark.parametrize("kind", ["TrainJob", "Service"])
+@pytest.mark.parametrize("error", [Unanswered("timed out"), RefusedBy(403, "it is denied")])
+@pytest.mark.parametrize("away", [0, 3])
+def test_start_that_fails_leaves_nothing_though_the_api_server_is_away_for_a_while(
+    kind: str, error: ClusterError, away: int
+) -> None:
+    cluster = Failing(kind, error, away=away)
+    with pytest.raises(type(error)):
+        asyncio.run(starting.make(cluster, ERRAND))  # pyright: ignore[reportArgumentType]
+    assert cluster.there == []
+
+
+def test_what_cannot_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "UNDO_S", 0.0)
+    with pytest.raises(Unanswered, match="timed out; not removed: trainjobs/run, trainingruntimes/run"):
+        asyncio.run(starting.make(Failing("Service", Unanswered("timed out"), away=100), ERRAND))  # pyright: ignore[reportArgumentType]

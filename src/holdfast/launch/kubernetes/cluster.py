@@ -24,6 +24,9 @@ from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswe
 
 ANSWER_S = 30.0
 """Longest that an answer is waited for."""
+WATCH_S = 60
+"""How long a watch lasts before all is listed anew. One whose server or network has gone without a word is silent for
+ever; of any other the server says that it is over."""
 
 _NO_ANSWER = (
     httpx.HTTPError,
@@ -33,7 +36,7 @@ _NO_ANSWER = (
     OSError,
     TimeoutError,
 )
-UNAUTHORIZED, NOT_FOUND, CONFLICT, UNABLE = 401, 404, 409, 500
+UNAUTHORIZED, NOT_FOUND, CONFLICT, TOO_MANY, UNABLE = 401, 404, 409, 429, 500
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SAID = 2000
 """Characters kept of an answer that is no Status."""
@@ -113,7 +116,7 @@ class Cluster:
                 raise
 
     async def pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
-        """All pods of a selector, and then each as it changes; one that is deleted has `deleted`."""
+        """All pods of a selector, and then each as it changes, for a while; one that is deleted has `deleted`."""
         path = "/api/v1/namespaces/{namespace}/pods"
         found = await self._ask("GET", path, params={"labelSelector": selector})
         yield found["items"]
@@ -121,9 +124,11 @@ class Cluster:
             "labelSelector": selector,
             "watch": "true",
             "resourceVersion": found["metadata"]["resourceVersion"],
+            "timeoutSeconds": str(WATCH_S),
         }
+        patience = httpx.Timeout(self._answer_s, read=WATCH_S + self._answer_s)
         try:
-            async with self._call("GET", path, params=params, stream=True, timeout=None) as response:
+            async with self._call("GET", path, params=params, stream=True, timeout=patience) as response:
                 async for line in response.aiter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":
@@ -184,7 +189,7 @@ def _refused(answer: httpx.Response, asked: str) -> ClusterError:
     said = _said(answer)
     return (
         Unanswered(said, asked=asked)
-        if answer.status_code >= UNABLE
+        if answer.status_code >= UNABLE or answer.status_code == TOO_MANY
         else RefusedBy(answer.status_code, said, asked=asked)
     )
 
@@ -193,7 +198,17 @@ def _unanswered(error: Exception, asked: str) -> ClusterError:
     if isinstance(error, ServerError) and error.response is not None:
         return _refused(error.response, asked)
     late = isinstance(error, TimeoutError | httpx.TimeoutException | kr8s.APITimeoutError)
-    return Unanswered("timed out" if late else str(error) or type(error).__name__, asked=asked)
+    said = "timed out" if late else str(error) or type(error).__name__
+    return Unanswered(f"{said}{_at(error)}", asked=asked)
+
+
+def _at(error: Exception) -> str:
+    """Which server it was that did not answer, where that is known."""
+    try:
+        url = error.request.url if isinstance(error, httpx.RequestError) else None
+    except RuntimeError:  # httpx's word for none
+        url = None
+    return f" ({url.scheme}://{url.netloc.decode()})" if url else ""
 
 
 def _said(answer: httpx.Response) -> str:

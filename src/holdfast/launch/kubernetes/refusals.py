@@ -129,6 +129,14 @@ _UNANSWERED = (
         "Try again; see that the VPN or bastion is up, and that `server` in the kubeconfig is right.",
         Fault.CLUSTER,
     ),
+    # Too many requests, please try again later.
+    _row(
+        "[Tt]oo many requests",
+        "cluster-busy",
+        "the API server has too much to do and puts requests off",
+        "Try again in a minute.",
+        Fault.CLUSTER,
+    ),
     _NO_KUBERNETES,
     _row(
         "(?P<why>.+)",
@@ -157,7 +165,8 @@ _REFUSED = (
     # 403 jobsets.jobset.x-k8s.io is forbidden: User "ann" cannot create resource "jobsets" in API group
     # "jobset.x-k8s.io" in the namespace "ml"
     _row(
-        r'^403 .*User "(?P<user>[^"]+)" cannot (?P<verb>\S+) resource "(?P<what>[^"]+)"(?P<where>.*)',
+        r'^403 .*User "(?P<user>[^"]+)" cannot (?P<verb>\S+) resource "(?P<what>[^"]+)"'
+        r'(?: in API group "[^"]*")?(?P<where>.*)',
         "not-permitted",
         "{user} may not {verb} {what}{where}",
         "Have a role bound that allows it, or use another `context` or `namespace`; `holdfast check --on` lists all.",
@@ -207,13 +216,6 @@ _REFUSED = (
         "object-exists",
         "something of this name is there already: {why}",
         "Remove it, or start the run again: it gets another id.",
-    ),
-    _row(
-        "^429 ",
-        "cluster-busy",
-        "the API server has too much to do and puts requests off",
-        "Try again in a minute.",
-        Fault.CLUSTER,
     ),
     _row(
         r"^(?:\d+ )?(?P<why>.*)",

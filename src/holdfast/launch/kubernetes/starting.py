@@ -30,11 +30,13 @@ from holdfast.launch.kubernetes.errand import Errand
 from holdfast.launch.kubernetes.names import RUN_LABEL
 from holdfast.launch.kubernetes.paths import folder_of, judged_alone, path_of
 from holdfast.launch.kubernetes.place import Place, record
-from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, words_of
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, words_of
 
 LOOK_S = 0.1
 SEEN_S = 10.0
 """Longest that a webhook may take to see an object that is there."""
+UNDO_S = 20.0
+"""How long an API server that is away is asked to undo what was done."""
 LONGEST_ERRAND_BYTES = 1 << 26
 
 
@@ -72,7 +74,7 @@ async def go() -> None:
                 raise _SenderGone
             await over
     except _SenderGone:
-        await cluster.remove(place.owner)
+        await _undone(cluster, (place.owner,))
 
 
 class _SenderGone(Exception):
@@ -110,7 +112,11 @@ async def make(cluster: Cluster, errand: Errand) -> Place:
         for each in before:
             if await _made(cluster, each):
                 made.append(path_of(each))
-        said = await _made_after(cluster, owner, made)
+        try:
+            said = await _made_after(cluster, owner, made)
+        except (Unanswered, asyncio.CancelledError):
+            made.append(path_of(owner))  # it may be made though nobody says so
+            raise
         made.append(path_of(owner))
         owners = {"ownerReferences": [_reference(said)]}
         for each in filter(_is_runs_own, before):
@@ -118,12 +124,31 @@ async def make(cluster: Cluster, errand: Errand) -> Place:
         for wave in (True, False):
             ready = ({**each, "metadata": each["metadata"] | owners} for each in owned if _asks_nothing(each) == wave)
             await _all(cluster.make(folder_of(each), each) for each in ready)
-    except BaseException:
-        for path in reversed(made):
-            with contextlib.suppress(Exception):  # what went wrong first is what is told
-                await cluster.remove(path)
+    except BaseException as error:
+        left = await _undone(cluster, reversed(made))
+        if left and isinstance(error, ClusterError):
+            names = ", ".join("/".join(path.rsplit("/", 2)[1:]) for path in left)
+            raise Unanswered(f"{error}; not removed: {names}", asked=error.asked) from error
         raise
     return Place(context=errand.context, namespace=errand.namespace, owner=path_of(owner))
+
+
+async def _undone(cluster: Cluster, made: Iterable[str]) -> list[str]:
+    """Remove what was made; what could not be, though it was tried for a while: what went wrong may pass."""
+    deadline, left = time.monotonic() + UNDO_S, list[str]()
+    for path in made:
+        while True:
+            try:
+                await cluster.remove(path)
+                break
+            except Unanswered:
+                if time.monotonic() > deadline:
+                    left.append(path)
+                    break
+                await asyncio.sleep(LOOK_S)
+            except ClusterError:  # what went wrong first is what is told
+                break
+    return left
 
 
 async def _made_after(cluster: Cluster, owner: Mapping[str, Any], made: Sequence[str]) -> Mapping[str, Any]:
