@@ -36,6 +36,7 @@ from holdfast.events import (
     ControllerStarted,
     DrillAction,
     DrillTarget,
+    RanksStarted,
     RunFinished,
     StepCommitted,
 )
@@ -225,6 +226,7 @@ def _step(events: Sequence[AnyEvent]) -> int:
 
 def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) -> bool:
     """Whether the ranks have come to the gate, in a new attempt where the kill makes one, with all there to see it."""
+    saved = any(isinstance(event, CheckpointCommitted) and event.step >= kill.gate - 1 for event in (*before, *new))
     attempt = max((event.attempt for event in before if isinstance(event, AttemptStarted)), default=0)
     if KINDS[kill.what].restarts:
         before, attempt = (), attempt + 1
@@ -232,6 +234,11 @@ def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) 
         isinstance(event, StepCommitted) and event.attempt >= attempt and event.step >= kill.gate - 1
         for event in (*before, *new)
     )
+    if saved and KINDS[kill.what].restarts:
+        # Ranks that were told to leave have saved right before the gate. The next attempt commits no step until it is
+        # opened; that it waits there is seen by the step of the next kill.
+        began = {event.node for event in new if isinstance(event, RanksStarted) and event.attempt >= attempt}
+        came = came or len(began) == NODES
     if kill.what != "controller":
         return came
     lives = [index for index, event in enumerate(new) if isinstance(event, ControllerStarted)]
