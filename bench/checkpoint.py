@@ -49,7 +49,7 @@ PARTS = ("saves", "rival", "loads")
 WIDTH, LAYERS, BATCH = 4096, 6, 16
 """Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
 COMMITS, SAVES = 10, 8
-"""Steps from one save to the next where a Session saves, and how many it does."""
+"""Steps from one save to the next where a Session saves, and how many it does at most."""
 STEPS = 3
 """Of training right after each save has begun; more follow until it is on disk."""
 
@@ -283,7 +283,7 @@ def main() -> None:
             say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
         if "rival" in parts:
             rival = _rival(loop, options.rounds)
-            _anatomy(loop, Path(folder))
+            _anatomy(loop, Path(folder), saves=min(SAVES, options.rounds))
         loop.close()
         if "loads" in parts:
             for what, goal, kind in (("verified", LOAD_GOAL, Shared), ("unverified", UNVERIFIED_GOAL, Believing)):
@@ -338,12 +338,12 @@ def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def _anatomy(loop: Loop, folder: Path) -> None:
+def _anatomy(loop: Loop, folder: Path, *, saves: int) -> None:
     """Say what a step's commit takes in all where it begins a save, and where it does not."""
     told = Environment(checkpoint_path=folder / "session", checkpoint_every_steps=COMMITS, checkpoint_keep=1)
     session = Session(model=loop.training.model, optimizer=loop.training.optimizer, environment=told)
     took_ms: dict[bool, list[float]] = {True: [], False: []}
-    for step in session.steps(SAVES * COMMITS + 1):
+    for step in session.steps(saves * COMMITS + 1):
         loop.train()
         began = time.perf_counter()
         session.commit(tokens=BATCH)
