@@ -37,7 +37,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "rank-hung",
         "A rank passed no step within recovery.step_deadline_s.",
-        f"{_DIAGNOSE} The stacks that were taken show where each rank stands: it is the one that waits for no other.",
+        f"{_DIAGNOSE} The stacks that were taken show where each rank stands: look for the one that stands elsewhere.",
         "Mend what that rank waits for: data, a lock, a collective that the others do not make.",
     ),
     (
