@@ -123,9 +123,15 @@ class Site:
 
     def clear(self) -> None:
         """Remove whatever runs, and wait until it is gone."""
-        kinds = "jobsets,trainjobs,trainingruntimes,jobs,services,configmaps,secrets,networkpolicies,roles,rolebindings"
+        runs, access = "jobsets,trainjobs,trainingruntimes,replicasets,jobs", "roles,rolebindings,serviceaccounts"
         chosen = ("-l", "app.kubernetes.io/name=holdfast")
-        self.kubectl("delete", f"{kinds},serviceaccounts", *chosen, "--wait=false", "--ignore-not-found")
+        self.kubectl(
+            "delete",
+            f"{runs},services,configmaps,secrets,networkpolicies,{access}",
+            *chosen,
+            "--wait=false",
+            "--ignore-not-found",
+        )
         self.wait_for(lambda: not self.kubectl("get", "pods,jobsets", "-o", "name"), CLEARED_S)
         for run in api.runs():
             self.wait_for(lambda run=run: not run.alive(), CLEARED_S)
