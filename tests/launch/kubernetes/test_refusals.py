@@ -94,6 +94,11 @@ class Door:
         self._open: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
+    @property
+    def met(self) -> int:
+        """How many have come."""
+        return len(self._open)
+
     def shut(self) -> None:
         """Nobody is let in, and those who are in are put out."""
         self._listening.shutdown(socket.SHUT_RDWR)
@@ -188,6 +193,24 @@ def test_cluster_that_does_not_answer_in_time(kubeconfig: KubeconfigOf, door: Do
     door.silent = True
     kubeconfig(cluster={"server": door.url})
     expect(failing(listing, "ml", answer_s=1.0), "cluster-silent", ExitCode.UNAVAILABLE)
+
+
+@pytest.mark.slow
+def test_several_questions_at_once_find_out_together_that_nobody_answers(kubeconfig: KubeconfigOf, door: Door) -> None:
+    door.silent = True
+    kubeconfig(cluster={"server": door.url})
+
+    async def ask(cluster: Cluster, times: int) -> None:
+        for answer in await asyncio.gather(*(cluster.read(PODS) for _ in range(times)), return_exceptions=True):
+            assert isinstance(answer, Unanswered)
+        raise answer
+
+    tries: list[int] = []
+    for times in (1, 5):
+        before = door.met
+        failing(lambda cluster, times=times: ask(cluster, times), "ml", answer_s=1.0)
+        tries.append(door.met - before)
+    assert tries[0] == tries[1] > 0
 
 
 @pytest.mark.slow

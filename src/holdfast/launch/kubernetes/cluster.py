@@ -53,6 +53,9 @@ class Cluster:
         self._context, self._namespace, self._answer_s = context, namespace or _own_namespace(), answer_s
         self._api: Any = None
         self._opening = anyio.Lock()
+        self._tried = 0
+        self._failed: Exception | None = None
+        """Why the last try to open it did not succeed."""
 
     async def read(self, path: str, **params: str) -> dict[str, Any]:
         """What lies at a path."""
@@ -154,9 +157,17 @@ class Cluster:
             yield response
 
     async def _connected(self) -> Any:
+        tried = self._tried
         async with self._opening:
             if self._api is None:
-                self._api = await self._open()
+                if self._tried > tried and self._failed is not None:
+                    raise self._failed  # it was waited for: who asks many things at once waits no longer than for one
+                self._tried += 1
+                try:
+                    self._api = await self._open()
+                except Exception as error:
+                    self._failed = error
+                    raise
         return self._api
 
     async def _open(self) -> Any:
@@ -216,7 +227,7 @@ def _said(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:_SAID] or answer.reason_phrase
+        return answer.text.strip()[:_SAID] or answer.reason_phrase
 
 
 def _named(error: Exception) -> str:
