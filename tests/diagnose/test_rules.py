@@ -92,6 +92,15 @@ def test_image_without_verbs_is_no_fault_where_the_node_has_no_rdma():
     assert any("/sys/class/infiniband" in each.get for each in answer.missing)
 
 
+def test_bridge_in_a_list_of_interfaces_is_a_question_and_a_link_local_address_an_answer():
+    listed = "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]virbr0:192.168.122.1<0>"
+    answer = told(listed)
+    assert answer.klass is Class.UNKNOWN
+    assert any(Class.WRONG_INTERFACE in each.decides for each in answer.missing)
+    answer = told(listed.replace("192.168.122.1", "fe80::5c1:aff:fe05:1%virbr0"))
+    assert (answer.klass, answer.sure) == (Class.WRONG_INTERFACE, Sureness.LIKELY)
+
+
 NO_DEVICE = "n1:8:9 [0] NCCL INFO NET/IB : No device found."
 
 

@@ -74,6 +74,21 @@ RULES: tuple[Rule, ...] = (
         degrades=True,
     ),
     Rule(
+        code="link-local-listed",
+        lines=(
+            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]veth5f2a:fe80::5c1:aff:fe05:1%veth5f2a<0>",
+        ),
+        pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\][\w.-]+:fe80:",
+        classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="among the interfaces that NCCL spreads its connections over is one with nothing but a link-local address, which no other node can reach",
+        remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
+        decides=("interfaces", "reachable"),
+        versions="all",
+        source="NCCL src/transport/net_socket.cc",
+        degrades=True,
+    ),
+    Rule(
         code="address-family",
         lines=(
             "include/socket.h:344 NCCL WARN Net : Socket creation failed : Address family not supported by protocol",
