@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -107,7 +108,7 @@ class Liaison:
         """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
         self.listen()
         atexit.register(time.sleep, DRAIN_S)
-        atexit.register(self._channel.finish)
+        atexit.register(_finish, weakref.ref(self._channel))  # a session that is gone has closed it
         self._saved_at = time.monotonic()
         self._boundary = self._clock()
 
@@ -317,6 +318,11 @@ class Liaison:
 
     def _note_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         self._terminated = True
+
+
+def _finish(channel: weakref.ref[Channel]) -> None:
+    if (open_still := channel()) is not None:
+        open_still.finish()
 
 
 def _on_sigterm(handler: Handler) -> Handler:
