@@ -41,6 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what no event tells of."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @dataclass
 class Watched:
     """A started run and what its log has said so far."""

@@ -7,13 +7,11 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.conftest import SmallDisk, fill
-from tests.runs.conftest import DEADLINE_S, Runs, Watched
+from tests.runs.conftest import Runs, Watched, until
 from tests.runs.test_endings import own_memory_group
 
 from holdfast import api
@@ -66,13 +64,6 @@ def test_log_damaged_where_it_matters_ends_the_run_with_the_reason(runs: Runs) -
     (stop,) = watched.all(StopDecided)
     assert stop.finding is not None
     assert stop.finding.code == "event-log-broken"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def holds(watched: Watched) -> bool:

@@ -94,7 +94,7 @@ def test_newest_good_checkpoint_is_brought_to_the_store_though_the_last_loss_is_
         if step == 3:
             assert loop._checkpoints is not None
             assert loop._checkpoints._saving is not None
-            loop._checkpoints._saving.result(100)
+            loop._checkpoints._saving.result()
             go_on.set()
         loop.commit(loss=next(losses))
     assert saved(tmp_path / "store") == ["step-00000001.0", "step-00000002.0"]
