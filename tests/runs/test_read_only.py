@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs
-from tests.runs.test_mishaps import holds, noted, until
+from tests.runs.conftest import Runs, until
+from tests.runs.test_mishaps import holds, noted
 
 from holdfast import api
 from holdfast.events import AttemptStarted, CheckpointCommitted, ControllerStarted, Outcome, StepCommitted
