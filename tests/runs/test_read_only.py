@@ -34,7 +34,8 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
 
 
 def fail(folder: Path) -> None:
-    """Have the file system meet an error."""
+    """Have it meet an error, once what was made before is on disk: a folder that is not cannot be read again."""
+    subprocess.run(["sync", "--file-system", folder], check=True)
     device = subprocess.run(["findmnt", "-no", "SOURCE", folder], check=True, capture_output=True, text=True).stdout
     Path("/sys/fs/ext4", Path(device.strip()).name, "trigger_fs_error").write_text("a test")
 
