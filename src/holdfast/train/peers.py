@@ -16,9 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, Protocol, cast
 
 import torch
@@ -29,6 +26,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events.rank import Doing
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train.environment import Environment
+from holdfast.train.managing import OneThread, OwnWord
 from holdfast.train.peerlinks import WAIT, Gloo, Nccl, Transport
 from holdfast.train.ranks import Ranks
 
@@ -133,8 +131,8 @@ class Peers:
                 fault=Fault.CLUSTER,
             ) from error
         if ranks.world_size == 1:
-            self._manager._client = _Single(self._manager._client)
-        self._manager._executor = _Aside()
+            self._manager._client = OwnWord(self._manager._client)
+        self._manager._executor = OneThread()
         self._manager._connect_timeout = DONOR  # from here on it is for donors alone
         self._manager.peers = self
         self._waiting = _waiting(told)
@@ -353,43 +351,6 @@ class _Manager(Manager):
         """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
         self.peers.send(tensor)
         return _Mean(self.peers, tensor)
-
-
-class _Single:
-    """The client of a replica of one rank, whose word whether to commit is the replica's."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def should_commit(self, _rank: int, _step: int, should_commit: bool, **_: Any) -> bool:
-        return should_commit
-
-
-class _Aside:
-    """One thing after another, in a thread that a process which ends does not wait for, as for an executor's."""
-
-    def __init__(self) -> None:
-        self._given: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        Thread(target=self._work, name="quorum", daemon=True).start()
-
-    def submit(self, work: Callable[..., Any], **named: Any) -> Future[Any]:
-        future = Future[Any]()
-        self._given.put((future, partial(work, **named)))
-        return future
-
-    def shutdown(self, *, wait: bool = True) -> None:
-        """Nothing is left to be ended."""
-
-    def _work(self) -> None:
-        while True:
-            future, work = self._given.get()
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
 
 
 class _Mean:
