@@ -1,7 +1,8 @@
-"""Nobody waits for a replica that is gone before it has connected."""
+"""What a replica holds of the others: nobody waits for one that is gone, and nobody is listened to who need not be."""
 
 from __future__ import annotations
 
+import socket
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import TCPStore
 
-from holdfast.train.peerlinks import WAIT, Gloo
+from holdfast.train.peerlinks import WAIT, Gloo, Transport, store_at
 
 DEADLINE_S = 30.0
 
@@ -45,3 +46,21 @@ def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() ->
     deadline = time.monotonic() + DEADLINE_S
     while held() is not None:
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("what", ["state", "store"])
+def test_others_are_listened_to_at_one_address(what: str) -> None:
+    store, transport = store_at("127.0.0.1"), Transport("127.0.0.1")
+    port = store.port if what == "store" else int(transport.address().split(":")[2].partition("/")[0])
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_store_and_state_are_had_at_an_address_of_either_family(address: str) -> None:
+    store, transport = store_at(address), Transport(address)
+    TCPStore(address, store.port).set("step", "5")
+    transport.send_checkpoint([1], 5, {"weight": 3}, WAIT)
+    assert store.get("step") == b"5"
+    assert Transport(address).recv_checkpoint(0, transport.metadata(), 5, WAIT) == {"weight": 3}

@@ -6,12 +6,15 @@ part, and when (peers.py).
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from http.server import ThreadingHTTPServer
+from socketserver import BaseRequestHandler, TCPServer
 from threading import Thread
 from typing import Any, cast
 
@@ -119,14 +122,20 @@ class Nccl(_Parting, ProcessGroupNCCL):
 
 
 class Transport(HTTPTransport[Any]):
-    """Gives a rank's state to one that catches up, at an address that the other can reach."""
+    """Gives a rank's state to one that catches up, at an address of this machine that the other can reach."""
 
-    def __init__(self, host: str) -> None:
-        self._host = f"[{host}]" if ":" in host else host
+    def __init__(self, address: str) -> None:
         super().__init__(timeout=WAIT, num_chunks=0)
-        self.taking = _Vain()
+        wide = cast("Any", self)._server
         # Python's server would write a line for each that catches up into the rank's log.
-        cast("Any", self)._server.RequestHandlerClass.log_message = _silent
+        wide.RequestHandlerClass.log_message = _silent
+        self._server = _Server(address, wide.RequestHandlerClass)
+        wide.server_close()
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        self.taking = _Vain()
+
+    def _serve(self) -> None:
+        """Nothing at the server that TorchFT has made, which would listen on every address of this machine."""
 
     def recv_checkpoint(self, *given: Any, **named: Any) -> Any:
         take: Callable[..., Any] = super().recv_checkpoint
@@ -134,8 +143,33 @@ class Transport(HTTPTransport[Any]):
 
     def address(self) -> str:
         """TorchFT's own has the machine's name in it, which nobody else knows in a Kubernetes pod."""
-        port = cast("Any", self)._server.socket.getsockname()[1]
-        return f"http://{self._host}:{port}/checkpoint/"
+        host, port = cast("Any", self)._server.socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/checkpoint/"
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves at one address, of either family."""
+
+    request_queue_size = 1024
+
+    def __init__(self, address: str, handler: type[BaseRequestHandler]) -> None:
+        self.address_family = _family(address)
+        super().__init__((address, 0), handler)
+
+    def server_bind(self) -> None:
+        """As TCPServer does it: HTTPServer asks a name server for this machine's name, and may wait for it."""
+        TCPServer.server_bind(self)
+
+
+def store_at(address: str) -> dist.TCPStore:
+    """A store that listens at one address of this machine; by itself it would at every one."""
+    with socket.create_server((address, 0), family=_family(address)) as ear:
+        port = ear.getsockname()[1]
+        return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=ear.detach())
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _silent(*_: object) -> None:

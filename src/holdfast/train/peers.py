@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp, TCPStore
+from torch.distributed import AllreduceOptions, ReduceOp
 from torchft.manager import Manager
 
 from holdfast.errors import ExitCode, failure
@@ -27,7 +27,7 @@ from holdfast.events.rank import Doing
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train.environment import Environment
 from holdfast.train.managing import OneThread, OwnWord
-from holdfast.train.peerlinks import WAIT, Gloo, Nccl, Transport
+from holdfast.train.peerlinks import WAIT, Gloo, Nccl, Transport, store_at
 from holdfast.train.ranks import Ranks
 
 State = dict[str, Any]
@@ -95,11 +95,12 @@ class Peers:
         self._ranks = ranks
         self._news = news
         host = told.address or socket.gethostname()
+        here = _address_towards(host)
         # A store of its own: a replica of one rank may have none, and torchrun's may be shared by all replicas.
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if ranks.rank == 0 else None
+        self._store = store_at(here) if ranks.rank == 0 else None
         port = ranks.from_first(self._store.port if self._store else 0)
         self._group = Nccl(timeout=WAIT) if nccl else Gloo(timeout=WAIT)
-        self._transport = Transport(_address_towards(host))
+        self._transport = Transport(here)
         try:
             self._manager: Any = _Manager(
                 pg=self._group,
