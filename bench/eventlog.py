@@ -78,21 +78,15 @@ BEGAN = 1.8e9
 class Nowhere:
     """A back end that makes nothing."""
 
-    def render(self, job: Job) -> str:
-        return ""
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None: ...
 
     async def observe(self) -> AsyncIterator[object]:
         await asyncio.Event().wait()
         yield
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return None
-
     async def replace_node(self, place: NodePlace, reason: str) -> None: ...
 
-    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+    async def cordon(self, place: NodePlace) -> None: ...
 
     async def uncordon(self, place: NodePlace) -> None: ...
 
@@ -130,7 +124,7 @@ class Agent:
     def then(self, act: Callable[[], None]) -> None:
         act()
 
-    def close(self, reason: str) -> None: ...
+    def close(self) -> None: ...
 
     def join(self) -> None:
         joined = AgentJoined(

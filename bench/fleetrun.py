@@ -43,9 +43,6 @@ class FleetBackend:
         self._fleet = fleet
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
 
-    def render(self, job: Job) -> str:
-        return ""
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         words = encode(Make(places=tuple((place.node, place.generation) for place in places))) + b"\n"
         await asyncio.get_running_loop().sock_sendall(self._fleet, words)
@@ -66,13 +63,10 @@ class FleetBackend:
             reason = "its machine lost its power"
             self._seen.put_nowait(NodeObservation(place=place, sight=Sight.GONE, reason=reason))
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return None
-
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         await self.submit((place,))
 
-    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+    async def cordon(self, place: NodePlace) -> None: ...
 
     async def uncordon(self, place: NodePlace) -> None: ...
 

@@ -38,6 +38,13 @@ def test_layers_hold_every_top_level_name() -> None:
     assert NAMES - listed == {TRAIN}, "give the new name its floor in pyproject.toml, on purpose"
 
 
+def test_floors_that_contributors_read_are_those_of_the_contract() -> None:
+    (drawn,) = re.findall(r"```text\n(cli/.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    shown = [re.findall(r"\w+(?=/|\.py)", line) for line in drawn.splitlines()]
+    floors = [set(re.findall(r"\w+", layer)) for layer in contract("Imports point down only")["layers"]]
+    assert [set(floor) for floor in shown if floor] == [*floors, {TRAIN}]
+
+
 def test_train_is_forbidden_to_every_other_name() -> None:
     assert tops(contract("Nobody imports train")["source_modules"]) == NAMES - {TRAIN}
 

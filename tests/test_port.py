@@ -55,21 +55,15 @@ CANCEL = encode(CancelRequested(at=1.0, by="test"))
 class Nowhere:
     """A back end that makes nothing."""
 
-    def render(self, job: Job) -> str:
-        return ""
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None: ...
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         await asyncio.Event().wait()
         yield NodeObservation(place=NodePlace(node=0, generation=0), reason="never")
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return None
-
     async def replace_node(self, place: NodePlace, reason: str) -> None: ...
 
-    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+    async def cordon(self, place: NodePlace) -> None: ...
 
     async def uncordon(self, place: NodePlace) -> None: ...
 

@@ -48,7 +48,7 @@ class Node:
     def then(self, act: Callable[[], None]) -> None:
         act()
 
-    def close(self, reason: str) -> None: ...
+    def close(self) -> None: ...
 
     def joins(self, of: LogCopies) -> Links:
         joined = AgentJoined(

@@ -422,7 +422,8 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
 
     for path in paths:
         if str(path) != "-" and not path.exists():
-            raise failure("no-such-file", f"there is no {path}", exit_code=ExitCode.NOT_FOUND, where=str(path))
+            what, remedy = f"there is no {path}", "Give files or folders that are there, or the id of a run."
+            raise failure("no-such-file", what, exit_code=ExitCode.NOT_FOUND, where=str(path), remedy=remedy)
     pile = Pile(tuple(paths), stdin=stdin)
     answer = diagnose_pile(pile)
     if pile.bytes == 0:

@@ -30,11 +30,11 @@ BEAT_S = 0.1
 ASK_S = 10.0
 """Longest a controller may take to obey."""
 
-STALE_S = 3.0
-"""What is older is not shown without saying so; the pod that tells of a run looks ten times a second."""
-
 ANSWER_S = 2.0
 """Longest that its answer may take beyond that."""
+
+STALE_S = 3.0
+"""What is older is not shown without saying so; the pod that tells of a run looks ten times a second."""
 
 
 def finished(run: RunFolder) -> bool:
@@ -71,7 +71,7 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
 
     refuse_finished(run)
     if what != "cancel":
-        _refuse_unheard(run, what)
+        _refuse_without_agent(run, what)
     event = msgspec.structs.replace(event, request=secrets.token_hex(8))
     directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -91,7 +91,8 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
     finally:
         os.close(directory)
     if answer.status_code == 401:
-        raise failure("token-refused", f"{run.run} refused this token", exit_code=ExitCode.REFUSED)
+        what, remedy = f"{run.run} refused this token", f"Start `{run.run}` again: {run.path}/token was changed."
+        raise failure("token-refused", what, exit_code=ExitCode.REFUSED, where=str(run.path), remedy=remedy)
     if answer.status_code == 408:
         raise _no_answer(run)
     if answer.status_code == 503:
@@ -110,11 +111,12 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
             f"{run.run} did not accept the request",
             exit_code=ExitCode.INTERNAL,
             evidence=(answer.text[:500],),
+            remedy="Use the version of holdfast that started the run. With the same one this is a fault of holdfast.",
             fault=Fault.HOLDFAST,
         )
 
 
-def _refuse_unheard(run: RunFolder, what: str) -> None:
+def _refuse_without_agent(run: RunFolder, what: str) -> None:
     """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
     if not Accepted.read(run.job).agent:
         raise failure(

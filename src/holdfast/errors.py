@@ -62,7 +62,7 @@ def failure(
     exit_code: ExitCode,
     where: str = "",
     evidence: tuple[str, ...] = (),
-    remedy: str = "",
+    remedy: str,
     fault: Fault = Fault.USER,
 ) -> HoldfastError:
     """Make the error that says one thing; `code` is stable kebab-case and documented."""

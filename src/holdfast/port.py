@@ -73,7 +73,7 @@ class _Peer:
     def then(self, act: Callable[[], None]) -> None:
         self._put(act)
 
-    def close(self, reason: str) -> None:
+    def close(self) -> None:
         self._put(None)
 
     def _put(self, order: bytes | Callable[[], None] | None) -> None:

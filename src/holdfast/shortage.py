@@ -110,7 +110,7 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
         what=f"{subject}: {row.what if row else error.strerror}",
         where=str(path),
         evidence=(str(error), *room(path)),
-        remedy=row.remedy if row else "",
+        remedy=row.remedy if row else "see who may use it (`ls -ld`), and what the kernel says of its disk (`dmesg`)",
         fault=Fault.CLUSTER,
     )
 

@@ -73,9 +73,6 @@ class Nowhere:
         self.told: list[tuple[Outcome, int]] = []
         self.cancelled = False
 
-    def render(self, job: Job) -> str:
-        return ""
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         self.made.extend(places)
 
@@ -83,13 +80,10 @@ class Nowhere:
         await asyncio.Event().wait()
         yield NodeObservation(place=NodePlace(node=0, generation=0), reason="never")
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return None
-
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         self.made.append(place)
 
-    async def cordon(self, place: NodePlace, reason: str) -> None: ...
+    async def cordon(self, place: NodePlace) -> None: ...
 
     async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
         assert not self.cancelled
@@ -139,7 +133,7 @@ class Agent:
     def then(self, act: Callable[[], None]) -> None:
         act()
 
-    def close(self, reason: str) -> None:
+    def close(self) -> None:
         self.closed = reason
 
     # The agent's

@@ -66,7 +66,8 @@ def _explained(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
             return (Finding(code="log-too-new", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
         case OSError(errno=number, filename=name) if number in _REFUSED_BY_THE_SYSTEM and name:
             what = f"the operating system refused: {error.strerror}"
-            refused = Finding(code="system-refused", what=what, where=str(name), fault=Fault.CLUSTER)
+            remedy = "See who may use it (`ls -ld`), and whether its disk has room and can be written (`df`)."
+            refused = Finding(code="system-refused", what=what, where=str(name), remedy=remedy, fault=Fault.CLUSTER)
             return (refused,), ExitCode.IMPOSSIBLE
         case _:
             return (_internal(error),), ExitCode.INTERNAL

@@ -32,7 +32,8 @@ def init(
         raise failure("file-exists", what, exit_code=ExitCode.USAGE, where=str(file), remedy=remedy) from None
     except (FileNotFoundError, NotADirectoryError):
         what = f"there is no folder {file.parent}"
-        raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(file)) from None
+        remedy = f"Make it: `mkdir -p {file.parent}`."
+        raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(file), remedy=remedy) from None
     if output is Output.JSON:
         say_json({"file": str(file)})
     else:

@@ -62,7 +62,8 @@ def logs(
     if not follow and not any(attempt in (None, source.attempt) for source in known):
         which = f" in attempt {attempt}" if attempt is not None else ""
         what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run}"
-        raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"))
+        remedy = f"See with `holdfast status {found.run}` whether it has started; `-f` waits for it."
+        raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"), remedy=remedy)
     colours = output is Output.TEXT and not is_plain(sys.stdout)
     merged = MergedLog(
         found,

@@ -33,7 +33,6 @@ class Cordon:
     """Have the back end put nothing new on the machine under a node."""
 
     place: NodePlace
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

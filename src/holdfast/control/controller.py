@@ -407,7 +407,7 @@ class Controller:
             case ReplaceNode():
                 self._spawn(self._made(lambda: self._backend.replace_node(command.place, command.reason)))
             case Cordon():
-                self._spawn(self._backend.cordon(command.place, command.reason))
+                self._spawn(self._backend.cordon(command.place))
             case Uncordon():
                 self._spawn(self._made(lambda: self._backend.uncordon(command.place)))
             case Start():

@@ -48,7 +48,7 @@ def pending(job: Job, state: State, node: int) -> Commands:
 
 def cordons(state: State) -> Commands:
     """Machines that are out of use, for a back end that may not know."""
-    return tuple(Cordon(place=place, reason="a drill lost it for good") for place in state.cordoned)
+    return tuple(Cordon(place=place) for place in state.cordoned)
 
 
 def _returned(state: State, node: int) -> Transition:

@@ -33,7 +33,7 @@ class AgentPeer(Protocol):
         """Act once what is queued has gone out; never, where the connection closes before."""
         ...
 
-    def close(self, reason: str) -> None:
+    def close(self) -> None:
         """Close the connection once what is queued has gone out."""
         ...
 
@@ -91,7 +91,7 @@ class Links:
         """Take a connection in, in place of the agent's former one."""
         former = self._by_node.get(link.joined.node)
         if former is not None:
-            former.peer.close("the agent connected again")
+            former.peer.close()
         self._by_node[link.joined.node] = link
 
     def remove(self, link: AgentLink) -> bool:

@@ -160,10 +160,10 @@ NAMES: tuple[str, ...] = (AUTO, *CATALOG)
 """What a job may write as its fabric."""
 
 
-def resolve(job_fabric: str, profile_fabric: str | None, default: str = LOCAL_DEFAULT) -> Fabric:
-    """The fabric of a run: the job's own, or for `auto` the profile's, or else the back end's `default`.
+def resolve(job_fabric: str, profile_fabric: str | None) -> Fabric:
+    """The fabric of a run: the job's own, or for `auto` the profile's, or else that of one machine.
 
     Raises KeyError for a name that is not in the catalogue; jobs and profiles are checked before.
     """
-    name = job_fabric if job_fabric != AUTO else profile_fabric or default
+    name = job_fabric if job_fabric != AUTO else profile_fabric or LOCAL_DEFAULT
     return CATALOG[LOCAL_DEFAULT if name == AUTO else name]

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
 from holdfast.events import Outcome
-from holdfast.job.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +47,6 @@ class NodeObservation:
 class Backend(Protocol):
     """A place where nodes come from."""
 
-    def render(self, job: Job) -> str:
-        """What `submit` would send, as text; nothing is started."""
-        ...
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         """Make these nodes and start an agent on each; a node that exists already is left alone.
 
@@ -71,15 +65,11 @@ class Backend(Protocol):
         """
         ...
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        """The agent's own log, where the place keeps one."""
-        ...
-
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         """Remove what is left of the slot's earlier generation, then submit this one."""
         ...
 
-    async def cordon(self, place: NodePlace, reason: str) -> None:
+    async def cordon(self, place: NodePlace) -> None:
         """Put nothing new on the machine under this node."""
         ...
 

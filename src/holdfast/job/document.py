@@ -114,10 +114,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         what = f"{name} cannot be read: {reason or 'it is not a path'}"
-        raise failure("unreadable-file", what, exit_code=ExitCode.INVALID_JOB, where=name) from None
+        remedy = f"Give a file that you may read: `ls -ld {name}`."
+        raise failure("unreadable-file", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy) from None
     if len(content) > MAX_BYTES:
         what = f"{name} has more than {MAX_BYTES // 1024} KiB, which no job file needs"
-        raise failure("file-too-large", what, exit_code=ExitCode.INVALID_JOB, where=name)
+        remedy = "See whether it is one; what a program needs beside it goes into files of its own."
+        raise failure("file-too-large", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -159,8 +161,8 @@ def _set(source: Source, override: str) -> None:
     place = Place(where=f"--set {shown(match['key'])}", line=override)
     parent = _group_around(source, path)
     if parent is None:
-        what = f"`{dotted(path[:-1])}` has no fields to set"
-        source.complain(path, lambda: finding_at(place, path, code="bad-override", what=what))
+        what, remedy = f"`{dotted(path[:-1])}` has no fields to set", "See the fields with `holdfast schema`."
+        source.complain(path, lambda: finding_at(place, path, code="bad-override", what=what, remedy=remedy))
         return
     parent[str(path[-1])] = _override_value(match["value"], path, source)
     source.places = {known: at for known, at in source.places.items() if known[: len(path)] != path}

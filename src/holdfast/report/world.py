@@ -18,7 +18,7 @@ def observed(world: WorldChanged, step: StepCommitted) -> WorldChanged:
 
 
 def in_words(world: WorldChanged) -> str:
-    """`degraded: 2 of 4 ranks on 2 of 4 nodes (before: 4 ranks); global batch kept at 32 samples, ...`."""
+    """`degraded: world size 2 of 4 on 2 of 4 nodes (it was 4); global batch kept at 32 samples, ...`."""
     nodes, slots = len(world.nodes), len(world.nodes) + len(world.missing)
     head = "degraded" if world.missing else "whole again"
     ranks = f"world size {world.world_size} of {world.full_world_size} on {nodes} of {count(slots, 'node')}"

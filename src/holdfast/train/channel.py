@@ -1,6 +1,6 @@
 """Owns the rank's end of its agent's Unix socket: what is sent never waits, what was asked is picked up when polled.
 
-Refuses to own what the messages mean (events/rank.py says what they are, session.py what is done about them), and to
+Refuses to own what the messages mean (events/rank.py says what they are, liaison.py what is done about them), and to
 let an agent that is slow, gone or confused stop training: it is told once on stderr, and the session goes on alone.
 """
 

@@ -1,7 +1,7 @@
 """Owns what a program sets of a training beside model and data, and how that differs from what a checkpoint was of.
 
 It is noted before anything is loaded, so that what schedules and loops change on the way is no difference, and kept in
-the seal. Pure. Refuses to own how a difference is put into force (training.py).
+the seal. Pure. Refuses to own how a difference is put into force (program.py).
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class Journal:
                 exit_code=ExitCode.USAGE,
                 where="Session(report_to=...) or HOLDFAST_REPORT_TO",
                 evidence=(f"known are {', '.join(TRACKERS)}",),
+                remedy="name one that is known, or leave it out: steps are reported to the run all the same",
             )
         self._told = told
         self._couriers: list[Courier] = []

@@ -213,7 +213,7 @@ def test_node_without_a_machine_told_and_made_when_one_is_of_use_again(folder: R
             await here.submit(tuple(places))
             seen = here.observe()
             assert [(await anext(seen)).sight for _ in places] == [Sight.MADE, Sight.MADE, Sight.UNAVAILABLE]
-            await here.cordon(places[0], "a drill")
+            await here.cordon(places[0])
             os.kill(agents(folder)[0], signal.SIGKILL)
             assert (await anext(seen)).sight is Sight.GONE
             lost = NodePlace(node=0, generation=1)

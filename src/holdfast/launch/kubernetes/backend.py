@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from holdfast.events import Outcome
@@ -91,10 +90,6 @@ class KubernetesBackend:
         self._empty = asyncio.Event()
         """Whether no pod of a node is left that does not leave."""
 
-    def render(self, job: Job) -> str:
-        """The manifests are rendered where the run is started from."""
-        raise NotImplementedError
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         """The gang's own object makes pods for all nodes; each place takes one as soon as it runs."""
         for place in places:
@@ -118,9 +113,6 @@ class KubernetesBackend:
         """Which generation of a node the pod at an address is; None while that is not known, or for one given up."""
         return self._lives.generation(node, address)
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return None
-
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         """Have the node's pod made anew, at once where it has a Job of its own: that is removed, and made again.
 
@@ -136,7 +128,7 @@ class KubernetesBackend:
         for pod in tuple(self._lives.former(place)):
             await self._insist(f"{PODS}/{pod.name}")
 
-    async def cordon(self, place: NodePlace, reason: str) -> None:
+    async def cordon(self, place: NodePlace) -> None:
         """Whether a machine is used again is the cluster's to say; the run may not change machines."""
 
     async def uncordon(self, place: NodePlace) -> None:

@@ -72,10 +72,6 @@ class LocalBackend:
         """Every generation is told which one it is when it is made."""
         return None
 
-    def render(self, job: Job) -> str:
-        """What every rank of a first attempt would be given, as shell-like text."""
-        return render(self._accepted)
-
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         """Start an agent for each place that has none yet, as far as there are machines."""
         async with self._changing:
@@ -123,9 +119,6 @@ class LocalBackend:
         while True:
             yield await self._seen.get()
 
-    async def logs(self, place: NodePlace) -> Path | None:
-        return self._folder.node(place.node, place.generation) / "agent.log"
-
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         """End whatever is left of the slot's earlier generations, then start this one, if there is a machine for it."""
         async with self._changing:
@@ -134,7 +127,7 @@ class LocalBackend:
                     await asyncio.to_thread(self._remove, former)
             await self._submit((place,))
 
-    async def cordon(self, place: NodePlace, reason: str) -> None:
+    async def cordon(self, place: NodePlace) -> None:
         """One machine fewer: this one pretends to be as many as the profile or the job says."""
         self._cordoned.add(place)
 

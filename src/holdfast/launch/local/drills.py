@@ -1,4 +1,4 @@
-"""Owns the drills that no agent can carry out on the local back end: of the controller, nodes' networks and disks.
+"""Owns the drills that no agent can carry out, wherever a run is: of the controller, nodes' networks and disks.
 
 One function a row of job/drills.py. What a drill ends by itself is ended by a process of its own, which outlives the
 controller and goes with the run.

@@ -1,7 +1,7 @@
 """The keeper of a local run: a tiny parent that restarts its controller (keeping.py) and sweeps up after it.
 
 It holds the sockets the controller listens on, so agents and clients find the same address whichever controller is
-alive, and it adopts every orphan of the run, so that nothing escapes the last sweep. Standard library only.
+alive, and it adopts every orphan of the run, so that nothing escapes the last sweep.
 """
 
 from __future__ import annotations

@@ -140,11 +140,11 @@ def devices(job: Job, here: Here) -> Iterator[Finding]:
         yield _error("too-little-memory", "resources.memory", what, "Ask for less memory or fewer nodes.")
     elif memory and here.unlimited:
         what = f"nodes cannot be held to `resources.memory` here: {here.unlimited}"
-        yield _told("not-enforced-locally", Severity.INFO, "resources.memory", what)
+        yield _told("not-enforced-locally", Severity.INFO, "resources.memory", what, "Nothing, unless nodes must be.")
     cpus = nodes * (job.resources.cpu or 0)
     if cpus > here.cpus:
         what = f"the job asks for {cpus:g} CPU cores{each}, and this machine has {here.cpus}; its ranks will share them"
-        yield _told("too-few-cpus", Severity.WARNING, "resources.cpu", what)
+        yield _told("too-few-cpus", Severity.WARNING, "resources.cpu", what, "Ask for fewer cores or fewer nodes.")
     processes = nodes * job.processes_per_node
     if processes > RANKS_PER_CPU * here.cpus:
         what = f"{processes} processes are too many for a machine with {here.cpus} CPU cores"
@@ -182,7 +182,8 @@ def capacity(job: Job, here: Here) -> Iterator[Finding]:
         yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or raise the profile's `capacity`.")
     else:
         starts = f"it starts with {here.capacity} after {job.nodes.wait_s:g} s"
-        yield _told("starts-smaller", Severity.WARNING, "nodes", f"{what}: {starts}")
+        remedy = "Nothing, if that will do. Else raise the profile's `capacity`."
+        yield _told("starts-smaller", Severity.WARNING, "nodes", f"{what}: {starts}", remedy)
 
 
 def open_mpi(job: Job, here: Here) -> Iterator[Finding]:
@@ -226,11 +227,12 @@ def unused(job: Job, here: Here) -> Iterator[Finding]:
     """Fields that mean something to clusters only, and GPUs that nobody asked for."""
     for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
         if value is not None:
-            yield _told("not-used-locally", Severity.INFO, field, f"`{field}` is not used by the local back end")
+            what = f"`{field}` is not used by the local back end"
+            yield _told("not-used-locally", Severity.INFO, field, what, "Nothing: a cluster uses it.")
     if here.gpus and not job.gpus_per_node:
         count = f"{here.gpus} GPU{'s' * (here.gpus > 1)}"
-        what = f"this machine has {count} and the job asks for none, so ranks see none; set `gpus_per_node`"
-        yield _told("gpus-not-asked-for", Severity.INFO, "gpus_per_node", what)
+        what = f"this machine has {count} and the job asks for none, so ranks see none"
+        yield _told("gpus-not-asked-for", Severity.INFO, "gpus_per_node", what, "Set `gpus_per_node`, to use them.")
 
 
 CHECKS: tuple[Callable[[Job, Here], Iterator[Finding]], ...] = (
@@ -300,5 +302,5 @@ def _error(code: str, where: str, what: str, remedy: str, evidence: tuple[str, .
     return Finding(code=code, what=what, where=where, remedy=remedy, evidence=evidence)
 
 
-def _told(code: str, severity: Severity, where: str, what: str) -> Finding:
-    return Finding(code=code, severity=severity, what=what, where=where)
+def _told(code: str, severity: Severity, where: str, what: str, remedy: str) -> Finding:
+    return Finding(code=code, severity=severity, what=what, where=where, remedy=remedy)

@@ -309,6 +309,7 @@ class Network:
             f"the network {self.tag} has no node {name}",
             exit_code=ExitCode.NOT_FOUND,
             evidence=tuple(member.name for member in self._state.members),
+            remedy="name one of those that it has",
         )
 
     def _free_number(self, name: str) -> int:
@@ -323,6 +324,7 @@ class Network:
             "netns-full",
             f"no address is left for {name}: the network {self.tag} has {len(places)} nodes",
             exit_code=ExitCode.IMPOSSIBLE,
+            remedy="ask for fewer nodes, or for `isolation: process`",
         )
 
     def _save(self, state: _State) -> None:
