@@ -266,7 +266,9 @@ def test_path_in_the_log_cannot_forge_a_line(tmp_path: Path, caplog: pytest.LogC
             await client.get("/x%0a2026-01-01 INFO all is well")
 
     play(tmp_path, scene)
-    assert not any("\n" in record.getMessage() for record in caplog.records if record.name == "holdfast.controller")
+    (refused,) = [text for name, _, text in caplog.record_tuples if name == "holdfast.controller" and "refused" in text]
+    assert "all is well" in refused
+    assert "\n" not in refused
 
 
 def test_requests_with_the_token_reach_the_log_as_our_own_of_now(tmp_path: Path) -> None:

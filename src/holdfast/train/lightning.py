@@ -107,6 +107,7 @@ class HoldfastCallback(Callback):
         if self._shelf is not None:
             folder = self._shelf.path(self._step)
             own = folder / _own_file(self._liaison.ranks.rank)
+            # Unpickled in full, as training.py does it: the folder is as trusted as the code.
             self._own = torch.load(own if own.exists() else folder / _own_file(0), weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
