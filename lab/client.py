@@ -52,6 +52,7 @@ class Client:
             exit_code=ExitCode.INTERNAL,
             where=response.request.url.path,
             evidence=(response.text[:2000],),
+            remedy="see `python -m lab status`, and what `log/kube-apiserver.log` of the lab says",
             fault=Fault.HOLDFAST,
         )
 

@@ -95,6 +95,7 @@ def _await_established(client: Client, names: set[str]) -> None:
                 "the API server does not serve some kinds",
                 exit_code=ExitCode.INTERNAL,
                 evidence=tuple(sorted(names)),
+                remedy="start it again; it may want more memory, or a machine that does less besides",
             )
         for one in client.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
             conditions = one.get("status", {}).get("conditions") or ()

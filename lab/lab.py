@@ -118,6 +118,7 @@ class Lab:
                 "lab-kubectl-failed",
                 f"kubectl {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip()}",
                 exit_code=ExitCode.IMPOSSIBLE,
+                remedy="mend what it names; `python -m lab status` says whether the lab is there",
             )
         return done.stdout
 

@@ -155,7 +155,7 @@ def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(
 ) -> None:
     def beaten(run: RunFolder, accepted: Accepted) -> None:
         run.lock()
-        raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE)
+        raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE, remedy="wait")
 
     monkeypatch.setattr(api, "keep", beaten)
     assert not api.revive(run)

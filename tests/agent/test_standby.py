@@ -40,7 +40,9 @@ def test_standby_is_ready_only_with_all_that_a_start_needs(
 
     async def get(digest: str) -> Path:
         if digest == NOWHERE:
-            raise failure("code-not-delivered", "the code arrived damaged", exit_code=ExitCode.UNAVAILABLE)
+            raise failure(
+                "code-not-delivered", "the code arrived damaged", exit_code=ExitCode.UNAVAILABLE, remedy="wait"
+            )
         return tmp_path / digest
 
     async def scene() -> None:

@@ -258,7 +258,9 @@ def test_shipped_code_is_where_the_ranks_run(tmp_path: Path, sockets: Path) -> N
 
 def test_code_that_cannot_be_had_is_told_for_each_rank_and_nothing_starts(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: Bench) -> None:
-        bench.codes.put_nowait(failure("no-code", "no code here", exit_code=ExitCode.UNAVAILABLE, evidence=("why",)))
+        bench.codes.put_nowait(
+            failure("no-code", "no code here", exit_code=ExitCode.UNAVAILABLE, remedy="wait", evidence=("why",))
+        )
         await bench.team(shell("touch started"), shell("touch started"), code="digest").start()
         await bench.until(RanksStopped)
         assert [type(message) for message in bench.said] == [FindingRaised, RankExited, RankExited, RanksStopped]

@@ -222,7 +222,9 @@ class Desk:
     async def _break(self, drill: DrillRequested) -> None:
         self.broken.append(drill)
         if drill.target is not DrillTarget.CONTROLLER:
-            raise failure("drill-unavailable", "no network here can be cut", exit_code=ExitCode.IMPOSSIBLE)
+            raise failure(
+                "drill-unavailable", "no network here can be cut", exit_code=ExitCode.IMPOSSIBLE, remedy="none"
+            )
 
     def begin(self) -> None:
         self.controller.feed(ControllerStarted(at=self.now, pid=1, incarnation="c"))

@@ -72,13 +72,13 @@ class Averaging:
             self._under_way = True
             _after_backward(self._late_end if self._late else self._end)
         if not self._late:
-            self._home[parameter].take(parameter)
+            self._home[parameter].take(parameter, self._line.count)
             self._send(whole=True)
 
     def _send(self, *, whole: bool) -> None:
         """Send the buckets whose turn it is; those that are not complete only where nothing more is to come."""
         while self._sent < len(self._buckets) and (not whole or self._buckets[self._sent].complete):
-            self._line.send(self._buckets[self._sent].load(wish=self.wish))
+            self._line.send(self._buckets[self._sent].load(self._line.count, wish=self.wish))
             self._sent += 1
 
     def _late_end(self) -> None:
@@ -90,7 +90,7 @@ class Averaging:
         self._sent, self._under_way = 0, False
         self.wished = self.wished or (arrived and self._buckets[0].wished)
         for bucket in self._buckets:
-            bucket.give(self._line.count if arrived else 0)
+            bucket.give(arrived=arrived)
 
 
 class _Bucket:
@@ -120,33 +120,32 @@ class _Bucket:
         """Whether any replica came with a wish."""
         return bool(self._wishes.item() > 0)
 
-    def take(self, parameter: torch.Tensor) -> None:
-        """Copy a gradient in; FSDP2 may bring one again."""
+    def take(self, parameter: torch.Tensor, count: int) -> None:
+        """Copy a gradient in, as a part of the mean over so many; FSDP2 may bring one again."""
         assert parameter.grad is not None
         self._taken.add(parameter)
-        self._places[parameter].copy_(_local(parameter.grad))
+        torch.mul(_local(parameter.grad), 1 / count, out=self._places[parameter])
 
-    def load(self, *, wish: bool) -> torch.Tensor:
+    def load(self, count: int, *, wish: bool) -> torch.Tensor:
         """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
         for parameter, place in self._places.items():
             if parameter not in self._taken and parameter.grad is not None:
-                self.take(parameter)
+                self.take(parameter, count)
             elif parameter not in self._taken:
                 place.zero_()
         self._wishes.fill_(wish)
         self._there.copy_(torch.tensor([each in self._taken for each in self._parameters]))
         return self._flat
 
-    def give(self, count: int) -> None:
-        """Make the mean of what came the gradients; those that no replica has stay away. A count of 0: nothing came.
+    def give(self, *, arrived: bool) -> None:
+        """Make the mean that came the gradients; those that no replica has stay away.
 
         What was sent in vain may be written to as long as it travels, so that there is new room then.
         """
         self._taken.clear()
-        if count == 0:
+        if not arrived:
             self._make_room()
             return
-        self._flat.mul_(1 / count)
         everywhere = bool(self._there.min() > 0)
         for number, (parameter, place) in enumerate(self._places.items()):
             if everywhere or self._there[number] > 0:
