@@ -6,16 +6,20 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 Object = dict[str, Any]
 """An object as the API server gives it; only those who own a part of it look inside."""
 
-_AGAIN_S = 0.5
+_T = TypeVar("_T")
+
+AGAIN_S = 0.5
+"""Pause before something is asked again."""
+_UID_DIFFERS = "Precondition failed"
 _PATCH = {"Content-Type": "application/strategic-merge-patch+json"}
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -26,6 +30,27 @@ class Refused(Exception):
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(f"{response.request.method} {response.request.url.path}: {response.text[:500]}")
         self.status = response.status_code
+
+
+NO_ANSWER = (httpx.HTTPError, Refused)
+"""What goes wrong with a request, be it that the API server is away or that it says no."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later. One that has just started forbids what it cannot judge yet."""
+    return not isinstance(error, Refused) or error.status >= 500 or error.status in (401, 403, 409, 429)
+
+
+async def insist(ask: Callable[[], Awaitable[_T]], what: str) -> _T:
+    """What the API server answers, once it does; whatever cannot pass is raised."""
+    while True:
+        try:
+            return await ask()
+        except NO_ANSWER as error:
+            if not may_pass(error):
+                raise
+            logging.info("%s is asked again: %r", what, error)
+        await asyncio.sleep(AGAIN_S)
 
 
 class Api:
@@ -72,7 +97,7 @@ class Api:
         try:
             return await self.request("PATCH", path, body, _MERGE if merge else _PATCH)
         except Refused as refused:
-            if refused.status in (404, 409):
+            if _is_other(refused):
                 return None
             raise
 
@@ -82,7 +107,7 @@ class Api:
         try:
             await self.request("DELETE", path, options)
         except Refused as refused:
-            if refused.status not in (404, 409):
+            if not _is_other(refused):
                 raise
 
     async def watch(self, path: str) -> AsyncIterator[tuple[bool, Object]]:
@@ -105,9 +130,9 @@ class Api:
                     else:
                         known[uid] = one
                     yield kind != "DELETED", one
-            except (httpx.HTTPError, Refused, json.JSONDecodeError) as error:
+            except (*NO_ANSWER, json.JSONDecodeError) as error:
                 logging.info("watch of %s: %r", path, error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
 
     async def _changes(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3000"}
@@ -118,3 +143,8 @@ class Api:
                 if event["type"] == "ERROR":
                     return
                 yield event["type"], event["object"]
+
+
+def _is_other(refused: Refused) -> bool:
+    """Whether an object is gone, or another of its name. A conflict may also be one with whoever else changes it."""
+    return refused.status == 404 or (refused.status == 409 and _UID_DIFFERS in str(refused))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
-from lab.kubelet.api import Api, Object
+from lab.kubelet.api import Api, Object, insist
 
 CLASS = "lab"
 _PROVISIONER = "lab.holdfast/folders"
@@ -24,7 +25,8 @@ async def provide(api: Api, folder: Path) -> None:
     async for there, claim in api.watch("/api/v1/persistentvolumeclaims"):
         ours = claim["spec"].get("storageClassName") == CLASS
         if there and ours and claim.get("status", {}).get("phase") == "Pending":
-            await api.create("/api/v1/persistentvolumes", _volume(claim, folder))
+            volume = _volume(claim, folder)
+            await insist(partial(api.create, "/api/v1/persistentvolumes", volume), volume["metadata"]["name"])
 
 
 async def take_back(api: Api) -> None:
@@ -33,7 +35,8 @@ async def take_back(api: Api) -> None:
         ours = volume["spec"].get("storageClassName") == CLASS and "hostPath" in volume["spec"]
         if there and ours and volume.get("status", {}).get("phase") == "Released":
             shutil.rmtree(volume["spec"]["hostPath"]["path"], ignore_errors=True)
-            await api.delete(f"/api/v1/persistentvolumes/{volume['metadata']['name']}", volume["metadata"]["uid"])
+            name, uid = volume["metadata"]["name"], volume["metadata"]["uid"]
+            await insist(partial(api.delete, f"/api/v1/persistentvolumes/{name}", uid), name)
 
 
 def _volume(claim: Object, folder: Path) -> Object:

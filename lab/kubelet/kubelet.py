@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-
-import httpx
 
 from holdfast.launch.local.netns import enter_rootless
 from lab.kubelet import claims, gate, names, network
-from lab.kubelet.api import Api, Object, Refused
+from lab.kubelet.api import Api, Object, insist
 from lab.kubelet.configuration import Configuration, load
 from lab.kubelet.network import Berths
 from lab.kubelet.nodes import POWER, Nodes
@@ -35,11 +34,13 @@ class Kubelet:
         self._pods: dict[str, Pod] = {}
         self._services: dict[tuple[str, str], Object] = {}
         self._lives: set[asyncio.Task[None]] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """What the API server is asked for until it does it."""
 
     async def run(self) -> None:
         """Until SIGTERM; nothing of it runs afterwards."""
         folder = self._configuration.folder
-        await claims.provide_class(self._api)
+        await insist(lambda: claims.provide_class(self._api), "the storage class")
         to_apiserver = gate.forward(gate.to_unix(self._configuration.api_socket))
         await asyncio.start_server(to_apiserver, self._berths.address, _HTTPS)
         tasks = [
@@ -56,7 +57,7 @@ class Kubelet:
         ]
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await self._nodes.register()
+        await insist(self._nodes.register, "the nodes")
         try:
             await asyncio.wait({asyncio.create_task(stop.wait()), *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -82,12 +83,14 @@ class Kubelet:
 
     async def _switch_on(self, name: str) -> None:
         """What ran there when it went off is gone, which is said now."""
-        await self._nodes.switch_on(name)
+        await insist(partial(self._nodes.switch_on, name), f"node {name}")
         for uid in [uid for uid, pod in self._pods.items() if pod.node == name]:
             self._pods.pop(uid).forget()
-        bound = await self._api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={name}")
+        bound = await insist(
+            partial(self._api.get, f"/api/v1/pods?fieldSelector=spec.nodeName={name}"), f"pods of {name}"
+        )
         for one in bound["items"]:
-            await self._see(one)
+            self._see(one)
 
     async def _watch_services(self) -> None:
         async for there, service in self._api.watch("/api/v1/services"):
@@ -104,23 +107,23 @@ class Kubelet:
             if node not in self._nodes or node in self._nodes.off:
                 continue
             if there:
-                await self._see(pod)
+                self._see(pod)
             elif gone := self._pods.pop(pod["metadata"]["uid"], None):
                 await gone.lose()
                 gone.forget()
 
-    async def _see(self, pod: Object) -> None:
+    def _see(self, pod: Object) -> None:
         uid, phase = pod["metadata"]["uid"], pod.get("status", {}).get("phase", "Pending")
         if known := self._pods.get(uid):
             known.see(pod)
-            if known.ended and "deletionTimestamp" in pod["metadata"]:
-                await self._delete(pod)
+            if known.ended and known.to_be_deleted:
+                self._delete(pod)
         elif "deletionTimestamp" in pod["metadata"]:
-            await self._delete(pod)
+            self._delete(pod)
         elif phase == "Pending":
             self._live(pod)
         elif phase not in _ENDED:
-            await self._disown(pod)
+            self._disown(pod)
 
     def _live(self, pod: Object) -> None:
         made = Pod(
@@ -142,14 +145,33 @@ class Kubelet:
             await pod.run()
         except Exception:
             logging.exception("pod %s", pod.path)
+        if pod.to_be_deleted:
+            self._delete(pod.pod)
 
-    async def _delete(self, pod: Object) -> None:
-        await self._api.delete(_path(pod), pod["metadata"]["uid"])
+    def _delete(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        self._ask(partial(self._api.delete, _path(pod), uid), f"the end of {_path(pod)}, {uid}")
 
-    async def _disown(self, pod: Object) -> None:
+    def _disown(self, pod: Object) -> None:
         """A pod that ran when its kubelet or its node ended does so no more."""
+        uid = pod["metadata"]["uid"]
         status = {"phase": "Failed", "reason": "NodeLost", "message": "its node was off, or its kubelet ended"}
-        await self._api.patch(f"{_path(pod)}/status", {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status})
+        change = {"metadata": {"uid": uid}, "status": status}
+        self._ask(partial(self._api.patch, f"{_path(pod)}/status", change), f"the loss of {_path(pod)}, {uid}")
+
+    def _ask(self, ask: Callable[[], Awaitable[object]], what: str) -> None:
+        """Have something done to a pod's object; no other pod waits for that, and none suffers from it."""
+
+        async def asked() -> None:
+            try:
+                await insist(ask, what)
+            except Exception:
+                logging.exception("%s", what)
+            finally:
+                del self._asking[what]
+
+        if what not in self._asking:
+            self._asking[what] = asyncio.create_task(asked())
 
     def _find(self, namespace: str, name: str) -> Pod | None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
@@ -175,8 +197,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     configuration = load(Path(sys.argv[1]))
-    with contextlib.suppress(KeyboardInterrupt, httpx.HTTPError, Refused):
-        asyncio.run(Kubelet(configuration).run())
+    asyncio.run(Kubelet(configuration).run())
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import contextlib
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 
-import httpx
 import msgspec
 
-from lab.kubelet.api import Api, Object, Refused
+from lab.kubelet.api import NO_ANSWER, Api, Object, insist
 from lab.kubelet.status import moment
 
 POWER = "lab.holdfast/power"
@@ -59,16 +59,16 @@ class Nodes:
         while True:
             await asyncio.sleep(_BEAT_S)
             for name in self._specs.keys() - self.off:
-                with contextlib.suppress(httpx.HTTPError, Refused):
+                with contextlib.suppress(*NO_ANSWER):
                     await self._renew(name)
 
     async def see(self, node: Object) -> None:
         """Say again that one is well which others have come to doubt, as they do while the API server is away."""
         conditions = node.get("status", {}).get("conditions", ())
         if any(each["type"] == "Ready" and each["status"] != "True" for each in conditions):
-            self._since.pop(node["metadata"]["name"], None)
-            with contextlib.suppress(httpx.HTTPError, Refused):
-                await self._report(self._specs[node["metadata"]["name"]])
+            name = node["metadata"]["name"]
+            self._since.pop(name, None)
+            await insist(partial(self._report, self._specs[name]), f"node {name}")
 
     async def switch_on(self, name: str) -> None:
         """Bring one back."""

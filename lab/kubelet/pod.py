@@ -10,10 +10,9 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
-
+from holdfast.errors import HoldfastError
 from lab.kubelet import probes, volumes
-from lab.kubelet.api import Api, Object, Refused
+from lab.kubelet.api import AGAIN_S, NO_ANSWER, Api, Object, may_pass
 from lab.kubelet.container import Container, Site
 from lab.kubelet.environment import Unmet
 from lab.kubelet.names import Named
@@ -21,10 +20,11 @@ from lab.kubelet.network import Berth, Berths
 from lab.kubelet.status import moment, pod_status, waiting
 from lab.kubelet.volumes import Volumes
 
-_AGAIN_S = 0.5
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 10.0
 """A tenth and a thirtieth of what they are elsewhere: a lab is for those who wait."""
 _WORD_WITHIN_S = 5.0
+_NOT_YET = (Unmet, *NO_ANSWER)
+"""Why a container cannot be started, for now: what it needs is not there, or nobody says whether it is."""
 
 
 class _Over(Exception):
@@ -64,11 +64,14 @@ class Pod:
         self._phase = "Pending"
         self._initialized = not inits
         self.ended = False
-        """Whether its last status has been said."""
+        """Whether nothing of it runs any more, and its last status has been said."""
+        self._reason = ""
         self._ending = asyncio.Event()
         self._stop = asyncio.Event()
         self._silent = False
         self._word = asyncio.Lock()
+        self._telling: asyncio.Task[None] | None = None
+        """Says a status that the API server has not taken yet."""
         self._aside: set[asyncio.Task[int]] = set()
 
     @property
@@ -96,25 +99,32 @@ class Pod:
             self._stop.set()
 
     async def run(self) -> None:
-        """From nothing to its last status; nothing of it runs afterwards. It is deleted here if that was asked."""
-        reason = ""
+        """From nothing to its last status; nothing of it runs afterwards."""
         life = asyncio.create_task(self._live())
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({life, stop}, timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if not life.done():
-                reason = "" if self._stop.is_set() else "DeadlineExceeded"
+                self._reason = "" if self._stop.is_set() else "DeadlineExceeded"
                 await self._end(life)
             with contextlib.suppress(_Over, asyncio.CancelledError):
                 await life
-            await self._conclude(reason)
+        except Exception:  # whatever this machine could not do, the pod has failed, and can be deleted
+            logging.exception("pod %s", self.path)
+            self._reason = "Error"
         finally:
             stop.cancel()
             life.cancel()
-            await self._clear()
+        await self._conclude()
+        await self._clear()
+        if self._telling:
+            await self._telling
         self.ended = True
-        if self._stop.is_set() and not self._silent:
-            await self._api.delete(self.path, self.uid)
+
+    @property
+    def to_be_deleted(self) -> bool:
+        """Whether its object is to go, once it has ended."""
+        return self._stop.is_set() and not self._silent
 
     async def lose(self) -> None:
         """Its machine is gone: everything of it ends at once, and nobody is told."""
@@ -122,7 +132,10 @@ class Pod:
         self._ending.set()
         self._stop.set()
         if self.berth is not None:
-            await self._berths.cut(self.berth)
+            try:
+                await self._berths.cut(self.berth)
+            except HoldfastError:
+                logging.exception("the network of %s", self.path)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -150,8 +163,8 @@ class Pod:
             try:
                 found = await self._volumes.prepare()
                 break
-            except Unmet as unmet:
-                await self._wait_for(self.containers, "ContainerCreating", str(unmet))
+            except _NOT_YET as why:
+                await self._wait_for(self.containers, "ContainerCreating", str(why))
         return Site(
             api=self._api,
             pod=self.pod,
@@ -192,8 +205,8 @@ class Pod:
         while True:
             try:
                 return await container.start(site)
-            except Unmet as unmet:
-                await self._wait_for([container], "CreateContainerConfigError", str(unmet))
+            except _NOT_YET as why:
+                await self._wait_for([container], "CreateContainerConfigError", str(why))
 
     async def _until_it_ends(self, container: Container, site: Site) -> int:
         ended = asyncio.create_task(container.wait())
@@ -247,17 +260,20 @@ class Pod:
             await asyncio.wait_for(container.gone.wait(), deadline - loop.time())
         container.signal(signal.SIGKILL)
 
-    async def _conclude(self, reason: str) -> None:
+    async def _conclude(self) -> None:
         codes = [container.state.exit_code for container in (self.mains if self._initialized else self.inits)]
-        self._phase = "Succeeded" if all(code == 0 for code in codes) and not reason else "Failed"
+        self._phase = "Succeeded" if all(code == 0 for code in codes) and not self._reason else "Failed"
         for container in self.containers:
             container.state.ready = False
-        await self._tell(reason)
+        await self._tell()
 
     async def _clear(self) -> None:
         if self.berth is not None:
             berth, self.berth = self.berth, None
-            await self._berths.drop(berth)
+            try:
+                await self._berths.drop(berth)
+            except (HoldfastError, OSError):  # what the kernel still holds keeps nobody from deleting the pod
+                logging.exception("the network of %s", self.path)
             self._changed()
         if hasattr(self, "_volumes"):
             self._volumes.release()
@@ -272,7 +288,7 @@ class Pod:
         for container in containers:
             container.state.now = waiting(reason, message)
         await self._tell()
-        await self._pause(_AGAIN_S)
+        await self._pause(AGAIN_S)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, unless the pod is to end."""
@@ -280,11 +296,24 @@ class Pod:
             await asyncio.wait_for(self._ending.wait(), seconds)
             raise _Over
 
-    async def _tell(self, reason: str = "") -> None:
+    async def _tell(self) -> None:
+        """Say how it is; where nobody takes that, it is said again aside, as it then is, until somebody does."""
         self._changed()
-        if self._silent:
-            return
+        if not await self._told() and self._telling is None:
+            self._telling = asyncio.create_task(self._tell_later())
+
+    async def _tell_later(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if await self._told():
+                self._telling = None
+                return
+
+    async def _told(self) -> bool:
+        """Say how it is; whether that has been taken, or need not be."""
         async with self._word:
+            if self._silent:
+                return True
             status = pod_status(
                 self.pod,
                 {container.name: container.state for container in self.containers},
@@ -292,12 +321,14 @@ class Pod:
                 initialized=self._initialized,
                 started_at=self._started_at,
                 addresses=self._addresses,
-                reason=reason,
+                reason=self._reason,
             )
             try:
                 await self._api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
-            except (Refused, httpx.HTTPError) as error:
+            except NO_ANSWER as error:
                 logging.info("status of %s: %r", self.path, error)
+                return not may_pass(error)
+        return True
 
     @property
     def _addresses(self) -> dict[str, str]:

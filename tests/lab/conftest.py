@@ -1,0 +1,14 @@
+"""What tests of the lab's pods share."""
+
+from __future__ import annotations
+
+import pytest
+from tests.lab.space import Space, until
+
+from lab import Lab
+
+
+@pytest.fixture
+def space(lab: Lab, namespace: str) -> Space:
+    until(lambda: "default" in lab.kubectl("-n", namespace, "get", "serviceaccounts", "-o", "name"), "an account")
+    return Space(lab, namespace)
