@@ -72,10 +72,14 @@ def node(which: Annotated[str, typer.Argument(metavar="NODE")], power: Power, na
 
 @app.command()
 def status(name: Name = "lab") -> None:
-    """Say which programs of a lab live."""
-    programs = _lab(name).status()
+    """Say which programs of a lab live, and how often each has ended by itself; one that does not go on is an error."""
+    lab = _lab(name)
+    programs, endings = lab.status(), lab.endings()
     for program, alive in programs.items():
-        print(f"{program:<24} {'up' if alive else 'down'}")
+        again = f", has ended by itself {_times(endings[program])}" if program in endings else ""
+        print(f"{program:<24} {'up' if alive else 'down'}{again}")
+    if programs:
+        lab.check()
     raise typer.Exit(0 if programs and all(programs.values()) else 1)
 
 
@@ -90,6 +94,10 @@ def kubectl(words: Annotated[list[str], typer.Argument()], name: Name = "lab") -
     """Run kubectl, of the lab's own version, against a lab."""
     command = _lab(name).kubectl_command(*words)
     os.execv(command[0], command)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _lab(name: str) -> Lab:

@@ -33,6 +33,7 @@ from lab.install import lead
 from lab.kubelet.nodes import POWER, NodeSpec
 from lab.programs import Place, Program
 from lab.state import State
+from lab.supervision import Supervision
 
 
 def nodes(count: int, *, gpus: int = 8, cpus: int = 192, memory: str = "2Ti") -> tuple[NodeSpec, ...]:
@@ -79,21 +80,24 @@ class Lab:
     def up(
         self, *, nodes: tuple[NodeSpec, ...] = FOUR_NODES, tied: bool = False, say: Callable[[str], None] = print
     ) -> None:
-        """Start it, and return when every program is ready; what is there and whole already stays as it is.
+        """Start it, and return when every program is ready; what is there already stays, and what is down is started.
 
-        A `tied` one dies with the process that started it. After an error nothing is left.
+        A `tied` one dies with the process that started it. After an error nothing is left of what was started anew.
         """
         build()
         with locked(self._lock()):
             if self._is_whole():
                 return
-            self._end()
             started = time.monotonic()
-            try:
-                self._start(nodes, tied=tied)
-            except BaseException:
+            if self._can_go_on():
+                self._go_on()
+            else:
                 self._end()
-                raise
+                try:
+                    self._start(nodes, tied=tied)
+                except BaseException:
+                    self._end()
+                    raise
         say(f"ready after {time.monotonic() - started:.1f} s")
 
     def down(self) -> None:
@@ -105,6 +109,24 @@ class Lab:
         """Every program of it, and whether it lives; empty where there is no lab."""
         known = state.load(self.folder)
         return {name: process.alive for name, process in known.processes.items()} if known else {}
+
+    def endings(self) -> dict[str, int]:
+        """How often programs have ended by themselves, and were started again."""
+        known = state.load(self.folder)
+        return {name: ended.times for name, ended in known.endings.items() if ended.times} if known else {}
+
+    def check(self) -> None:
+        """Raise what is to be said of a program that does not go on by itself."""
+        known = self._known()
+        for name, process in known.processes.items():
+            if (not process.alive and name not in known.stopped) or known.keeps_ending(name):
+                raise runner.died(name, self._place())
+
+    def supervise(self) -> None:
+        """Start again what ends, until the lab is gone."""
+        place = self._place()
+        made = (make(place) for make in programs.ALL)
+        Supervision(place, {program.name: program for program in made}).keep()
 
     def client(self) -> Client:
         """Its API server, as its administrator."""
@@ -132,14 +154,14 @@ class Lab:
         self.kubectl("annotate", "node", node, "--overwrite", f"{POWER}={'on' if on else 'off'}")
 
     def kill(self, name: str) -> None:
-        """Kill one program at once, as a crash would."""
-        process = self._known().processes[name]
+        """Kill one program at once, as a crash would; it stays down until it is started."""
+        process = state.change(self.folder, lambda known: known.with_stopped(name)).processes[name]
         if process.alive:
             os.kill(process.pid, signal.SIGKILL)
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
 
     def start(self, name: str) -> None:
-        """Start one program again, at the port it had, and return when it is ready.
+        """Start one program again that is down, at the port it had, and return when it is ready.
 
         Of a tied lab it dies with the thread that calls this, as the kernel counts parents.
         """
@@ -159,22 +181,39 @@ class Lab:
             place = self._place()
             self._write_kubeconfig(place)
             seed.plant(place.data)
-            self._run(programs.etcd(place), programs.apiserver(place), keep=block)
+            self._run(programs.supervisor(place), programs.etcd(place), programs.apiserver(place), keep=block)
             lead(self.client(), place, manifests.published(place.published))
             rest = [make for make in programs.ALL if make not in (programs.etcd, programs.apiserver)]
             self._run(*(make(place) for make in rest), keep=block)
         finally:
             os.close(block)
-        state.save(self.folder, msgspec.structs.replace(self._known(), ready=True))
+        state.change(self.folder, lambda known: msgspec.structs.replace(known, ready=True))
+
+    def _can_go_on(self) -> bool:
+        """Whether it has been whole, and has its data and its ports, which it keeps while any of its programs lives."""
+        known = state.load(self.folder)
+        alive = known is not None and any(process.alive for process in known.processes.values())
+        return known is not None and known.ready and alive and Path(known.data).exists()
+
+    def _go_on(self) -> None:
+        """Start what is down."""
+        known, place = self._known(), self._place()
+        made = (make(place) for make in (programs.supervisor, *programs.ALL))
+        self._run(*(program for program in made if not known.lives(program.name)))
 
     def _run(self, *started: Program, keep: int | None = None) -> None:
-        """Start programs at once, write them down, and return when they are ready."""
+        """Start programs at once, unless they live, write them down, and return when they are ready."""
         place = self._place()
+
+        def running(known: State, program: Program) -> State:
+            if known.lives(program.name):
+                return known
+            kept = () if keep is None else (keep,)
+            return known.with_process(program.name, runner.run(program, place, tied=known.tied, keep=kept))
+
         for program in started:
-            process = runner.run(program, place, tied=self._known().tied, keep=() if keep is None else (keep,))
-            state.save(self.folder, self._known().with_process(program.name, process))
-        found = self._known().processes
-        runner.await_ready([(program, found[program.name]) for program in started], place)
+            state.change(self.folder, lambda known, program=program: running(known, program))
+        runner.await_ready(started, place)
 
     def _end(self) -> None:
         """Kill all that bears its mark, whether or not it was written down, and remove its folders."""

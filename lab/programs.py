@@ -14,6 +14,7 @@ from typing import Any
 
 from lab.kubelet.configuration import Configuration
 from lab.kubelet.nodes import NodeSpec
+from lab.state import SUPERVISOR
 
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
@@ -67,8 +68,8 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Any = None
     """Written to `place.configuration(name)` before it starts."""
-    ready: str
-    """What answers 200 when it is."""
+    ready: str = ""
+    """What answers 200 when it is; empty where nothing waits for that."""
 
 
 def etcd(place: Place) -> Program:
@@ -331,9 +332,15 @@ def kubelet(place: Place) -> Program:
     )
 
 
+def supervisor(place: Place) -> Program:
+    """Starts again what ends of the others."""
+    return Program(name=SUPERVISOR, argv=(sys.executable, "-m", "lab.supervisor", place.folder))
+
+
 CONTROLPLANE = (etcd, apiserver, controller_manager, scheduler)
 OPERATORS = (kueue, jobset, trainer, training_operator, mpi_operator, kwok)
 ALL = (*CONTROLPLANE, *OPERATORS, kubelet)
+"""Those that are started again when they end."""
 
 BAD_IMAGES = ("missing.example/*",)
 """Those that no node can pull."""

@@ -16,6 +16,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
 from holdfast.host import processes
 from holdfast.host.processes import ProcessId
+from lab import state
 from lab.programs import Place, Program
 
 MARK = "HOLDFAST_LAB"
@@ -51,21 +52,19 @@ def run(program: Program, place: Place, *, tied: bool, keep: tuple[int, ...] = (
             preexec_fn=processes.die_with_parent if tied else None,  # noqa: PLW1509 it makes one system call
         )
     identity = processes.identify(process.pid)
-    if identity is None:
-        raise _died(program, place)
-    return identity
+    return identity or ProcessId(process.pid, 0)  # as one that has ended
 
 
-def await_ready(started: Iterable[tuple[Program, ProcessId]], place: Place) -> None:
-    """Return when every program says that it is ready; one that ends instead is an error, with its last words."""
+def await_ready(started: Iterable[Program], place: Place) -> None:
+    """Return when every program says that it is ready; one that keeps ending is an error, with its last words."""
     deadline = time.monotonic() + _READY_WITHIN_S
     trust = ssl.create_default_context(cafile=place.pki / "ca.crt")
     token = (place.pki / "token").read_text()
     with httpx.Client(verify=trust, headers={"Authorization": f"Bearer {token}"}, timeout=5) as client:
-        for program, process in started:
-            while not _answers(client, program.ready):
-                if not process.alive:
-                    raise _died(program, place)
+        for program in started:
+            while program.ready and not _answers(client, program.ready):
+                if (known := state.load(place.folder)) is None or known.keeps_ending(program.name):
+                    raise died(program.name, place)
                 if time.monotonic() > deadline:
                     raise _late(program, place)
                 time.sleep(_LOOK_S)
@@ -83,12 +82,15 @@ def _answers(client: httpx.Client, url: str) -> bool:
         return False
 
 
-def _died(program: Program, place: Place) -> Exception:
+def died(name: str, place: Place) -> Exception:
+    """What is said of a program that does not go on."""
+    known = state.load(place.folder)
+    times = known.ended(name).times if known else 0
     return failure(
         "lab-program-died",
-        f"{program.name} ended while the lab was starting",
+        f"{name} has ended by itself" + (f", {times} times" if times > 1 else ""),
         exit_code=ExitCode.IMPOSSIBLE,
-        evidence=_last_words(program, place),
+        evidence=_last_words(name, place),
         remedy="See its last words; with too little memory or disk, end other labs (python -m lab down).",
         fault=Fault.CLUSTER,
     )
@@ -99,11 +101,11 @@ def _late(program: Program, place: Place) -> Exception:
         "lab-not-ready",
         f"{program.name} was not ready within {_READY_WITHIN_S} s",
         exit_code=ExitCode.IMPOSSIBLE,
-        evidence=_last_words(program, place),
+        evidence=_last_words(program.name, place),
         remedy="See its last words.",
         fault=Fault.CLUSTER,
     )
 
 
-def _last_words(program: Program, place: Place) -> tuple[str, ...]:
-    return tuple(log(place, program.name).read_text(errors="replace").splitlines()[-_EVIDENCE_LINES:])
+def _last_words(name: str, place: Place) -> tuple[str, ...]:
+    return tuple(log(place, name).read_text(errors="replace").splitlines()[-_EVIDENCE_LINES:])

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.lab.space import until
 
 from holdfast.errors import HoldfastError
 from holdfast.host import processes
-from lab import Lab
+from lab import Lab, state
 from lab.runner import MARK
 
 pytestmark = pytest.mark.slow
@@ -91,6 +92,26 @@ def test_jobset_on_imagined_nodes_ends_as_its_pods_are_told_to(lab: Lab, namespa
     lab.kubectl("delete", "node", "fake-0")  # pods of other tests would be put on it, and never run
 
 
+def test_operator_that_ends_is_started_again_and_does_its_work(lab: Lab, namespace: str) -> None:
+    before, known = lab.endings().get("jobset", 0), state.load(lab.folder)
+    assert known is not None
+    os.kill(known.processes["jobset"].pid, signal.SIGKILL)
+    until(lambda: lab.endings().get("jobset", 0) == before + 1 and lab.status()["jobset"], "it is started again")
+    document = JOBSET.replace("NAMESPACE", namespace)
+    until(lambda: accepted(lab, document), "its webhook answers")
+    lab.kubectl("wait", "job/pair-node-0", "-n", namespace, "--for=create", "--timeout=60s")
+    lab.check()
+
+
+def accepted(lab: Lab, document: str) -> bool:
+    """Whether an object can be made by now."""
+    try:
+        lab.kubectl("create", "-f", "-", input=document)
+    except HoldfastError:
+        return False
+    return True
+
+
 def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path) -> None:
     other = Lab(tmp_path / "other")
     other.up(tied=True)
@@ -102,6 +123,10 @@ def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path
         other.kill("kube-apiserver")
         assert not other.status()["kube-apiserver"]
         other.start("kube-apiserver")
+        assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
+        # One of which something is down goes on as it was.
+        other.kill("kube-apiserver")
+        other.up(tied=True)
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
     finally:
         other.down()
