@@ -15,13 +15,14 @@ import pytest
 
 from holdfast import api, asking
 from holdfast.errors import HoldfastError
-from holdfast.events import ControllerStarted, RunFinished
+from holdfast.events import ControllerStarted, Outcome, RunFinished
 from holdfast.events.log import EventReader, EventWriter, last_event, read_events
 from holdfast.findings import Finding
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.spec import Job
 from holdfast.launch.keeping import clients_at, take
+from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.hearing import silence
 from holdfast.launch.kubernetes.mirror import Mirror
 from holdfast.launch.kubernetes.place import Place, record
@@ -64,6 +65,8 @@ class Pods:
         """Why it does not answer, where it does not."""
         self.heard = 0
         self.removed: list[str] = []
+        self.refusals: list[RefusedBy] = []
+        """What is said to those who would remove something, before it is done."""
         self.removing = asyncio.Event()
         self.removing.set()
         self.commands: list[asyncio.subprocess.Process] = []
@@ -89,6 +92,8 @@ class Pods:
 
     async def remove(self, path: str) -> None:
         await self.removing.wait()
+        if self.refusals:
+            raise self.refusals.pop(0)
         self.removed.append(path)
 
     @contextlib.asynccontextmanager
@@ -287,5 +292,20 @@ def test_log_that_was_had_back_is_shown_once_a_node_knows_who_goes_on_with_it(pl
         pods.runs = True
         await until(lambda: read_events(run.events) == [story[0], started(3)])
         assert list(reader.read()) == [story[0], started(3)]
+
+    play(scene)
+
+
+def test_cancelled_run_is_removed_by_an_api_server_that_has_just_started(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.launch.kubernetes.mirror.AGAIN_S", 0.01)
+
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        pods.refusals = [RefusedBy(403, "not yet ready to handle request")] * 2
+        conclude(pods.there, Outcome.CANCELLED, "cancelled on request", 1)
+        pods.runs = True
+        while not pods.removed:  # noqa: ASYNC110 - the cluster's own list
+            await asyncio.sleep(0.01)
+        assert pods.removed == [PLACE.owner]
+        assert pods.refusals == []
 
     play(scene)

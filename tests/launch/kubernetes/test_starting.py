@@ -52,8 +52,8 @@ ERRAND = Errand(folder="/run", context=None, namespace="ml", before=(RUNTIME,), 
 class Failing:
     """One that makes what it is asked to, and then does not say so, or refuses; it may be away for a while then."""
 
-    def __init__(self, kind: str, error: ClusterError, *, away: int) -> None:
-        self.kind, self.error, self.away = kind, error, away
+    def __init__(self, kind: str, error: ClusterError, *, away: int, keeps: ClusterError | None = None) -> None:
+        self.kind, self.error, self.away, self.keeps = kind, error, away, keeps
         self.there: list[str] = []
 
     async def make(self, path: str, one: Mapping[str, Any], dryRun: str = "") -> Mapping[str, Any]:
@@ -72,6 +72,8 @@ class Failing:
         self.away -= 1
         if self.away >= 0:
             raise Unanswered("connect: refused")
+        if self.keeps:
+            raise self.keeps
         self.there.remove(path)
         if path.endswith("/trainjobs/run"):  # with what it owns
             self.there[:] = [each for each in self.there if "/services/" not in each]
@@ -93,3 +95,9 @@ def test_what_cannot_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(starting, "UNDO_S", 0.0)
     with pytest.raises(Unanswered, match="timed out; not removed: trainjobs/run, trainingruntimes/run"):
         asyncio.run(starting.make(Failing("Service", Unanswered("timed out"), away=100), ERRAND))  # pyright: ignore[reportArgumentType]
+
+
+def test_what_may_not_be_removed_is_named() -> None:
+    cluster = Failing("Service", RefusedBy(403, "it is denied"), away=0, keeps=RefusedBy(403, "ann may not"))
+    with pytest.raises(RefusedBy, match="it is denied; not removed: trainjobs/run, trainingruntimes/run"):
+        asyncio.run(starting.make(cluster, ERRAND))  # pyright: ignore[reportArgumentType]

@@ -33,7 +33,7 @@ from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.place import Place, recorded
-from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered, refusal
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, refusal
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -44,6 +44,9 @@ AGAIN_S = 0.5
 """Pause before the controller's pod is looked for again."""
 SOON_S = 0.1
 """The same of a pod that waits for its code."""
+REFUSED_S = 60.0
+"""How long a removal that is refused is asked for again: an API server that has just started forbids what it cannot
+judge yet."""
 QUESTION_BYTES = 1 << 16
 HEAD_BYTES = 512
 """Longest that the line before a part of a file is."""
@@ -215,8 +218,18 @@ class Mirror:
     async def _leave(self) -> None:
         """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
         finished = last_event(self._folder.events)
-        if isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED:
-            await self._remove()
+        if not (isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED):
+            return
+        deadline = time.monotonic() + REFUSED_S
+        while True:
+            try:
+                await self._remove()
+                return
+            except RefusedBy as refused:
+                log.warning("%s is not removed: %s", self._place.owner, refused)
+                if time.monotonic() > deadline:
+                    return
+            await asyncio.sleep(AGAIN_S)
 
     async def _remove(self) -> None:
         while True:

@@ -30,7 +30,7 @@ from holdfast.launch.kubernetes.errand import Errand
 from holdfast.launch.kubernetes.names import RUN_LABEL
 from holdfast.launch.kubernetes.paths import folder_of, judged_alone, path_of
 from holdfast.launch.kubernetes.place import Place, record
-from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, words_of
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, error_of, words_of
 
 LOOK_S = 0.1
 SEEN_S = 10.0
@@ -128,13 +128,13 @@ async def make(cluster: Cluster, errand: Errand) -> Place:
         left = await _undone(cluster, reversed(made))
         if left and isinstance(error, ClusterError):
             names = ", ".join("/".join(path.rsplit("/", 2)[1:]) for path in left)
-            raise Unanswered(f"{error}; not removed: {names}", asked=error.asked) from error
+            raise error_of({**words_of(error), "said": f"{error.said}; not removed: {names}"}) from error
         raise
     return Place(context=errand.context, namespace=errand.namespace, owner=path_of(owner))
 
 
 async def _undone(cluster: Cluster, made: Iterable[str]) -> list[str]:
-    """Remove what was made; what could not be, though it was tried for a while: what went wrong may pass."""
+    """Remove what was made; what could not be, though what went wrong was given a while to pass."""
     deadline, left = time.monotonic() + UNDO_S, list[str]()
     for path in made:
         while True:
@@ -146,7 +146,8 @@ async def _undone(cluster: Cluster, made: Iterable[str]) -> list[str]:
                     left.append(path)
                     break
                 await asyncio.sleep(LOOK_S)
-            except ClusterError:  # what went wrong first is what is told
+            except ClusterError:
+                left.append(path)
                 break
     return left
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 
-from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.cluster import CONFLICT, NOT_FOUND, Cluster
 from holdfast.launch.kubernetes.names import Names
-from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered
 
 log = logging.getLogger("holdfast.controller")
 
@@ -40,17 +40,20 @@ async def had_controller(run: str) -> bool:
 
 
 async def retire(run: str) -> None:
-    """Have no pod follow this one, which is then taken away; nothing is done where the run's objects are gone."""
-    cluster = Cluster()
+    """Have no pod follow this one, which is then taken away; nothing is done where the run's objects are gone.
+
+    Asked for as long as this lives: an API server that has just started forbids what it cannot judge yet.
+    """
+    cluster, said = Cluster(), ""
     path = f"/apis/apps/v1/namespaces/{{namespace}}/replicasets/{Names(run).controller}/scale"
     while True:
         try:
             await cluster.change(path, {"spec": {"replicas": 0}})
-        except Unanswered as error:
-            log.warning("the API server does not take note that the run is over: %s", error)
-            await asyncio.sleep(ASK_AGAIN_S)
-        except RefusedBy as refused:
-            log.warning("the controller's pod cannot be done without: %s", refused)
             return
-        else:
-            return
+        except ClusterError as error:
+            if isinstance(error, RefusedBy) and error.status == NOT_FOUND:
+                return
+            if str(error) != said:
+                said = str(error)
+                log.warning("the API server does not take note that the run is over: %s", said)
+        await asyncio.sleep(ASK_AGAIN_S)
