@@ -10,15 +10,17 @@ may be left in the cluster after `cancel`. With `--state` it can be interrupted:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import json
 import random
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from bench.pairs import headline, percentile, say, table
 from bench.sides import PROGRAMS
 from holdfast import api
 from holdfast.cli.lines import line
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentJoined,
     AnyEvent,
@@ -106,7 +109,7 @@ def _node(site: cluster.Site, run: RunFolder, kill: Kill) -> None:
 
 def _controller(site: cluster.Site, run: RunFolder, kill: Kill) -> None:
     del run, kill
-    if there := _pods(site, "controller"):  # in a soak that goes on it may be away already
+    if there := _pods(site, "controller"):  # it may be away already
         site.kubectl("delete", "pod", *there, "--grace-period=0", "--force")
 
 
@@ -144,12 +147,14 @@ def main() -> int:
     options = parser.parse_args()
     headline(f"soak on the lab: {options.kills} kills, seed {options.seed}, one job of {NODES} nodes x 1 rank")
     kills = plan(options.seed, options.kills)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half done is undone, as at Ctrl-C
     with cluster.site(options.state and options.state.absolute()) as site:
         shutil.copy(PROGRAMS / "gated.py", site.folder)
         unfailed = _unfailed(site, kills)
         run, out = _soaked(site, kills)
         problems = [*_unequal(unfailed, out), *_unsampled(out, _steps(kills))]
-        api.cancel(run)
+        with contextlib.suppress(HoldfastError):
+            api.cancel(run)  # it may have ended already
         for _ in api.follow(run):
             pass
         cluster.until(lambda: not site.left(), cluster.CLEARED_S, lambda: f"left: {site.left()}")
@@ -175,14 +180,21 @@ def _started(site: cluster.Site, name: str, kills: Sequence[Kill], step_s: float
 
 def _unfailed(site: cluster.Site, kills: Sequence[Kill]) -> Path:
     """What nothing befell."""
-    if _ended(site.folder / "unfailed"):
-        return site.folder / "unfailed"
-    run, out = _started(site, "unfailed", kills, 0.0)
+    out, cleared = site.folder / "unfailed", site.folder / "cleared"
+    if not _ended(out):
+        run, out = _started(site, "unfailed", kills, 0.0)
+        _open(out, kills)
+        _until_ended(run, out)
+    if not cleared.exists():
+        site.clear()
+        cleared.touch()
+    return out
+
+
+def _open(out: Path, kills: Iterable[Kill]) -> None:
+    """Let ranks pass the gates that are after kills."""
     for kill in kills:
         (out / f"gate-{kill.gate}").touch()
-    _until_ended(run, out)
-    site.clear()
-    return out
 
 
 def _until_ended(run: RunFolder, out: Path) -> None:
@@ -194,10 +206,13 @@ def _ended(out: Path) -> bool:
 
 
 def _soaked(site: cluster.Site, kills: Sequence[Kill]) -> tuple[RunFolder, Path]:
-    """The run after all of its kills."""
+    """The run after all of its kills; one that an interruption has left half done is given again."""
     run, out = _started(site, "soak", kills, STEP_S)
     done = _done(site)
+    _switch_on(site)
+    _open(out, kills[: len(done)])
     for number, kill in list(enumerate(kills))[len(done) :]:
+        cluster.until(lambda: len(_pods(site, "node")) == NODES, RECOVERED_S, lambda: _story(run))
         _until(run, lambda events, kill=kill: _step(events) >= kill.step)
         before = api.events(run)
         began = time.monotonic()
@@ -207,11 +222,15 @@ def _soaked(site: cluster.Site, kills: Sequence[Kill]) -> tuple[RunFolder, Path]
         with (site.folder / "done.jsonl").open("a") as file:
             file.write(json.dumps({"what": kill.what, "seconds": seconds}) + "\n")
         say(f"  {number + 1:3d}/{len(kills)}  {kill}: at the gate after {seconds:.1f} s")
-        for machine in site.kubectl("get", "nodes", "-o", "name").split():
-            site.lab.switch(machine.removeprefix("node/"), on=True)
-        (out / f"gate-{kill.gate}").touch()
+        _switch_on(site)
+        _open(out, [kill])
     _until_ended(run, out)
     return run, out
+
+
+def _switch_on(site: cluster.Site) -> None:
+    for machine in site.kubectl("get", "nodes", "-o", "name").split():
+        site.lab.switch(machine.removeprefix("node/"), on=True)
 
 
 def _done(site: cluster.Site) -> list[dict[str, Any]]:
