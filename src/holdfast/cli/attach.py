@@ -15,7 +15,8 @@ def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     The exit code is the run's. Ctrl-C leaves it running. A controller that has died is started again.
     """
     from holdfast import api
-    from holdfast.cli.watching import Presses, leave_run, watch
+    from holdfast.cli.presses import Presses
+    from holdfast.cli.watching import leave_run, watch
 
     found = api.find_run(run)
     api.revive(found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ from holdfast.cli.request import (
     asked_job,
 )
 from holdfast.errors import ExitCode
+
+if TYPE_CHECKING:
+    from holdfast.findings import Finding
 
 LOCAL = "local"
 """The one place that is known to be no cluster before its profile is read."""
@@ -44,16 +48,23 @@ def run(
 
         send_ahead()  # before what takes as long to import as its client does
     from holdfast import api
-    from holdfast.cli.findings import tell
-    from holdfast.cli.watching import Presses, cancel_run, watch
+    from holdfast.cli.presses import Presses
 
     loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
     with Presses() as presses:
-        started = api.start(loaded, on, base=base, tell=lambda findings: tell(findings, output))
+        started = api.start(loaded, on, base=base, tell=lambda findings: _tell(findings, output))
         if presses.count or not detach:
+            from holdfast.cli.watching import cancel_run, watch  # the run begins while this is loaded
+
             code = watch(started, output, cancel_run(started), presses)
             raise typer.Exit(ExitCode.CANCELLED if code is None else code)
     if output is Output.JSON:
         say_json({"run": started.run, "folder": str(started.path)})
     else:
         say(f"{started.run} is under way; `holdfast attach` shows it, `holdfast cancel` ends it")
+
+
+def _tell(findings: Sequence[Finding], output: Output) -> None:
+    from holdfast.cli.findings import tell  # few starts have something to say
+
+    tell(findings, output)

@@ -5,18 +5,16 @@ The run does not depend on it: when the terminal closes, this process ends and t
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast import api
 from holdfast.cli.lines import Narrator
 from holdfast.cli.output import Output, console, is_plain, say, say_json
-from holdfast.cli.summary import print_summary
-from holdfast.cli.verdict import print_verdict, verdict
+from holdfast.cli.presses import Presses
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, RunFinished
 from holdfast.folder import RunFolder
@@ -43,6 +41,9 @@ def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> i
     if code is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
         return None
+    from holdfast.cli.summary import print_summary  # what only an end needs is not loaded while a run begins
+    from holdfast.cli.verdict import print_verdict, verdict
+
     why = verdict(run, output)
     if output is Output.TEXT:
         print_summary(run, output, advice=why is None or not why.remedy)
@@ -83,23 +84,6 @@ def cancel_run(run: RunFolder) -> Answer:
 
 def leave_run(pressed: int) -> None:
     """Ctrl-C leaves the run alone."""
-
-
-class Presses:
-    """Counts Ctrl-C instead of being ended by it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
 
 
 class Screen(Protocol):
