@@ -216,10 +216,13 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
 
 
 def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
+    from holdfast.launch.kubernetes.envoy import head
+
+    place = _profile(profile, base)
+    head(place.context, place.namespace)  # it connects while the rest is found out
     from holdfast.launch.kubernetes.names import Names, stem
     from holdfast.launch.kubernetes.sending import send
 
-    place = _profile(profile, base)
     with _fresh_folder(stem(job)) as folder:
         code = ship(job, base, folder.code) if place.agent else None
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))

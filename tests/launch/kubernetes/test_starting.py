@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.launch.kubernetes import starting
-from holdfast.launch.kubernetes.errand import Errand
+from holdfast.launch.kubernetes.errand import Destination, Errand
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered
 
 OWNER = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "run"}}
@@ -46,7 +46,8 @@ def test_object_that_is_refused_for_another_reason_is_not_asked_for_again(said: 
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "run"}}
 RUNTIME = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": {"name": "run"}}
-ERRAND = Errand(folder="/run", context=None, namespace="ml", before=(RUNTIME,), owner=OWNER, owned=(SERVICE,))
+THERE = Destination(context=None, namespace="ml")
+ERRAND = Errand(folder="/run", before=(RUNTIME,), owner=OWNER, owned=(SERVICE,))
 
 
 class Failing:
@@ -87,17 +88,17 @@ def test_start_that_fails_leaves_nothing_though_the_api_server_is_away_for_a_whi
 ) -> None:
     cluster = Failing(kind, error, away=away)
     with pytest.raises(type(error)):
-        asyncio.run(starting.make(cluster, ERRAND))  # pyright: ignore[reportArgumentType]
+        asyncio.run(starting.make(cluster, THERE, ERRAND))  # pyright: ignore[reportArgumentType]
     assert cluster.there == []
 
 
 def test_what_cannot_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "UNDO_S", 0.0)
     with pytest.raises(Unanswered, match="timed out; not removed: trainjobs/run, trainingruntimes/run"):
-        asyncio.run(starting.make(Failing("Service", Unanswered("timed out"), away=100), ERRAND))  # pyright: ignore[reportArgumentType]
+        asyncio.run(starting.make(Failing("Service", Unanswered("timed out"), away=100), THERE, ERRAND))  # pyright: ignore[reportArgumentType]
 
 
 def test_what_may_not_be_removed_is_named() -> None:
     cluster = Failing("Service", RefusedBy(403, "it is denied"), away=0, keeps=RefusedBy(403, "ann may not"))
     with pytest.raises(RefusedBy, match="it is denied; not removed: trainjobs/run, trainingruntimes/run"):
-        asyncio.run(starting.make(cluster, ERRAND))  # pyright: ignore[reportArgumentType]
+        asyncio.run(starting.make(cluster, THERE, ERRAND))  # pyright: ignore[reportArgumentType]

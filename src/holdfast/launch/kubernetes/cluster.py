@@ -6,6 +6,7 @@ goes wrong is one of the errors of refusals.py, and every question has an end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -56,6 +57,11 @@ class Cluster:
         self._tried = 0
         self._failed: Exception | None = None
         """Why the last try to open it did not succeed."""
+
+    async def connect(self) -> None:
+        """Have whoever asks next wait less; what goes wrong is for them to hear."""
+        with contextlib.suppress(Exception):
+            await self._connected()
 
     async def read(self, path: str, **params: str) -> dict[str, Any]:
         """What lies at a path."""

@@ -1,6 +1,7 @@
 """Owns a process that is sent to a cluster: it loads a client while here it is found out what is to be made there.
 
-To load the client takes as long as to read the job, so it is started first and told later. Standard library only.
+To load the client takes as long as to read the job, so it is started first and told later: where to, by which it
+connects, and then what. Standard library only.
 Refuses to own what is made (sending.py) and how (starting.py, which is what runs).
 """
 
@@ -38,6 +39,16 @@ class Envoy:
             cwd="/",
             start_new_session=True,
         )
+        self.headed = False
+        """Whether it knows where to."""
+
+    def head(self, context: str | None, namespace: str) -> None:
+        """Let it know where to; one that has ended is heard of when it is asked."""
+        assert self.process.stdin is not None
+        self.headed = True
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"context": context, "namespace": namespace}).encode() + b"\n")
+            self.process.stdin.flush()
 
     def ask(self, errand: bytes) -> Mapping[str, Any] | None:
         """What became of an errand, once it is known; None where nobody lives to say it."""
@@ -79,8 +90,19 @@ def send_ahead() -> None:
     _sent = Envoy()
 
 
-def sent() -> Envoy:
-    """The one that was sent ahead, or one that is sent now."""
+def head(context: str | None, namespace: str) -> None:
+    """Let the one that was sent ahead, or one that is sent now, connect; what it cannot is said when it is asked."""
     global _sent
-    found, _sent = _sent or Envoy(), None
+    if _sent is not None and _sent.headed:  # by a start that came to nothing
+        _sent.recall()
+        _sent = None
+    _sent = _sent or Envoy()
+    _sent.head(context, namespace)
+
+
+def sent() -> Envoy:
+    """The one that knows where to."""
+    global _sent
+    assert _sent is not None
+    found, _sent = _sent, None
     return found

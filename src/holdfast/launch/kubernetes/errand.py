@@ -7,13 +7,18 @@ from typing import Any
 import msgspec
 
 
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where objects are to be made."""
+
+    context: str | None
+    """The kubeconfig's context; None is the current one."""
+    namespace: str
+
+
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of one run, and whose folder the answer is for."""
 
     folder: str
-    context: str | None
-    """The kubeconfig's context; None is the current one."""
-    namespace: str
     before: tuple[dict[str, Any], ...]
     """What must be there first."""
     owner: dict[str, Any]

@@ -30,7 +30,9 @@ from holdfast.launch.kubernetes.submission import Submission
 
 
 def send(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) -> None:
-    """Have a run's objects made, with the values of its job's secrets, and the run followed from then on.
+    """Have a run's objects made by the envoy that knows where to, and the run followed from then on.
+
+    They have the values of its job's secrets.
 
     Raises HoldfastError where the cluster does not take them. Then, or where this is interrupted, nothing of them is
     left.
@@ -60,8 +62,6 @@ def _errand(folder: RunFolder, asked: Submission, values: Mapping[str, Mapping[s
     rendering = render(asked)
     return Errand(
         folder=str(folder.path),
-        context=asked.profile.context,
-        namespace=asked.profile.namespace,
         before=tuple(plain(each) for each in rendering.before),
         owner=plain(rendering.owner),
         owned=tuple(_filled(plain(each), values) for each in rendering.owned),

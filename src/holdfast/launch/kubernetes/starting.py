@@ -2,9 +2,9 @@
 
     python -m holdfast.launch.kubernetes.starting
 
-It is told which on standard input, and says on standard output what became of it: nothing, or an error. It goes on
-once it hears that it may; where whoever sent it has gone before, it undoes what it has done. It imports little beside
-the client, because to load that takes as long as all that is done before it is told.
+It is told where to, by which it connects, and then which, on standard input, and says on standard output what became of
+it: nothing, or an error. It goes on once it hears that it may; where whoever sent it has gone before, it undoes what it
+has done. It imports little beside the client, because to load that takes as long as all that is done before it is told.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.folder import RunFolder
 from holdfast.launch.keeping import take
 from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
 from holdfast.launch.kubernetes.envoy import KEPT
-from holdfast.launch.kubernetes.errand import Errand
+from holdfast.launch.kubernetes.errand import Destination, Errand
 from holdfast.launch.kubernetes.names import RUN_LABEL
 from holdfast.launch.kubernetes.paths import folder_of, judged_alone, path_of
 from holdfast.launch.kubernetes.place import Place, record
@@ -46,14 +46,20 @@ async def go() -> None:
     line = await orders.readline()
     if not line.endswith(b"\n"):
         return  # whoever sent it has thought better of it
+    destination = msgspec.json.decode(line, type=Destination)
+    cluster = Cluster(context=destination.context, namespace=destination.namespace)
+    connecting = asyncio.ensure_future(cluster.connect())
+    line = await orders.readline()
+    if not line.endswith(b"\n"):
+        connecting.cancel()
+        return
     errand = msgspec.json.decode(line, type=Errand)
     folder = RunFolder(Path(errand.folder))
     answer = _to_its_log(folder)
     if take(folder) is None:
         sys.exit("the run has a mirror already")
-    cluster = Cluster(context=errand.context, namespace=errand.namespace)
     leave = asyncio.ensure_future(orders.readline())
-    making = asyncio.ensure_future(make(cluster, errand))
+    making = asyncio.ensure_future(make(cluster, destination, errand))
     await asyncio.wait((making, leave), return_when=asyncio.FIRST_COMPLETED)
     making.cancel()  # in vain where it is done
     try:
@@ -102,7 +108,7 @@ def _say(answer: int, words: Mapping[str, Any]) -> None:
         os.write(answer, json.dumps(words).encode() + b"\n")
 
 
-async def make(cluster: Cluster, errand: Errand) -> Place:
+async def make(cluster: Cluster, destination: Destination, errand: Errand) -> Place:
     """Make the objects; raises ClusterError, or is cancelled, with none of them left."""
     before, owner, owned = errand.before, errand.owner, errand.owned
     # Whatever would be refused is refused before anything is there.
@@ -130,7 +136,7 @@ async def make(cluster: Cluster, errand: Errand) -> Place:
             names = ", ".join("/".join(path.rsplit("/", 2)[1:]) for path in left)
             raise error_of({**words_of(error), "said": f"{error.said}; not removed: {names}"}) from error
         raise
-    return Place(context=errand.context, namespace=errand.namespace, owner=path_of(owner))
+    return Place(context=destination.context, namespace=destination.namespace, owner=path_of(owner))
 
 
 async def _undone(cluster: Cluster, made: Iterable[str]) -> list[str]:
