@@ -98,7 +98,7 @@ def nobody_judges(lab: Lab, space: Space) -> Iterator[Tried]:
 
     def refused() -> bool:
         try:
-            space("delete", "pod", "p", "--dry-run=server", "--wait=false")
+            space("delete", "pod", "p", "--dry-run=server", "--grace-period=0", "--force", "--wait=false")
         except HoldfastError as error:
             return "down.lab.holdfast" in str(error)
         return False

@@ -33,7 +33,7 @@ from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.place import Place, recorded
-from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, refusal
+from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered, refusal
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -45,8 +45,7 @@ AGAIN_S = 0.5
 SOON_S = 0.1
 """The same of a pod that waits for its code."""
 REFUSED_S = 60.0
-"""How long a removal that is refused is asked for again: an API server that has just started forbids what it cannot
-judge yet."""
+"""How long a removal that is refused is asked for again: an API server that has just started forbids some of it."""
 QUESTION_BYTES = 1 << 16
 HEAD_BYTES = 512
 """Longest that the line before a part of a file is."""
@@ -225,10 +224,10 @@ class Mirror:
             try:
                 await self._remove()
                 return
-            except RefusedBy as refused:
-                log.warning("%s is not removed: %s", self._place.owner, refused)
+            except Exception as error:  # whatever it is: what is left behind is worth another try
+                log.warning("%s is not removed: %s", self._place.owner, error)
                 if time.monotonic() > deadline:
-                    return
+                    raise
             await asyncio.sleep(AGAIN_S)
 
     async def _remove(self) -> None:
