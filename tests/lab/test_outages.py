@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _tried(lab: Lab) -> Tried:
 
 
 @contextlib.contextmanager
-def nobody_answers(lab: Lab) -> Iterator[Tried]:
+def nobody_answers(lab: Lab) -> Generator[Tried]:
     """The API server is away."""
     tried = _tried(lab)
     lab.kill("kube-apiserver")
@@ -81,7 +81,7 @@ def nobody_answers(lab: Lab) -> Iterator[Tried]:
 
 
 @contextlib.contextmanager
-def nobody_judges(lab: Lab, space: Space) -> Iterator[Tried]:
+def nobody_judges(lab: Lab, space: Space) -> Generator[Tried]:
     """No pod is deleted in the namespace: a webhook that is to be asked is down."""
     tried = _tried(lab)
     webhook = {

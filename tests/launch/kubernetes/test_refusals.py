@@ -138,7 +138,9 @@ def door(lab: Lab) -> Iterator[Door]:
 
 def test_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    expect(failing(listing, "ml"), "no-kubeconfig", ExitCode.NOT_FOUND)
+    error = failing(listing, "ml")
+    expect(error, "no-kubeconfig", ExitCode.NOT_FOUND)
+    assert error.findings[0].where == str(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Refuses to know a Kubernetes client; cluster.py raises these, and whoever speaks
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -66,9 +67,14 @@ def told() -> Generator[None]:
 
 def refusal(error: ClusterError) -> HoldfastError:
     """The one finding that an error comes to, and the command's exit code."""
-    finding = understood(ROWS[type(error)], error.asked or "kubeconfig", str(error))
+    finding = understood(ROWS[type(error)], error.asked or _kubeconfig(), str(error))
     assert finding is not None, "the last row knows all words"
     return HoldfastError((finding,), EXIT_CODES.get(finding.code, ExitCode.IMPOSSIBLE))
+
+
+def _kubeconfig() -> str:
+    """Where it is looked for."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
 def _row(pattern: str, code: str, says: str, remedy: str, fault: Fault = Fault.USER) -> Reason:
