@@ -213,7 +213,7 @@ class Lab:
 
         for program in started:
             state.change(self.folder, lambda known, program=program: running(known, program))
-        runner.await_ready(started, place)
+        runner.await_ready(started, place, lambda name: self._known().keeps_ending(name))
 
     def _end(self) -> None:
         """Kill all that bears its mark, whether or not it was written down, and remove its folders."""

@@ -6,7 +6,7 @@ import os
 import ssl
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -55,15 +55,15 @@ def run(program: Program, place: Place, *, tied: bool, keep: tuple[int, ...] = (
     return identity or ProcessId(process.pid, 0)  # as one that has ended
 
 
-def await_ready(started: Iterable[Program], place: Place) -> None:
-    """Return when every program says that it is ready; one that keeps ending is an error, with its last words."""
+def await_ready(started: Iterable[Program], place: Place, hopeless: Callable[[str], bool]) -> None:
+    """Return when every program says that it is ready; a hopeless one, by its name, is an error with its last words."""
     deadline = time.monotonic() + _READY_WITHIN_S
     trust = ssl.create_default_context(cafile=place.pki / "ca.crt")
     token = (place.pki / "token").read_text()
     with httpx.Client(verify=trust, headers={"Authorization": f"Bearer {token}"}, timeout=5) as client:
         for program in started:
             while program.ready and not _answers(client, program.ready):
-                if (known := state.load(place.folder)) is None or known.keeps_ending(program.name):
+                if hopeless(program.name):
                     raise died(program.name, place)
                 if time.monotonic() > deadline:
                     raise _late(program, place)

@@ -55,12 +55,12 @@ def _make(folder: Path, controlplane: Path, published: Path) -> None:
     )
     started = [programs.etcd(place), programs.apiserver(place)]
     try:
-        running = [(program, runner.run(program, place, tied=True)) for program in started]
-        runner.await_ready(running, place)
+        running = {program.name: runner.run(program, place, tied=True) for program in started}
+        runner.await_ready(started, place, lambda name: not running[name].alive)
         client = Client(place.server, place.pki)
         install(client, manifests.published(published))
         client.close()
-        for _, process in reversed(running):  # the API server does not end while it cannot reach etcd
+        for process in reversed(running.values()):  # the API server does not end while it cannot reach etcd
             os.kill(process.pid, signal.SIGTERM)
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
     finally:

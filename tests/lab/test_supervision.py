@@ -96,7 +96,7 @@ def test_program_that_keeps_ending_waits_longer_and_is_an_error_with_its_last_wo
     until(supervised, place, lambda now: now.keeps_ending("fails"))
     assert known(place).ended("fails").in_a_row == state.HOPELESS
     with pytest.raises(HoldfastError) as caught:
-        runner.await_ready([FAILS], place)
+        runner.await_ready([FAILS], place, known(place).keeps_ending)
     (finding,) = caught.value.findings
     assert finding.code == "lab-program-died"
     assert f"{state.HOPELESS} times" in finding.what
