@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import SmallDisk, fill
 
-from holdfast.shortage import SHORTAGES, finding_of, lacking, shortage_in, shortage_of
+from holdfast.findings import Severity
+from holdfast.shortage import SHORTAGES, finding_of, holding_up, lacking, shortage_in, shortage_of
 
 
 @pytest.mark.parametrize("number", SHORTAGES)
@@ -31,10 +32,11 @@ def test_other_errors_are_no_shortage() -> None:
 @pytest.mark.root
 def test_full_disk_is_named_with_its_room(small_disk: SmallDisk) -> None:
     disk = small_disk(128 << 10)
-    assert lacking(disk, "it waits") is None
+    assert lacking(disk) is None
     fill(disk)
-    finding = lacking(disk, "it waits")
-    assert finding is not None
+    refusal = lacking(disk)
+    assert refusal is not None
+    finding = holding_up(refusal, "it waits", disk)
     assert finding.code == "disk-full"
     assert finding.evidence[-1].startswith(f"tmpfs on {disk}: 0 of 131,072 bytes free")
 
@@ -44,3 +46,13 @@ def test_finding_names_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     assert finding.code == "read-only-file-system"
     assert finding.where == str(tmp_path / "a" / "b")
     assert len(finding.evidence) == 2
+
+
+def test_that_something_waits_is_said_only_of_what_does(tmp_path: Path) -> None:
+    for number, row in SHORTAGES.items():
+        error = OSError(number, os.strerror(number))
+        assert finding_of(error, "nothing was saved", tmp_path).remedy == row.remedy
+        waiting = holding_up(error, "it waits", tmp_path)
+        assert waiting.remedy == f"{row.remedy} What waits for it goes on by itself."
+        assert waiting.severity is Severity.WARNING
+    assert holding_up(OSError(errno.EPERM, "no"), "it waits", tmp_path).remedy == "What waits for it goes on by itself."

@@ -62,7 +62,7 @@ from holdfast.report.brief import Brief, brief
 from holdfast.report.logs import rank_logs
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
-from holdfast.shortage import lacking
+from holdfast.shortage import holding_up, lacking
 
 if TYPE_CHECKING:
     from holdfast.diagnose.answer import Answer
@@ -385,7 +385,8 @@ def storage_finding(run: RunFolder) -> Finding | None:
     """What is wrong with the disk of an unfinished run's folder, which may keep its controller from saying so."""
     if finished(run):
         return None
-    return lacking(run.path, "the run waits when the space kept for its log is used up")
+    refusal = lacking(run.path)
+    return refusal and holding_up(refusal, "the run waits when the space kept for its log is used up", run.path)
 
 
 def runs() -> list[RunFolder]:

@@ -31,12 +31,12 @@ class Shortage:
     """The C library's words for it, as programs in any language repeat them."""
     what: str
     remedy: str
+    """What mends it; who says so adds what comes of what wanted it."""
 
 
 _OVER_WITH_ROOM = frozenset({"disk-full", "read-only-file-system", "disk-error"})
-WAITS = "; what waits goes on by itself"
-_FULL = f"Free some space there, or point the job at another file system{WAITS}."
-_WRITABLE = f"Make it writable again: look at `mount` and at the kernel's log{WAITS}."
+_FULL = "Free some space there, or point the job at another file system."
+_WRITABLE = "Make it writable again: look at `mount` and at the kernel's log."
 _FILES = "Raise the limit on open files (`ulimit -n`, LimitNOFILE=), or find what holds so many (`ls /proc/PID/fd`)."
 
 SHORTAGES: Mapping[int, Shortage] = {
@@ -115,8 +115,14 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
     )
 
 
-def lacking(path: Path, subject: str) -> Finding | None:
-    """What to say of a path whose file system is full or read-only; None where something can be written."""
+def holding_up(error: OSError, subject: str, path: Path) -> Finding:
+    """The same of what is tried again until it succeeds."""
+    finding = finding_of(error, subject, path, Severity.WARNING)
+    return msgspec.structs.replace(finding, remedy=f"{finding.remedy} What waits for it goes on by itself.".lstrip())
+
+
+def lacking(path: Path) -> OSError | None:
+    """How the file system of a path that is full or read-only refuses; None where something can be written."""
     size = os.statvfs(_nearest(path))
     if _read_only(size, path):
         number = errno.EROFS
@@ -124,7 +130,7 @@ def lacking(path: Path, subject: str) -> Finding | None:
         number = errno.ENOSPC
     else:
         return None
-    return finding_of(OSError(number, os.strerror(number)), subject, path, Severity.WARNING)
+    return OSError(number, os.strerror(number))
 
 
 def settled(known: Finding, room: Finding) -> Finding:

@@ -381,9 +381,9 @@ def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_pa
 @pytest.mark.parametrize(
     ("folder", "remedy"),
     [
-        ("file", "a file is where a folder is needed"),
-        ("file/below", "a file is"),
-        ("/proc/none", "see whether the folder"),
+        ("file", "A file is where a folder is needed"),
+        ("file/below", "A file is"),
+        ("/proc/none", "See whether the folder"),
     ],
 )
 def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(tmp_path: Path, folder: str, remedy: str):
@@ -421,7 +421,7 @@ def test_folder_that_vanished_and_is_a_later_attempts_by_now_stays_that_ones(tmp
 
 def test_save_that_permissions_forbid_says_whose(tmp_path: Path):
     finding = failed(tmp_path / "step-00000001", 0, PermissionError(13, "Permission denied", str(tmp_path)))
-    assert finding.remedy.startswith(f"let user {os.geteuid()} write there")
+    assert finding.remedy.startswith(f"Let user {os.geteuid()} write there")
 
 
 def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save_makes_it_anew(
@@ -442,7 +442,7 @@ def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save
         saving.save(2)
     (finding,) = raised.value.findings
     assert finding.code == "checkpoint-failed"
-    assert finding.remedy.startswith("see whether the folder was removed")
+    assert finding.remedy.startswith("See whether the folder was removed")
     monkeypatch.undo()
     saving.save(3)
     again = training()

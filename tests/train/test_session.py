@@ -316,7 +316,9 @@ def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
     loop.commit()
     loop.commit()
     line = agent.accept()
-    assert line.await_(Found).finding.code == "checkpoint-failed"
+    found = line.await_(Found).finding
+    assert found.code == "checkpoint-failed"
+    assert found.remedy.endswith("are untouched, and the next is tried when it is due.")
     assert line.await_(Step).step == 3
 
 
@@ -330,7 +332,9 @@ def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
     with pytest.raises(HoldfastError) as raised:
         loop.commit()
     (finding,) = raised.value.findings
-    assert "this was the last" in finding.remedy
+    assert finding.remedy.endswith(
+        "are untouched, but this was the last: what none of them holds is done again at the next start."
+    )
     assert "when it is due" not in finding.remedy
 
 

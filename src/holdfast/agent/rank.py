@@ -261,8 +261,8 @@ def _write_private(path: str, text: str) -> None:
 
 def _with_shortage(error: str, log: Path) -> tuple[str, str]:
     """An error with the room its disk had, where it speaks of that; a log on a full disk may hold no word at all."""
-    if not error and (full := lacking(log, "nothing could be written")) is not None:
-        error = f"{log.name} could not be written: {full.evidence[0]}"
+    if not error and (refusal := lacking(log)) is not None:
+        error = f"{log.name} could not be written: {refusal}"
     return error, "; ".join(room(log)) if shortage_in(error) else ""
 
 

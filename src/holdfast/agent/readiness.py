@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.agent.gpu import Occupant, occupants
 from holdfast.events.orders import StartRanks
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.shortage import lacking
+from holdfast.shortage import holding_up, lacking
 
 LOOK_S = 1.0
 """Seconds between two looks."""
@@ -53,11 +53,11 @@ class Readiness:
         folder = Path(self._order.ranks[0].log).parent
         said = False
         while not self._abandoned.is_set():
-            finding = lacking(folder, f"the ranks of {self._where} wait for room for their logs")
-            if finding is None:
+            refusal = lacking(folder)
+            if refusal is None:
                 return
             if not said:
-                self._find(finding)
+                self._find(holding_up(refusal, f"the ranks of {self._where} wait for room for their logs", folder))
                 said = True
             await self._pause()
 

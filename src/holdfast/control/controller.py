@@ -74,7 +74,7 @@ from holdfast.events.orders import (
 from holdfast.findings import Finding, Severity
 from holdfast.folder import SUPERSEDED_STATUS
 from holdfast.job.backend import Backend, NodeObservation, Sight
-from holdfast.shortage import finding_of, shortage_of
+from holdfast.shortage import holding_up, shortage_of
 
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
@@ -236,7 +236,7 @@ class Controller:
         if not self.holding:
             self.holding = True
             self._links.withhold()
-            log.error("%s", finding_of(error, "the event log cannot be written, so the run waits", self._writer.path))
+            log.error("%s", holding_up(error, "the event log cannot be written, so the run waits", self._writer.path))
             self._spawn(self._wait_for_room())
 
     async def _wait_for_room(self) -> None:
@@ -251,7 +251,7 @@ class Controller:
             return ()
         self._short = error is not None
         if error is not None:
-            finding = finding_of(error, "the event log lives on space kept for it", path, Severity.WARNING)
+            finding = holding_up(error, "the event log lives on space kept for it", path)
         else:
             what = "there is room for the event log again"
             finding = Finding(code="disk-has-room", what=what, severity=Severity.INFO, where=str(path))
@@ -437,7 +437,7 @@ class Controller:
             except OSError as error:
                 if shortage_of(error) is None:
                     raise
-                finding = finding_of(error, "a node cannot be made yet", Path(error.filename or "/"), Severity.WARNING)
+                finding = holding_up(error, "a node cannot be made yet", Path(error.filename or "/"))
                 if finding.what != said:
                     self.feed(FindingRaised(at=self._clock(), finding=finding))
                 said = finding.what

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.shortage import WAITS, lacking, room, shortage_in, shortage_of
+from holdfast.shortage import lacking, room, shortage_in, shortage_of
 from holdfast.train import seal
 from holdfast.train.environment import ELSEWHERE
 from holdfast.train.ranks import Ranks
@@ -29,9 +29,9 @@ from holdfast.train.tenure import Tenure, Writer
 
 COMPLETE = re.compile(r"step-(\d{8,})")
 
-NEXT = "the next is tried when it is due"
-NO_OTHER = "this was the last: what came after the newest one that is there is done again when it is started again"
-"""Said of a checkpoint that failed: where others follow, and where none does."""
+UNTOUCHED = "The checkpoints that are there are untouched"
+NEXT = "and the next is tried when it is due"
+LAST = "but this was the last: what none of them holds is done again at the next start"
 
 Written = dict[str, FileSum] | Finding
 """A rank's files as they were written, or why they were not."""
@@ -228,8 +228,7 @@ def failed(partial: Path, rank: int, error: BaseException) -> Finding:
     """Why a checkpoint could not be written; torch may not say that the disk is full, so the disk is looked at."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (error, _) = next(iter(error.failures.items()))
-    full = lacking(partial, "")
-    row = shortage_of(error) or shortage_in(full.evidence[0] if full else str(error))
+    row = shortage_of(error) or shortage_of(lacking(partial)) or shortage_in(str(error))
     finding = Finding(
         code="checkpoint-failed",
         what=f"the checkpoint {partial.stem} could not be written{f': {row.what}' if row else ''}",
@@ -238,32 +237,29 @@ def failed(partial: Path, rank: int, error: BaseException) -> Finding:
         remedy=_remedy(error),
         fault=Fault.CLUSTER,
     )
-    if row is None:
-        return finding
-    remedy = f"{row.remedy.replace(WAITS, '')} The older checkpoints are untouched, and {NEXT}."
-    return msgspec.structs.replace(finding, code=row.code, remedy=remedy)
+    return msgspec.structs.replace(finding, code=row.code, remedy=row.remedy) if row else finding
 
 
 def _remedy(error: BaseException) -> str:
-    elsewhere = f"or {ELSEWHERE}"
-    untouched = f"checkpoints that are there are untouched, and {NEXT}"
     match error:
         case NotADirectoryError() | FileExistsError():
-            return f"a file is where a folder is needed: move it away, {elsewhere}; {untouched}"
+            first = "A file is where a folder is needed: move it away"
         case PermissionError():
-            return f"let user {os.geteuid()} write there (`ls -ld`, `id`), {elsewhere}; {untouched}"
+            first = f"Let user {os.geteuid()} write there (`ls -ld`, `id`)"
         case FileNotFoundError():
-            return (
-                "see whether the folder was removed or its disk unmounted, and whether folders can be made there "
-                f"at all (not in /proc), {elsewhere}; {untouched}"
+            first = (
+                "See whether the folder was removed or its disk unmounted, and whether folders can be made there "
+                "at all (not in /proc)"
             )
         case _:
-            return f"look for space and permissions there; {untouched}"
+            first = "Look for space and permissions there"
+    return f"{first}, or {ELSEWHERE}."
 
 
-def of_the_last(problem: Finding) -> Finding:
-    """The same of a checkpoint that no other follows."""
-    return msgspec.structs.replace(problem, remedy=problem.remedy.replace(NEXT, NO_OTHER))
+def unsaved(problem: Finding, *, last: bool) -> Finding:
+    """Why there is no checkpoint, with what comes of that; `last` is one that no other follows."""
+    follows = LAST if last else NEXT
+    return msgspec.structs.replace(problem, remedy=f"{problem.remedy} {UNTOUCHED}, {follows}.")
 
 
 def unreachable(where: str, *evidence: str) -> HoldfastError:
@@ -274,6 +270,6 @@ def unreachable(where: str, *evidence: str) -> HoldfastError:
         exit_code=ExitCode.STORAGE,
         where=where,
         evidence=evidence,
-        remedy="see whether the address is right and lets this user in; nothing there was changed",
+        remedy="See whether the address is right and lets this user in. Nothing there was changed.",
         fault=Fault.CLUSTER,
     )

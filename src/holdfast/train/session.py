@@ -26,7 +26,7 @@ from holdfast.train.batches import Batch, MicroBatch, Plan
 from holdfast.train.checkpoint import Checkpoints, Saved
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
-from holdfast.train.depot import Depot, Shared, of_the_last
+from holdfast.train.depot import Depot, Shared, unsaved
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.meter import Meter
@@ -317,13 +317,13 @@ class Session:
         if saved.problem is None:
             self._liaison.committed(saved.step, saved.path, took_s=saved.took_s)
             return
-        self._raise(saved.problem, must=must)
+        refused = saved.problem.code in REFUSALS
+        self._raise(saved.problem if refused else unsaved(saved.problem, last=must), must=must)
 
     def _raise(self, problem: Finding | None, *, must: bool) -> None:
         """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
         if problem is None:
             return
-        problem = of_the_last(problem) if must else problem
         self._liaison.found(problem)
         if must or problem.code in REFUSALS:
             raise error_of(problem)

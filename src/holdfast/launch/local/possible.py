@@ -23,7 +23,7 @@ from holdfast.guard.limits import FILES_EACH, LEAST_ARRIVALS, OWN_FILES
 from holdfast.host.cgroups import ground
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
-from holdfast.shortage import lacking
+from holdfast.shortage import finding_of, lacking
 
 RANKS_PER_CPU = 32
 """More ranks than this on each core are a slip of the finger: imports alone would take minutes."""
@@ -286,8 +286,8 @@ def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[F
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} is not a folder", remedy)
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} may not be written", remedy)
-    elif (full := lacking(nearest, f"{subject} cannot be {folder}")) is not None:
-        yield msgspec.structs.replace(full, severity=Severity.ERROR, where=where)
+    elif (refusal := lacking(nearest)) is not None:
+        yield msgspec.structs.replace(finding_of(refusal, f"{subject} cannot be {folder}", nearest), where=where)
 
 
 def _said(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
