@@ -241,6 +241,16 @@ def test_speed_is_right_where_the_log_holds_only_some_steps() -> None:
     assert fold([*STARTED, *thinned]).tokens_per_s == pytest.approx(512)
 
 
+def test_tokens_of_a_step_of_several_replicas_count_once_and_are_those_of_all_their_devices() -> None:
+    one = step(1, tokens=512.0, replicas=2.0)
+    other = msgspec.structs.replace(one, replica=1)
+    status = fold([*STARTED, msgspec.structs.replace(attempt(0), replica=1), one, other])
+    assert status.tokens_per_s == pytest.approx(512)
+    assert status.tokens_per_s_per_device == pytest.approx(512 / 4)
+    alone = step(2, tokens=256.0, replicas=1.0)
+    assert fold([alone], status).devices == 2
+
+
 def test_speed_is_unknown_where_the_clock_stood_still() -> None:
     still = StepCommitted(at=10, replica=0, attempt=0, step=1, started=10, ended=10, metrics={"tokens": 5.0})
     assert fold([*STARTED, still]).tokens_per_s is None

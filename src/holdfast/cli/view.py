@@ -121,7 +121,7 @@ def _progress(status: RunStatus, now: float) -> Iterator[Text]:
     if lead.loss is not None:
         figures.append(f"loss {figure(lead.loss)}")
     if status.tokens_per_s is not None:
-        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if lead.world_size > 1 else ""
+        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if status.devices > 1 else ""
         figures.append(f"{status.tokens_per_s:,.0f} tokens/s{each}")
     if lead.seconds_per_step is not None:
         figures.append(f"{duration(lead.seconds_per_step)} a step")

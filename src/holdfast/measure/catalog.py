@@ -52,7 +52,7 @@ CATALOG: tuple[Metric, ...] = (
     Metric(
         name="tokens",
         unit="tokens",
-        help="What `commit(tokens=...)` was given: those of all ranks in the step.",
+        help="What `commit(tokens=...)` was given: those of all ranks, of all replicas, in the step.",
     ),
     Metric(
         name="global_batch",

@@ -191,15 +191,17 @@ class RunStatus:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """All replicas together."""
-        speeds = [speed for replica in self.replicas.values() if (speed := replica.tokens_per_s) is not None]
-        return sum(speeds) if speeds else None
+        """All replicas together: each tells the tokens of all that take part in a step."""
+        return self.lead.tokens_per_s
+
+    @property
+    def devices(self) -> int:
+        """That took part in the latest step; a rank is one device."""
+        return self.lead.world_size * int(self.lead.metrics.get("replicas", 1))
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
-        """A rank is one device."""
-        devices = sum(replica.world_size for replica in self.replicas.values())
-        return self.tokens_per_s / devices if self.tokens_per_s is not None and devices else None
+        return self.tokens_per_s / self.devices if self.tokens_per_s is not None and self.devices else None
 
     @property
     def waiting_for(self) -> str:

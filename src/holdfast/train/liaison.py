@@ -130,7 +130,8 @@ class Liaison:
         given = numbers({"total_steps": total, **metrics})
         started, self._boundary = self._boundary, self._clock()
         stalled_s, self._waited_s = self._waited_s, 0.0
-        measured = self.meter.measure(given, step_s=self._boundary - started, devices=self.ranks.world_size)
+        devices = self.ranks.world_size * int(given.get("replicas", 1))  # tokens are those of all replicas
+        measured = self.meter.measure(given, step_s=self._boundary - started, devices=devices)
         spent = self._profiler.step(last=step == total)
         self._tell(self._profiler.noted())
         finite = {**measured, **spent, **given}
