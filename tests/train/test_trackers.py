@@ -164,6 +164,14 @@ def test_tracker_that_blocks_stops_no_step_and_no_end(monkeypatch, capsys) -> No
     tracker.let_go.set()
 
 
+def test_tracker_that_blocks_and_is_not_far_behind_is_named_at_the_end(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(courier, "CLOSE_S", 0.01)
+    tracker = Blocked()
+    run_with(tracker, monkeypatch, 20)
+    assert capsys.readouterr().err.count("wandb was not done with all metrics 0.01 s after the last step") == 1
+    tracker.let_go.set()
+
+
 def test_tracker_that_nobody_knows_is_an_error() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(HoldfastError) as refused:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from holdfast.findings import Finding, Severity
 from holdfast.train.trackers import Story, Tracker
@@ -31,7 +33,7 @@ class Courier:
         self._story = story
         self._waiting: queue.Queue[_Parcel | None] = queue.Queue(BACKLOG_STEPS)
         self._noted: queue.SimpleQueue[Finding] = queue.SimpleQueue()
-        self._failed = False
+        self._failed = self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"holdfast-{name}", daemon=True)
         self._thread.start()
 
@@ -47,13 +49,15 @@ class Courier:
         return None if self._noted.empty() else self._noted.get()
 
     def close(self) -> None:
-        """Have the rest carried, as far as that takes no more than `CLOSE_S`."""
-        if self._thread is not threading.current_thread() and self._thread.is_alive():
-            try:
-                self._waiting.put(None, timeout=CLOSE_S)
-            except queue.Full:
-                return
-            self._thread.join(CLOSE_S)
+        """Have the rest carried, as far as that takes no more than `CLOSE_S`; a second call does nothing."""
+        if self._closed or self._thread is threading.current_thread() or not self._thread.is_alive():
+            return
+        self._closed, until = True, time.monotonic() + CLOSE_S
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_S)
+            self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._note(f"was not done with all metrics {CLOSE_S:g} s after the last step", "")
 
     def _work(self) -> None:
         try:
@@ -86,6 +90,7 @@ class Courier:
                     what=f"{self._name} {what}; training goes on",
                     where="rank 0",
                     evidence=(evidence[:500],) if evidence else (),
-                    remedy="The run's own log has every metric: `holdfast events -o json`. This is said once.",
+                    remedy=f"See whether {self._name} is installed, and reached from here. A run of holdfast's has the "
+                    "metrics in its own log (`holdfast events -o json`). This is said once.",
                 )
             )
