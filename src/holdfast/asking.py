@@ -233,6 +233,8 @@ CHECKPOINT = Wanted(
         "no-session": ExitCode.IMPOSSIBLE,
         "checkpoint-withheld": ExitCode.IMPOSSIBLE,
         "checkpoint-failed": ExitCode.STORAGE,
+        "checkpoint-not-sealed": ExitCode.STORAGE,
+        "disk-error": ExitCode.STORAGE,
         "disk-full": ExitCode.STORAGE,
         "read-only-file-system": ExitCode.STORAGE,
     },

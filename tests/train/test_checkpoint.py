@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -379,21 +380,44 @@ def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("folder", "remedy"),
+    ("folder", "code", "remedy"),
     [
-        ("file", "A file is where a folder is needed"),
-        ("file/below", "A file is"),
-        ("/proc/none", "See whether the folder"),
+        ("file", "checkpoint-store-unreachable", "A file is where a folder is needed"),
+        ("file/below", "checkpoint-store-unreachable", "A file is"),
+        ("/proc/none", "checkpoint-failed", "See whether the folder"),
     ],
 )
-def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(tmp_path: Path, folder: str, remedy: str):
+def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(
+    tmp_path: Path, folder: str, code: str, remedy: str
+):
     (tmp_path / "file").touch()
     with pytest.raises(HoldfastError) as raised:
         checkpoints(tmp_path / folder, training()).save(1)
     (finding,) = raised.value.findings
-    assert (finding.code, finding.fault) == ("checkpoint-failed", Fault.CLUSTER)
+    assert (finding.code, finding.fault) == (code, Fault.CLUSTER)
     assert finding.evidence
     assert finding.remedy.startswith(remedy)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("closed", [".", "step-00000001/seal.json", "step-00000001/host-00000.pt"])
+def test_what_may_not_be_read_is_neither_damaged_nor_absent(closed: str):
+    with TemporaryDirectory() as made:  # whose parents let everybody through, as pytest's own do not
+        folder = Path(made)
+        checkpoints(folder, training()).save(1)
+        (folder / closed).chmod(0o711 if closed == "." else 0)
+        os.chown(folder, 0 if closed == "." else 65534, -1)
+        again = training()
+        os.seteuid(65534)
+        try:
+            with pytest.raises(HoldfastError) as raised:
+                checkpoints(folder, again).restore()
+        finally:
+            os.seteuid(0)
+        (finding,) = raised.value.findings
+        assert finding.code == "checkpoint-store-unreachable"
+        assert "Permission denied" in finding.evidence[0]
+        assert complete(folder) == ["step-00000001"]
 
 
 def test_folder_that_vanished_between_two_saves_is_said_once(tmp_path: Path):
@@ -421,7 +445,7 @@ def test_folder_that_vanished_and_is_a_later_attempts_by_now_stays_that_ones(tmp
 
 def test_save_that_permissions_forbid_says_whose(tmp_path: Path):
     finding = failed(tmp_path / "step-00000001", 0, PermissionError(13, "Permission denied", str(tmp_path)))
-    assert finding.remedy.startswith(f"Let user {os.geteuid()} write there")
+    assert finding.remedy.startswith(f"Let user {os.geteuid()} read and write there")
 
 
 def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save_makes_it_anew(

@@ -229,7 +229,7 @@ class Checkpoints:
                 f"every checkpoint there is, {len(bad)} in all, is damaged",
                 exit_code=ExitCode.STORAGE,
                 where=self._depot.where,
-                evidence=tuple(line for finding in bad for line in finding.evidence),
+                evidence=tuple(f"{finding.where}: {line}" for finding in bad for line in finding.evidence),
                 remedy="check the storage; they were set aside, so that the next start begins at step 0",
                 fault=Fault.CLUSTER,
             )

@@ -6,6 +6,7 @@ The other depot is that of two tiers (tiers.py). All ranks make the same calls. 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -25,9 +26,13 @@ from holdfast.train.environment import ELSEWHERE
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.seal import FileSum, Seal
+from holdfast.train.tensors import Lost
 from holdfast.train.tenure import Tenure, Writer
 
 COMPLETE = re.compile(r"step-(\d{8,})")
+
+_OF_DAMAGE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""What a file that was lost or spoilt is refused with; the last two are file systems' own checksums."""
 
 UNTOUCHED = "The checkpoints that are there are untouched"
 NEXT = "and the next is tried when it is due"
@@ -127,10 +132,8 @@ class Shared:
     def _take_over(self) -> list[int]:
         with suppress(OSError):  # where nothing can be written, nobody commits; the first save will say so
             self._tenure.take_over()
-        try:
-            return steps_in(self.folder)[::-1]
-        except OSError as error:
-            raise unreachable(self.where, f"{type(error).__name__}: {error}") from error
+        look_into(self.folder)
+        return steps_in(self.folder)[::-1]
 
     def resumed(self, step: int) -> None:
         pass
@@ -178,10 +181,23 @@ class _Only:
         self._ranks = ranks
 
     def sealed(self) -> Seal | str:
-        return self._ranks.from_first(seal.read(self.folder) if self._ranks.rank == 0 else "")
+        return self._ranks.on_first(self._sealed)
+
+    def _sealed(self) -> Seal | str:
+        try:
+            self.have([seal.NAME])
+        except Lost as error:
+            raise unreachable(self.where, str(error)) from error
+        return seal.read(self.folder)
 
     def have(self, names: Iterable[str]) -> None:
-        pass
+        """That a file cannot be opened, as for want of descriptors or rights, is no damage to it."""
+        for name in names:
+            try:
+                os.close(os.open(self.folder / name, os.O_RDONLY))
+            except OSError as error:
+                if error.errno not in _OF_DAMAGE:
+                    raise Lost(f"{type(error).__name__}: {error}") from None
 
     def damage(self, name: str, expected: FileSum) -> str | None:
         return seal.damage(self.folder / name, expected)
@@ -193,6 +209,23 @@ class _Only:
                 shutil.rmtree(aside, ignore_errors=True)
                 self.folder.rename(aside)
         return damaged(self.folder.name, str(aside), damage)
+
+
+def look_into(folder: Path) -> None:
+    """Raise HoldfastError where a folder is there and cannot be read: to `glob` it is an empty one."""
+    try:
+        with suppress(FileNotFoundError):
+            os.listdir(folder)
+    except OSError as error:
+        raise failure(
+            "checkpoint-store-unreachable",
+            "the folder of checkpoints cannot be read, so nobody knows where training stood",
+            exit_code=ExitCode.STORAGE,
+            where=str(folder),
+            evidence=(f"{type(error).__name__}: {error}",),
+            remedy=f"{_remedy(error)} Nothing there was changed.",
+            fault=Fault.CLUSTER,
+        ) from error
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -245,12 +278,9 @@ def _remedy(error: BaseException) -> str:
         case NotADirectoryError() | FileExistsError():
             first = "A file is where a folder is needed: move it away"
         case PermissionError():
-            first = f"Let user {os.geteuid()} write there (`ls -ld`, `id`)"
+            first = f"Let user {os.geteuid()} read and write there (`ls -ld`, `id`)"
         case FileNotFoundError():
-            first = (
-                "See whether the folder was removed or its disk unmounted, and whether folders can be made there "
-                "at all (not in /proc)"
-            )
+            first = "See whether the folder was removed or its disk unmounted, and whether folders can be made there"
         case _:
             first = "Look for space and permissions there"
     return f"{first}, or {ELSEWHERE}."

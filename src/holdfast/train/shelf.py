@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import seal
 from holdfast.train.configured import Configured
+from holdfast.train.depot import look_into
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import FileSum, Seal
 from holdfast.train.tenure import Tenure, Writer
@@ -81,7 +82,11 @@ class Shelf:
             self._tenure.take_over()
 
     def newest(self, *, world_size: int) -> Found:
-        """The newest one that is what its seal says, for so many ranks; raises where a later holdfast wrote it."""
+        """The newest one that is what its seal says, for so many ranks.
+
+        Raises HoldfastError where the folder cannot be read, or a later holdfast wrote it.
+        """
+        look_into(self.folder)
         noticed: list[Finding] = []
         for path in self._all():
             sealed = seal.read(path)
