@@ -401,3 +401,12 @@ def test_trainer_that_does_not_count_its_ranks_is_refused(tmp_path: Path, monkey
     with pytest.raises(HoldfastError) as refused:
         HoldfastCallback().on_init_end(alone, TrainerState(), TrainerControl())
     assert refused.value.findings[0].code == "trainer-without-its-ranks"
+
+
+def test_replicas_that_nothing_would_bring_together_are_refused(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_REPLICA_COUNT", "2")
+    with pytest.raises(HoldfastError) as refused:
+        train(tmp_path)
+    assert refused.value.findings[0].code == "trainer-with-replicas"

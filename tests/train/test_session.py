@@ -22,7 +22,8 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, HandOver, Hello, RankToAgent, Step, StopNow
 from holdfast.train import Environment, Session, staging
-from holdfast.train.liaison import HAND_OVER_S, STOP_S
+from holdfast.train.liaison import HAND_OVER_S, STOP_S, Liaison
+from holdfast.train.meter import Meter
 from holdfast.train.replicas import Alone, Standing, Unmet
 
 LOOP = Path(__file__).with_name("loop.py")
@@ -96,6 +97,54 @@ def test_environment_with_a_bad_number_names_the_variable(value: str):
     with pytest.raises(HoldfastError) as refused:
         Environment.read({"HOLDFAST_CHECKPOINT_EVERY_STEPS": value})
     assert refused.value.findings[0].where == "HOLDFAST_CHECKPOINT_EVERY_STEPS"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"),
+        ({"HOLDFAST_CHECKPOINT_EVERY_STEPS": "5"}, "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"),
+        ({"HOLDFAST_CHECKPOINT_PATH": "/c"}, "checkpoints go to /c: at the end"),
+        (
+            {"HOLDFAST_CHECKPOINT_PATH": "c", "HOLDFAST_CHECKPOINT_EVERY_STEPS": "5"},
+            f"checkpoints go to {Path.cwd()}/c: at the end, every 5 steps",
+        ),
+        (
+            {"HOLDFAST_CHECKPOINT_PATH": "/c", "HOLDFAST_CHECKPOINT_EVERY_S": "2.5"},
+            "checkpoints go to /c: at the end, every 2.5 s",
+        ),
+        (
+            {
+                "HOLDFAST_CHECKPOINT_PATH": "s3://b/r",
+                "HOLDFAST_CHECKPOINT_LOCAL": "/n",
+                "HOLDFAST_CHECKPOINT_EVERY": "auto",
+            },
+            "checkpoints go to s3://b/r: at the end, as often as loses the least",
+        ),
+    ],
+)
+def test_where_checkpoints_go_is_told_in_words(variables: dict[str, str], words: str):
+    assert Environment.read(variables).checkpoints_in_words == words
+
+
+def test_session_that_runs_alone_says_where_its_checkpoints_go(agent, tmp_path: Path, capsys):
+    session(checkpoint_path=tmp_path, checkpoint_every_steps=2)
+    assert capsys.readouterr().err.endswith(f"holdfast: checkpoints go to {tmp_path}: at the end, every 2 steps\n")
+    session(checkpoint_path=tmp_path / "other", rank_socket=agent.path)
+    assert "checkpoints go" not in capsys.readouterr().err
+
+
+def test_cadence_that_is_not_auto_is_refused():
+    with pytest.raises(HoldfastError) as refused:
+        Environment.read({"HOLDFAST_CHECKPOINT_EVERY": "100"})
+    assert refused.value.findings[0].code == "environment-not-auto"
+
+
+def test_speed_of_a_device_counts_the_devices_of_all_replicas(agent):
+    liaison = Liaison(Environment(rank_socket=agent.path), Meter(flops_per_token=1e12))
+    liaison.report(1, total=None, metrics={"tokens": 64, "replicas": 2})
+    step = agent.accept().await_(Step)
+    assert step.metrics["tflops_full"] * (step.ended - step.started) == pytest.approx(32)
 
 
 def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):

@@ -105,6 +105,21 @@ class Environment:
         return folder if isinstance(folder, Path) else None
 
     @property
+    def checkpoints_in_words(self) -> str:
+        """Where they go and when, for whoever starts a program that nobody else tells of it."""
+        if self.checkpoint_path is None:
+            return "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"
+        times = ["at the end"]
+        if self.checkpoint_every_steps is not None:
+            times.append(f"every {self.checkpoint_every_steps} steps")
+        if self.checkpoint_every_s is not None:
+            times.append(f"every {self.checkpoint_every_s:g} s")
+        if self.checkpoint_auto:
+            times.append("as often as loses the least")
+        path = self.checkpoint_path
+        return f"checkpoints go to {path.absolute() if isinstance(path, Path) else path}: {', '.join(times)}"
+
+    @property
     def writer(self) -> Writer:
         """Who saves checkpoints here."""
         return Writer(run=self.run, replica=self.replica, attempt=self.attempt)
@@ -120,6 +135,19 @@ class Environment:
             where="checkpoint.local, or a URL in checkpoint.path",
             remedy="name such a folder as `checkpoint.path`, without `checkpoint.local`; a Session has two tiers",
         )
+
+    def refuse_replicas(self) -> None:
+        """Raise where there are several, which a framework's loop would train apart from one another."""
+        if self.replica_count > 1:
+            raise failure(
+                "trainer-with-replicas",
+                f"each of the {self.replica_count} replicas would train a model of its own: nothing in a Trainer's "
+                "loop brings them together",
+                exit_code=ExitCode.USAGE,
+                where="recovery.replicas",
+                remedy="leave it out of the job: then all ranks restart from the last checkpoint; a Session can have "
+                "several",
+            )
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -147,7 +175,7 @@ class Environment:
             checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
-            checkpoint_auto=variables.get("HOLDFAST_CHECKPOINT_EVERY") == "auto",
+            checkpoint_auto=_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
             report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
@@ -169,6 +197,19 @@ def _sync(value: str) -> Sync | None:
         where="HOLDFAST_SYNC",
         evidence=(f"HOLDFAST_SYNC={value}",),
         remedy="set it to such as `local_sgd/16`, or unset it",
+    )
+
+
+def _auto(value: str) -> bool:
+    if value in {"", "auto"}:
+        return value == "auto"
+    raise failure(
+        "environment-not-auto",
+        "HOLDFAST_CHECKPOINT_EVERY must be auto",
+        exit_code=ExitCode.USAGE,
+        where="HOLDFAST_CHECKPOINT_EVERY",
+        evidence=(f"HOLDFAST_CHECKPOINT_EVERY={value}",),
+        remedy="for a number of steps set HOLDFAST_CHECKPOINT_EVERY_STEPS, for seconds HOLDFAST_CHECKPOINT_EVERY_S",
     )
 
 

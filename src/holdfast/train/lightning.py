@@ -56,6 +56,7 @@ class HoldfastCallback(Callback):
     def __init__(self) -> None:
         """Look for the newest checkpoint; every rank does so itself, since they have not met yet."""
         self._told = Environment.read()
+        self._told.refuse_replicas()
         self._shelf: Shelf | None = None
         self._found = Found(None, None, [])
         if (folder := self._told.only_folder()) is not None:

@@ -23,6 +23,7 @@ from holdfast.measure.flops import PerToken
 from holdfast.train import ending
 from holdfast.train.apart import Apart
 from holdfast.train.batches import Batch, MicroBatch, Plan
+from holdfast.train.channel import say
 from holdfast.train.checkpoint import Checkpoints, Saved
 from holdfast.train.data.data import Data
 from holdfast.train.data.supply import Supply
@@ -88,6 +89,8 @@ class Session:
         meter = Meter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
         self._liaison = Liaison(told, meter)
         ranks = self._liaison.ranks
+        if told.rank_socket is None and ranks.rank == 0:
+            say(told.checkpoints_in_words)
         self._supply = Supply(self._liaison.found)
         self._extra, self._taken_by = extra, 0
         """Ranks that took the checkpoint, where it was another number and nobody has said yet what follows."""
@@ -212,8 +215,8 @@ class Session:
 
         Leaving is SystemExit(75), `ExitCode.STOPPED_EARLY`: steps are left to do, so it is no success.
 
-        `loss` is this rank's own, `tokens` are those of all ranks in this step, and of other metrics rank 0's count. A
-        tensor on a GPU is waited for. A step has 128 metrics at most.
+        `loss` is this rank's own, `tokens` are those of all ranks, of all replicas, in this step, and of other metrics
+        rank 0's count. A tensor on a GPU is waited for. A step has 128 metrics at most.
         """
         samples, self.global_batch = self.global_batch, 0
         try:

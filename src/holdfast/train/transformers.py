@@ -57,6 +57,7 @@ class HoldfastCallback(TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         told = Environment.read()
+        told.refuse_replicas()
         if args.world_size != told.world_size:
             raise failure(
                 "trainer-without-its-ranks",

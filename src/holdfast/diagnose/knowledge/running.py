@@ -293,7 +293,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "tracker-unknown",
-        "A tracker is named that holdfast does not know, or whose package is not installed.",
+        "A tracker is named that holdfast does not know.",
         "The finding names it; `pip list` in the image.",
         "One that is known, with its package in the image.",
     ),
@@ -424,6 +424,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Unset it, or mend it.",
     ),
     (
+        "environment-not-auto",
+        "HOLDFAST_CHECKPOINT_EVERY, which takes `auto` alone, has another value.",
+        "`printenv`.",
+        "HOLDFAST_CHECKPOINT_EVERY_STEPS takes a number of steps, HOLDFAST_CHECKPOINT_EVERY_S one of seconds.",
+    ),
+    (
         "environment-not-a-sync",
         "HOLDFAST_SYNC, which says how replicas meet now and then, is no method with a number of steps.",
         "`printenv`.",
@@ -501,6 +507,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Arguments of the Trainer keep a resumed training from being exact.",
         "The evidence names each.",
         "Leave them out, unless they are meant.",
+    ),
+    (
+        "trainer-with-replicas",
+        "The job asks for several replicas, and the program's loop is a Trainer's, which trains each apart.",
+        "`recovery.replicas` in the job.",
+        "Leave it out, or train in a loop with a Session.",
     ),
     (
         "trainer-without-its-ranks",
