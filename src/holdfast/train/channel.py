@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.events.rank import AgentToRank, Found, RankMessage, encode, from_agent
-from holdfast.findings import Finding
+from holdfast.findings import FAULTS, Fault, Finding
 
 CONNECT_S = 5.0
 """An agent listens before it starts its ranks, so that even this is generous."""
@@ -85,7 +85,9 @@ class Channel:
     def found(self, finding: Finding) -> None:
         """Tell the agent, and whoever reads the rank's log, what the session noticed."""
         where = finding.where and f"where: {finding.where}"
-        words = filter(None, (finding.what, where, *finding.evidence, finding.remedy))
+        remedy = finding.remedy and f"what to do: {finding.remedy.removesuffix('.')}"
+        fault = "" if finding.fault is Fault.USER else f"fault of: {FAULTS[finding.fault]}"
+        words = filter(None, (finding.what, where, *finding.evidence, remedy, fault))
         say(f"{finding.severity} [{finding.code}]: {'; '.join(words)}")
         self.send(Found(finding=finding))
 

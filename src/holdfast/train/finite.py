@@ -17,6 +17,7 @@ MOST_IN_A_ROW = 20
 """Loops that skip bad batches, or scale losses, have a few in a row at most."""
 AGAIN_S = 60.0
 """Least time between two words about a loss that comes and goes."""
+_FOLLOWS = f". None is taken while it lasts, and {MOST_IN_A_ROW} such steps in a row end the loop"
 
 WITHHELD = Finding(
     code="checkpoint-withheld",
@@ -80,7 +81,7 @@ class Finite:
     def _loss(self, step: int, metrics: Mapping[str, float]) -> Finding:
         over = self._in_a_row >= MOST_IN_A_ROW
         norm = f"gradient norm {metrics['grad_norm']:g}" if "grad_norm" in metrics else ""
-        before = "no loss before it was a number"
+        before = "none before it, since this start, was a number"
         if self._last_good is not None:
             before = "before that: loss {:.6g} after step {}".format(*self._last_good)
         return Finding(
@@ -90,9 +91,9 @@ class Finite:
             + (f", and was no number in {self._in_a_row} steps: the loop ends" if over else ""),
             where=f"rank {self._rank}",
             evidence=tuple(filter(None, (norm, before))),
-            remedy="the checkpoints were all taken before it, and none is while it lasts: go on from the newest with "
-            "a lower learning rate, clipped gradients, or without the samples of that step; if it does not come "
-            f"again with the same samples, suspect the device. After {MOST_IN_A_ROW} such steps in a row the loop ends",
+            remedy="go on from the newest checkpoint, which is of before it, with a lower learning rate, clipped "
+            "gradients, or without the samples of that step; if it does not come again with the same samples, suspect "
+            f"the device{'' if over else _FOLLOWS}",
         )
 
 

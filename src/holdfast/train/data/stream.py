@@ -239,14 +239,14 @@ def too_small(global_batch: int, length: int, where: str) -> HoldfastError:
             "data-empty",
             "the dataset has no samples",
             exit_code=ExitCode.USAGE,
-            where=where,
+            where=f"Data({where})",
             remedy="look at where it is read from, and at what is filtered out; a generator can be read only once",
         )
     return failure(
         "data-smaller-than-batch",
         f"a step takes {global_batch} samples, and the dataset has {length}",
         exit_code=ExitCode.USAGE,
-        where=where,
+        where=f"Data({where})",
         remedy="make the batch smaller, or give more data: else a step would take a sample twice",
     )
 
