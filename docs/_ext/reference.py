@@ -31,7 +31,7 @@ from holdfast.control import policy
 from holdfast.diagnose.knowledge.index import GROUPS
 from holdfast.guard.limits import LIMITS, Limits
 from holdfast.job import drills, spec
-from holdfast.measure import catalog, devices
+from holdfast.measure import catalog, devices, flops
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -405,6 +405,11 @@ def metrics_table() -> str:
     return _page([_table(("metric", "unit", "of several ranks", "meaning"), rows)])
 
 
+def models_list() -> str:
+    """The kinds of models whose arithmetic is known, for docs/metrics.md to include."""
+    return _page([", ".join(f"`{kind}`" for kind in sorted(("gpt2", *flops.GATED, *flops.PLAIN, *flops.MIXTURES)))])
+
+
 def devices_table() -> str:
     """The rows of peaks, for docs/metrics.md to include."""
 
@@ -463,4 +468,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "drills": drills_table,
     "metrics": metrics_table,
     "devices": devices_table,
+    "models": models_list,
 }
