@@ -110,7 +110,7 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
         what=f"{subject}: {row.what if row else error.strerror}",
         where=str(path),
         evidence=(str(error), *room(path)),
-        remedy=row.remedy if row else "see who may use it (`ls -ld`), and what the kernel says of its disk (`dmesg`)",
+        remedy=row.remedy if row else "See who may use it (`ls -ld`), and what the kernel says of its disk (`dmesg`).",
         fault=Fault.CLUSTER,
     )
 
@@ -118,7 +118,7 @@ def finding_of(error: OSError, subject: str, path: Path, severity: Severity = Se
 def holding_up(error: OSError, subject: str, path: Path) -> Finding:
     """The same of what is tried again until it succeeds."""
     finding = finding_of(error, subject, path, Severity.WARNING)
-    return msgspec.structs.replace(finding, remedy=f"{finding.remedy} What waits for it goes on by itself.".lstrip())
+    return msgspec.structs.replace(finding, remedy=f"{finding.remedy} What waits for it goes on by itself.")
 
 
 def lacking(path: Path) -> OSError | None:
