@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.diagnose.logs import block, told
 
+from holdfast.diagnose.asking import MOST_OPEN
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.pile import Pile
@@ -284,3 +286,88 @@ def test_switch_that_lost_its_gpu_only_follows_from_the_gpus_own_error() -> None
     both = told(f"{SWITCH}19084, Fatal, Link 32 AN1 Heartbeat Timeout Error", fallen)
     assert (both.klass, [one.code for one in both.consequences]) == (Class.GPU_XID, ["sxid-consequence"])
     assert "Xid 79" in both.what
+
+
+LOOPBACK = "n0:7:91 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>"
+
+
+def test_loopback_that_one_node_may_use_stands_behind_what_failed() -> None:
+    answer = told(LOOPBACK, "n0:7:91 [0] NCCL INFO NET/OFI Selected Provider is tcp (found 1 nics)")
+    assert answer.klass is Class.RDMA_DEVICE_MISSING
+    assert told(LOOPBACK, OUT_OF_MEMORY).klass is Class.OOM_GPU
+
+
+def test_loopback_beside_peers_that_do_not_meet_is_the_wrong_interface() -> None:
+    answer = told(LOOPBACK, CLOSED)
+    assert (answer.klass, answer.sure, answer.code) == (Class.WRONG_INTERFACE, Sureness.LIKELY, "loopback-taken")
+
+
+def open_of(*lines: str) -> set[Class]:
+    answer = told(*lines)
+    assert answer.klass is Class.UNKNOWN
+    return {klass.label for missing in answer.missing for klass in missing.decides}
+
+
+GENERIC = (
+    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled "
+    "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    "  exitcode  : 1 (pid: 93)",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+)
+
+
+def test_generic_lines_leave_open_what_a_person_can_look_after_the_likeliest_first() -> None:
+    answer = told(*GENERIC)
+    assert answer.missing[0].decides[0] is Class.SHM_TOO_SMALL
+    assert "NCCL WARN" in answer.missing[0].fact
+    for lines in (GENERIC, (*GENERIC, waited(0), CLOSED), (CLOSED, waited(1), "failed (exitcode: -9) local_rank: 0")):
+        assert 3 <= len(open_of(*lines)) <= MOST_OPEN
+
+
+def test_each_generic_result_of_nccl_has_its_own_likeliest() -> None:
+    cuda = told(GENERIC[0].replace("system error", "cuda error"))
+    assert cuda.missing[0].decides[0] is Class.VERSION_MISMATCH
+    inside = told(GENERIC[0].replace("unhandled system error", "internal error"))
+    assert inside.code == "nccl-internal"
+
+
+def test_launchers_word_of_a_rank_opens_nothing_that_the_ranks_own_words_close() -> None:
+    assert Class.NAN_DATA in open_of(GENERIC[3])
+    assert Class.NAN_DATA not in open_of(*GENERIC)
+
+
+def test_set_up_without_a_failure_asks_whether_it_hangs_or_is_slow() -> None:
+    done = "n1:77:91 [3] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 3 busId 1b000 commId 0x1 - Init COMPLETE"
+    assert {Class.ACS_IOMMU, Class.COLLECTIVE_MISMATCH, Class.GDR_MISSING} <= open_of(done)
+    assert {Class.WRONG_INTERFACE, Class.RENDEZVOUS} <= open_of("NCCL version 2.28.9+cuda12.9")
+    assert told(done).evidence == ()
+
+
+def test_rank_that_stands_where_ranks_wait_for_one_and_long_work_are_a_straggler() -> None:
+    stands = '    with training_args.main_process_first(desc="dataset map pre-processing"):'
+    assert Class.STRAGGLER in open_of(stands)
+    works = "Running tokenizer on dataset:  88%|####8 | 383700/433643 [29:55<03:25, 2432.70 examples/s]"
+    assert told(works, "Traceback (most recent call last):", stands).klass is Class.STRAGGLER
+    # an error of the work itself stands within the same lines, and is what ended it
+    assert told(works, stands, "KeyError: 'tokens'").klass is Class.PROGRAM_ERROR
+
+
+@pytest.mark.parametrize(
+    ("line", "klass"),
+    [
+        ("RuntimeError: Connection refused", Class.RENDEZVOUS),
+        (
+            "AssertionError: batch (10) is not divisible by micro batch size (4) times data parallel size (6)",
+            Class.RANK_COUNT,
+        ),
+        ("TypeError: barrier() got an unexpected keyword argument 'x'", Class.VERSION_MISMATCH),
+        ("ValueError: No available memory for the cache blocks.", Class.OOM_GPU),
+    ],
+)
+def test_exception_that_speaks_of_more_than_the_program_is_not_taken_for_its_own(line: str, klass: Class) -> None:
+    assert {klass, Class.OTHER} <= open_of(line)
+
+
+def test_exception_that_speaks_of_the_program_is_its_own() -> None:
+    assert told("KeyError: 'input_ids'").klass is Class.PROGRAM_ERROR

@@ -63,7 +63,8 @@ def nothing_failed(answer: Answer, outcome: Outcome | None) -> Answer:
     `outcome` is None while it goes on. What only slows a run is said all the same.
     """
     rule = RULES.get(answer.code)
-    if answer.code.startswith("fabric-") or (rule is not None and rule.degrades):
+    # A fallback is a warning that nobody knows: it ended nothing, and nothing says that it slows anything.
+    if answer.code.startswith("fabric-") or (rule is not None and rule.degrades and not rule.fallback):
         return answer
     return Answer(
         what=_NOTHING[outcome],

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.diagnose.answer import Answer, Consequence, Missing
+from holdfast.diagnose.answer import Answer, Consequence
+from holdfast.diagnose.asking import beyond, missing, of_set_up
 from holdfast.diagnose.cause import DEPTH, HANGS, Cause, cause_of, causes_of, is_of_fabric
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.deadlock import deadlock
@@ -191,11 +192,10 @@ def _unknown(
     if nearest is not None:
         ordered = sorted(causes, key=lambda each: (each.degrades, DEPTH[each.klass]))
         votes = Counter(klass for cause in ordered for klass in cause.classes)
-        missing: dict[str, Missing] = {}
-        for cause in ordered:
-            classes = tuple(sorted(cause.classes, key=lambda klass: -votes[klass]))
-            for each in deciding(cause.decides, classes):
-                missing.setdefault(each.fact, each)
+        asked = (
+            (cause.decides, tuple(sorted(cause.classes, key=lambda klass: -votes[klass])), beyond(cause.code))
+            for cause in sorted(ordered, key=lambda each: each is not nearest)
+        )
         return Answer(
             what=nearest.says,
             klass=Class.UNKNOWN,
@@ -205,7 +205,7 @@ def _unknown(
             evidence=evidence(nearest.facts),
             consequences=_consequences(facts, counts, nearest),
             remedy=nearest.remedy,
-            missing=tuple(missing.values()),
+            missing=missing(asked),
             also=evidence([each.facts[0] for each in ordered if each is not nearest]),
             notes=notes,
         )
@@ -217,12 +217,12 @@ def _unknown(
             klass=Class.UNKNOWN,
             code="",
             sure=Sureness.UNSURE,
-            missing=deciding(("all-ranks", "nccl-warn", "stacks") if facts else ("output",), ()),
+            missing=missing(of_set_up(facts)),
             notes=notes,
         )
-    missing_of = {
-        each.fact: each for fact in reversed(told) for each in reversed(deciding(fact.rule.decides, fact.rule.classes))
-    }
+    # What a launcher says of a rank is the least of what can be said of it.
+    by_word = sorted(told, key=lambda fact: fact.rule.code in _OF_LAUNCHERS)
+    asked = ((fact.rule.decides, fact.rule.classes, fact.rule.beyond) for fact in by_word)
     secondary = told[0].rule.role is Role.SECONDARY
     words = filled(told[0].rule.says, told[0])
     what = f"only consequences are in what was read: {words}" if secondary else words
@@ -234,7 +234,7 @@ def _unknown(
         sure=Sureness.UNSURE,
         culprit=culprit_of(first) if first else None,
         evidence=evidence([*([first] if first else []), *told]),
-        missing=tuple(reversed(missing_of.values())),
+        missing=missing(asked),
         notes=notes,
     )
 

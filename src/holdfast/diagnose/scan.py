@@ -145,10 +145,11 @@ class Scanner:
                 yield from (_with_neighbours(replace(fact, line=number), data, start, end) for fact in facts)
 
     def _facts_of(self, source: Source, line: bytes, which: Sequence[int]) -> list[Fact]:
-        which = [index for index in which if not self._known.is_innocent(index, line)]
-        if len(which) > 1:
-            which = [index for index in which if not self._known.rules[index].fallback] or which[:1]
-        found = (self._fact(source, line, index) for index in which)
+        own = [index for index in which if not self._known.rules[index].fallback]
+        told = [index for index in own if not self._known.is_innocent(index, line)]
+        if not told and len(which) > len(own):
+            told = [index for index in which if index not in own and not self._known.is_innocent(index, line)][:1]
+        found = (self._fact(source, line, index) for index in told)
         return [fact for fact in found if fact is not None]
 
     def _fact(self, source: Source, line: bytes, index: int) -> Fact | None:

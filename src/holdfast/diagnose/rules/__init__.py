@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.rules import fabric, gpu, memory, network, program, rdma, records, run, starting, torchrun
+from holdfast.diagnose.rules import (
+    fabric,
+    gpu,
+    machine,
+    memory,
+    network,
+    program,
+    rdma,
+    records,
+    run,
+    starting,
+    torchrun,
+    warned,
+)
 
-_TABLES = (memory, gpu, rdma, network, torchrun, program, starting, run, fabric, records)
+_TABLES = (memory, gpu, rdma, network, torchrun, machine, program, starting, run, fabric, records, warned)
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

@@ -161,6 +161,10 @@ DECIDING: dict[str, Deciding] = {
         "the state and the last termination reason of each pod",
         "kubectl describe pod POD; kubectl get events --sort-by=.lastTimestamp",
     ),
+    "settings": Deciding(
+        "which NCCL_ variables the ranks have set, in the environment and in /etc/nccl.conf",
+        "env | grep NCCL_ and cat /etc/nccl.conf in the container, or `NCCL_* set` in the logs of NCCL_DEBUG=INFO",
+    ),
     "topology": Deciding(
         "which links and NUMA nodes lie between the GPUs and the NICs, as NCCL sees them",
         "nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=topo.xml",

@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
             "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
         ),
         pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGetHandleBy\w+\(\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
+        r"|nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
         unless=AT_REST,
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
@@ -137,7 +137,7 @@ RULES: tuple[Rule, ...] = (
             "dcgm-health: Error: NVLink errors found on GPU 3",
             "nvvs: DCGM diagnostic memtest: Fail on GPU 3",
         ),
-        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)",
+        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)|NVLink: Unable to train link",
         unless=AT_REST
         + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
         classes=(Class.GPU_XID, Class.DRIVER),
@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (
             "pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0",
             "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
         ),
-        pattern=r"PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
+        pattern=r"pciehp: Slot\(\S{1,20}\): Link Down|DPC: containment event|PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
         classes=(Class.GPU_XID, Class.NETWORK_LOSS, Class.STORAGE),
         says="a PCIe device of the node failed; the address says which",
         remedy=("lspci -s ADDRESS names the device: a GPU, a NIC or a disk",),
@@ -187,6 +187,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered"
         r"|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
         classes=(Class.PROGRAM_ERROR, Class.GPU_XID, Class.OTHER),
+        beyond=(Class.NAN_DATA, Class.OOM_GPU, Class.VERSION_MISMATCH, Class.DRIVER),
         says="a CUDA kernel failed; the line does not say which, nor whether program or GPU is at fault",
         remedy=(
             "CUDA_LAUNCH_BLOCKING=1 to see which kernel; if it stays with one GPU whatever the program, replace it",
@@ -202,7 +203,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
             "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
         ),
-        pattern=r"CUDA error: |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|NCCL WARN C[uU][dD][aA] failure",
+        pattern=r"CUDA error: |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bWARN C[uU][dD][aA] failure",
         classes=(
             Class.DRIVER,
             Class.GPU_XID,
@@ -225,7 +226,7 @@ RULES: tuple[Rule, ...] = (
             "nvidia-fabricmanager.service: Failed with result 'exit-code'.",
             "fabric manager NVIDIA GPU driver interface version 535.104.05 don't match with driver version 535.129.03",
         ),
-        pattern=r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't match|mismatch)"
+        pattern=r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't (?:match|have)|mismatch)|failed to configure all the available GPUs or NVSwitches|query NVSwitch device information.{0,60}failed"
         r"|nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)",
         classes=(Class.DRIVER,),
         sure=Sureness.CERTAIN,
@@ -263,7 +264,7 @@ RULES: tuple[Rule, ...] = (
             "failed to open /dev/nvidia-caps-imex-channels/channel0",
             "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0)",
         ),
-        pattern=r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)|nvidia-imex.{0,40}(?:not running|fail)|nvidia-caps-imex-channels"
+        pattern=r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)|MNNVL .{0,60}is available but not (?:supported|working)|nvidia-imex.{0,60}(?:not running|[Ff]ail|INVALID)|Connection establishment to node \d+ .{0,60}failed|nvidia-caps-imex-channels"
         r"|cuMemImportFromShareableHandle.*[Ff]ail|fabric handle.{0,40}(?:fail|not supported)|cuMemCreate.{0,20}[Ff]ail.{0,20}not permitted|not permitted.{0,30}cuMemCreate",
         classes=(Class.DRIVER,),
         sure=Sureness.LIKELY,
@@ -293,8 +294,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
             "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
             "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
+            "n1:8:9 [0] misc/cudawrap.cc:90 NCCL WARN CUDA Driver version found is 11030. Minimum requirement is 11050",
         ),
-        pattern=r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|unsupported display driver / cuda driver"
+        pattern=r"CUDA driver version is insufficient|CUDA Driver version found is \d+\. Minimum|API call is not supported in the installed CUDA driver|requires CUDA driver \d+\.\d+ or later|CUDA driver is a stub library|container was built for NVIDIA Driver Release|unsatisfied condition: (?:cuda|driver|brand)|NVIDIA driver on your system is too old|unsupported display driver / cuda driver"
         r"|forward compatibility was attempted on non supported HW|provided PTX was compiled with an unsupported toolchain",
         classes=(Class.VERSION_MISMATCH, Class.DRIVER),
         sure=Sureness.LIKELY,
@@ -310,7 +312,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
             "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
         ),
-        pattern=r"No CUDA GPUs are available|Found no NVIDIA driver|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
+        pattern=r"No CUDA GPUs are available|^No devices were found|nvidia-smi: No devices|Found no NVIDIA driver|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
         r"|Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         classes=(Class.DRIVER, Class.NOT_STARTED),
         sure=Sureness.LIKELY,
@@ -388,7 +390,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="wrong-results",
         lines=("# Out of bounds values : 24 FAILED", "n1: Test FAILED: 128 wrong values in all_reduce"),
-        pattern=r"Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
+        pattern=r"Verification error @ element|Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
         classes=(Class.ACS_IOMMU, Class.GPU_XID, Class.DRIVER),
         says="nccl-tests got wrong values: something between the devices redirects or damages what they write",
         decides=("acs", "xid"),

@@ -22,6 +22,9 @@ class Joint:
     remedy: tuple[str, ...]
 
 
+_UNREACHED = ("connect-timeout", "connect-refused", "connection-closed", "nccl-unhandled")
+"""Rules whose lines also come where peers cannot reach one another."""
+
 JOINTS: tuple[Joint, ...] = (
     Joint(
         code="gid-index",
@@ -72,7 +75,7 @@ JOINTS: tuple[Joint, ...] = (
                 "a longer timeout for that group only: init_process_group(timeout=...), new_group(timeout=...)",
             ),
         )
-        for waited in ("watchdog-timeout", "gloo-timeout", "watchdog-stuck")
+        for waited in ("watchdog-timeout", "gloo-timeout", "watchdog-stuck", "waits-first")
     ),
     Joint(
         code="work-of-one",
@@ -94,7 +97,21 @@ JOINTS: tuple[Joint, ...] = (
             says="a connection fails, and NCCL spreads its connections over a bridge that other nodes cannot reach",
             remedy=("NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-, or the one interface that reaches the others",),
         )
-        for failed in ("connect-timeout", "connect-refused", "connection-closed", "nccl-unhandled")
+        for failed in _UNREACHED
+    ),
+    *(
+        Joint(
+            code="loopback-taken",
+            needs=(failed, "loopback-chosen"),
+            klass=Class.WRONG_INTERFACE,
+            sure=Sureness.LIKELY,
+            says="ranks do not reach one another, and NCCL chose an address that other nodes cannot reach: loopback, link-local or a container bridge",
+            remedy=(
+                "NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 (the interface that reaches the other nodes; `ip -br addr`)",
+                "the host's own name must not resolve to 127.x in /etc/hosts",
+            ),
+        )
+        for failed in _UNREACHED
     ),
     Joint(
         code="one-node-on-tcp",

@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
             "torch.AcceleratorError: CUDA error: out of memory",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
         ),
-        pattern=r"CUDA out of memory|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        pattern=r"CUDA out of memory|CUDA driver error: out of memory|CUDNN_STATUS_ALLOC_FAILED|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
         classes=(Class.OOM_GPU,),
         sure=Sureness.CERTAIN,
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
             "n1:52:77 [0] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a1B2c3 (size 33030528)",
             "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1234'",
         ),
-        pattern=r"fallocate failed ?: .*No space left|failed to extend \S*/dev/shm/\S+ to \d+ bytes"
+        pattern=r"fallocate failed ?: .*No space left|shm[_ ]open: No space left|failed to extend \S*/dev/shm/\S+ to \d+ bytes"
         r"|while creating shared memory segment \S+ \(size \d+\)|No space left on device.*/dev/shm|/dev/shm.*No space left",
         classes=(Class.SHM_TOO_SMALL,),
         sure=Sureness.CERTAIN,
@@ -126,9 +126,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:90 [1] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
             "ib_md.c:364 UCX ERROR ibv_reg_mr(address=0x7f1c, length=8192, access=0xf) failed: Cannot allocate memory",
         ),
-        pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_cq|create_qp|alloc_pd) failed(?: with error (?:12 )?Cannot allocate memory"
+        pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_\w+|alloc_pd) failed(?: with error (?:12 )?Cannot allocate memory"
         r"|$)|ibv_\w+\([^)]{0,80}\) failed: Cannot allocate memory|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
-        r"|fi_mr_reg.*Cannot allocate memory|max locked memory.*(?:too low|limited|insufficient)",
+        r"|fi_mr_reg.*Cannot allocate memory|Unable to register MR: Cannot allocate|trying to allocate some locked memory|max locked memory.*(?:too low|limited|insufficient)",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
         says="memory could not be locked for RDMA: the limit on locked memory is too low",
@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
             "OSError: [Errno 24] Too many open files",
             "RuntimeError: received 0 items of ancdata",
         ),
-        pattern=r"[Tt]oo many open files|received 0 items of ancdata",
+        pattern=r"[Tt]oo many open files|inotify\w{0,20}.{0,40}No space left|received 0 items of ancdata",
         classes=(Class.MEMLOCK,),
         sure=Sureness.CERTAIN,
         says="a process may not open as many files and sockets as it needs",
@@ -161,7 +161,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: can't start new thread",
             "n1:8:9 [0] NCCL WARN Error: failed to create thread: Resource temporarily unavailable",
         ),
-        pattern=r"pthread_create failed|failed to create thread|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC",
+        pattern=r"pthread_create failed|failed to create thread|Thread creation failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC|\[Errno 11\] Resource temporarily unavailable",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
         says="a process may not start as many threads as it needs",
@@ -185,7 +185,7 @@ RULES: tuple[Rule, ...] = (
             "[lsf] TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
-        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
+        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|killed due to memory pressure|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
         r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed|PBS: job killed: [pv]*mem\b|exceeded a memory resource limit|TERM_MEMLIMIT|TERM_SWAP\b",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,
@@ -215,9 +215,10 @@ RULES: tuple[Rule, ...] = (
             "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 29.8 GiB for an array with shape (4000000000,)",
             "OSError: [Errno 12] Cannot allocate memory",
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "n1:8:9 [0] include/alloc.h:50 NCCL WARN Failed to malloc 33554432 bytes",
         ),
         pattern=r"\b_?(?:Array)?MemoryError\b|DefaultCPUAllocator: (?:can't allocate|not enough) memory|\[Errno 12\] Cannot allocate memory"
-        r"|node running low on memory|std::bad_alloc",
+        r"|node running low on memory|std::bad_alloc|NCCL WARN Failed to malloc \d|malloc\(size=\d+\) returned null",
         classes=(Class.OOM_HOST,),
         sure=Sureness.LIKELY,
         says="host memory ran out in the program",
@@ -237,7 +238,7 @@ RULES: tuple[Rule, ...] = (
             "srun: error: n1: tasks 0-3: Killed",
             "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
         ),
-        pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
+        pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit(?:ed with)? ?code:? 247\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
         r"|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed",
         classes=(Class.OOM_HOST, Class.PREEMPTED, Class.NODE_LOST),
         says="a rank was killed with SIGKILL; the line alone does not say by whom",
@@ -291,7 +292,7 @@ RULES: tuple[Rule, ...] = (
             "  traceback : Signal 15 (SIGTERM) received by PID 93",
         ),
         pattern=r"closing signal SIG(?:TERM|INT)|got signal: (?:15|2)\b|exitcode *: *-15\b|Signal 15 \(SIGTERM\)|return code = -15\b"
-        r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received",
+        r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received|Signal 2 \(SIGINT\)|[Bb]ypassing (?:signal \d|SIGTERM)|srun: error: \S+ tasks? \S+: Terminated|srun: Force Terminated",
         role=Role.SECONDARY,
         classes=(Class.PREEMPTED,),
         says="a rank was told to stop, as its agent does after another rank has failed",

@@ -39,14 +39,9 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error, remote=[127.0.1.1]:2331",
             "n1:8:9 [0] NCCL WARN Net : Connect to 127.0.0.1<34567> failed : Connection refused",
             "n1:8:9 [0] NCCL WARN socketStartConnect: Connect to fe80::f816:3eff:fe1f:1%eth0<4455> failed : Cannot assign requested address",
-            "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
-            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
-            "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
             "[n1][[5,1],0][btl_tcp_endpoint.c:818:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: No route to host (113)",
         ),
-        pattern=r"(?:onnect(?:ing|\(\))? to |remote=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)"
-        r"|(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
-        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
+        pattern=r"(?:onnect(?:ing|\(\))? to |remote=|dest_addr=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)|No interface found in the same subnet as remote",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
         sure=Sureness.LIKELY,
         says="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
@@ -57,6 +52,27 @@ RULES: tuple[Rule, ...] = (
         decides=("interfaces",),
         versions="all",
         source="NCCL src/misc/socket.cc, Gloo transport/tcp/pair.cc",
+    ),
+    Rule(
+        code="loopback-chosen",
+        lines=(
+            "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
+            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
+            "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
+        ),
+        pattern=r"(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
+        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
+        classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
+        sure=Sureness.LIKELY,
+        says="NCCL chose an address that other nodes cannot reach (loopback, link-local or a container bridge): no harm on one node, none of several meets the others so",
+        remedy=(
+            NAME_INTERFACE,
+            "NCCL_SOCKET_IFNAME=^lo,docker,veth; the host's own name must not resolve to 127.x in /etc/hosts",
+        ),
+        decides=("interfaces",),
+        versions="all",
+        source="NCCL src/bootstrap.cc, src/transport/net_socket.cc",
+        degrades=True,
     ),
     Rule(
         code="bridge-listed",
@@ -94,7 +110,7 @@ RULES: tuple[Rule, ...] = (
             "include/socket.h:344 NCCL WARN Net : Socket creation failed : Address family not supported by protocol",
             "OSError: [Errno 97] Address family not supported by protocol",
         ),
-        pattern=r"Address family not supported|EAFNOSUPPORT",
+        pattern=r"Address family not supported|EAFNOSUPPORT|Net : [Uu]nsupported (?:IP|address) family|gloo.{0,60}address family mismatch",
         classes=(Class.WRONG_INTERFACE, Class.RENDEZVOUS),
         sure=Sureness.LIKELY,
         says="an address was offered of a kind (IPv6, or none) that this machine does not speak",
@@ -111,7 +127,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : No route to host",
             "n1:8:9 [0] NCCL WARN socketPollConnect: connect returned Connection timed out, exceeded timeouts (20000)",
         ),
-        pattern=r"(?i)connect(?: to \S+)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable|Software caused connection abort)"
+        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable|Software caused connection abort)"
         r"|socketPollConnect.{0,60}(?:timed out|No route|unreachable)|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
         classes=(Class.FIREWALL, Class.WRONG_INTERFACE, Class.NODE_LOST),
         sure=Sureness.LIKELY,
@@ -219,7 +235,7 @@ RULES: tuple[Rule, ...] = (
             "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: /job:jax_worker/replica:0/task:1",
             "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
         ),
-        pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\. Original timeout"
+        pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\.|RendezvousStateError"
         r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|Barrier timed out\. \S+ PjRT_Client_Connect|cluster registration failed|[Ff]ailed to connect to (?:distributed )?coordination service|rendezvous.{0,60}(?:timed out|timeout|failed to)"
         r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
         classes=(Class.RENDEZVOUS, Class.FIREWALL, Class.RANK_COUNT),
@@ -252,7 +268,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
             "OSError: [Errno 98] Address already in use",
         ),
-        pattern=r"EADDRINUSE|[Aa]ddress already in use",
+        pattern=r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network address.{0,60}code: -98|store server failed: port \d+ already",
         classes=(Class.RENDEZVOUS,),
         sure=Sureness.LIKELY,
         says="the rendezvous port is taken by another process: an earlier run that has not ended, or another job",
@@ -309,6 +325,7 @@ RULES: tuple[Rule, ...] = (
         r"|peer closed the connection|ncclRemoteError|heartbeat timeout.{0,40}the remote task has failed|Server unexpectedly shut down|TCPStore server has shut down",
         role=Role.SECONDARY,
         classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.NODE_LOST, Class.NETWORK_LOSS),
+        beyond=(Class.OOM_GPU, Class.WRONG_INTERFACE, Class.GPU_XID, Class.RENDEZVOUS),
         says="the process at the other end of a connection was gone",
         decides=("all-ranks", "peer-log"),
         versions="all",

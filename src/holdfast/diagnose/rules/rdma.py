@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
             "Failed status transport retry counter exceeded (12) for wr_id 0 syndrom 0x81",
             "[n1:811:0:811] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)",
         ),
-        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry count(?:er)? exceeded",
+        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry count(?:er)? exceeded|Failed status 12\b",
         classes=(Class.NETWORK_LOSS, Class.GPU_XID, Class.NODE_LOST, Class.OTHER),
         sure=Sureness.LIKELY,
         says="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, or the peer is gone",
@@ -181,9 +181,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 Got async error event: GID table change",
             "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
         ),
-        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|GID table change|GID change|local catastrophic|CQ error|P_Key)"
+        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|GID table change|GID change|LID change|path migration|local (?:work queue )?catastrophic|CQ error|P_Key)"
         r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link (?:down|DOWN)|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
-        r"|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
+        r"|Port module event.{0,40}(?:[Uu]nplugged|[Ee]rror)|NIC Link is [Dd]own|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
         classes=(Class.NETWORK_LOSS,),
         sure=Sureness.LIKELY,
         says="an RDMA port lost its link or changed its address under the job",
@@ -222,6 +222,18 @@ RULES: tuple[Rule, ...] = (
         role=Role.CONTEXT,
         says="the job was told to use RDMA",
         source="NCCL src/misc/param.cc",
+    ),
+    Rule(
+        code="rdma-turned-off",
+        lines=("n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",),
+        pattern=r"NCCL_IB_DISABLE ?(?:set by environment to |=) ?1\b",
+        classes=(Class.TCP_FALLBACK,),
+        says="the environment has NCCL leave RDMA alone and go over TCP: a loss only where the node has RDMA devices",
+        remedy=("unset NCCL_IB_DISABLE in the job, the image and /etc/nccl.conf",),
+        decides=("rdma-on-node", "settings"),
+        versions="all",
+        source="NCCL src/misc/param.cc",
+        degrades=True,
     ),
     Rule(
         code="rdma-device-not-opened",
@@ -313,10 +325,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
             "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
             "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
-            "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
         ),
         pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
-        r"|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)|NET/OFI .*[Nn]o (?:suitable )?providers? found",
+        r"|NET/OFI .*[Nn]o (?:suitable )?providers? found",
         classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
         sure=Sureness.LIKELY,
         says="the libfabric plugin found no EFA provider or device, so NCCL goes over TCP",
@@ -332,11 +343,12 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
             "libfabric:85:1::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+            "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
         ),
-        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|No valid EFA devices found",
+        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|No valid EFA devices found|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)",
         classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
         sure=Sureness.LIKELY,
-        says="libfabric sees no device that it can open, so NCCL goes over TCP",
+        says="libfabric sees no device of the fast network that it can open, so NCCL goes over TCP",
         remedy=(
             "the container must have the devices: docker --device /dev/infiniband, Kubernetes resources.limits vpc.amazonaws.com/efa",
             "`fi_info -p efa` in the container must list devices; the security group must allow all traffic to itself",
@@ -390,9 +402,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"Using network (?:IB|AWS Libfabric|Libfabric|FasTrak|GPUDirectTCPX|gIB|SHARP|UCX|OFI|IBext)|via NET/(?:IB|AWS Libfabric|Libfabric|FasTrak|gIB|IBext)",
         role=Role.CONTEXT,
-        classes=(Class.TCP_FALLBACK, Class.GDR_MISSING, Class.STRAGGLER),
         says="this rank uses the fast network",
-        decides=("transport",),
         versions="all",
         source="NCCL src/init.cc",
     ),
@@ -421,7 +431,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)",
             "n1:8:9 [3] NCCL INFO NET/OFI GPUDirect RDMA is not supported on this platform",
         ),
-        pattern=r"GPU ?Direct RDMA.{0,60}(?:\(no module\)|not supported|not available|unavailable)|nv(?:idia)?_peer_?mem(?:ory)? (?:module )?(?:is )?not (?:loaded|found)"
+        pattern=r"GPU ?Direct RDMA.{0,60}(?:\(no module\)|is disabled|not supported|not available|unavailable)|nv(?:idia)?_peer_?mem(?:ory)? (?:module )?(?:is )?not (?:loaded|found)"
         r"|GDR(?:DMA)? (?:is )?(?:not supported|unavailable|disabled)",
         classes=(Class.GDR_MISSING,),
         sure=Sureness.LIKELY,
@@ -494,9 +504,8 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [1] graph/xml.h:101 NCCL WARN Attribute vendor of node cpu not found",
             "n1:8:9 [0] graph/xml.cc:20 NCCL WARN Error : too many XML nodes (max 256)",
         ),
-        pattern=r"NCCL WARN (?:Attribute \w+ of node \w+ not found|Error : too many XML nodes)",
+        pattern=r"\bAttribute \w+ of node \w+ not found|Error : too many XML (?:sub)?nodes|XML parser is limited to \d+|XML (?:Topology|Graph) has wrong version|KV Convert to str : could not find",
         classes=(Class.VERSION_MISMATCH, Class.OTHER),
-        sure=Sureness.LIKELY,
         says="the topology that NCCL was given has not the form that this version of it wants: the network plugin or the file is of another time",
         remedy=(
             "a plugin of NCCL's own time (aws-ofi-nccl 1.11 and later makes the topology itself), the same in image and host",
@@ -527,7 +536,7 @@ RULES: tuple[Rule, ...] = (
             '<pci busid="0000:0f:00.0" class="0x030200" link_speed="2.5 GT/s PCIe" link_width="1">',
             "n1:8:9 [0] NCCL WARN Could not find NCCL_TOPO_FILE /etc/topo.xml",
         ),
-        pattern=r'link_speed="2\.5 GT/s(?: PCIe)?" link_width="[1-4]"|(?:Could not (?:open|find)|No such file).{0,60}(?:NCCL_TOPO_FILE|topo\S*\.xml)|XML (?:Parse|parse).{0,40}(?:fail|error|unexpected)'
+        pattern=r'link_speed="2\.5 GT/s(?: PCIe)?" link_width="[1-4]"|(?:Could not (?:open|find)|No such file).{0,60}(?:NCCL_TOPO_FILE|topo\S*\.xml)|XML (?:Parse|parse).{0,40}(?:fail|error|unexpected|[Ee]xpect|unterminated)|XML Mismatch : |Could not open XML|XML (?:Import|Export) Channel : |could not find CPU numa ID'
         r"|No NVLink switch found|Could not find (?:real )?path of",
         classes=(Class.OTHER,),
         sure=Sureness.LIKELY,

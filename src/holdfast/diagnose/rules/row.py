@@ -53,6 +53,8 @@ class Rule:
     """What it speaks for, the likeliest first."""
     sure: Sureness = Sureness.UNSURE
     """How sure the first class is from this line alone."""
+    beyond: tuple[Class, ...] = ()
+    """What it may also come of, which only other logs would show: named where nothing decides, and never weighed."""
     says: str
     """What happened, as a sentence; `{name}` is a captured value."""
     remedy: tuple[str, ...] = ()

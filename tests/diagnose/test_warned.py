@@ -1,0 +1,95 @@
+"""What NCCL warns of: every warning of every version has a rule, or says itself that nothing fails by it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import re2
+from tests.diagnose.logs import told
+
+from holdfast.diagnose.athand import nothing_failed
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.row import Sureness
+from holdfast.diagnose.rules.warned import GOES_ON
+
+WARNINGS = [
+    tuple(row.split("\t"))
+    for row in Path(__file__).with_name("nccl_warnings.tsv").read_text().splitlines()
+    if not row.startswith(("#", "file\t"))
+]
+_FILLING = {"s": "foo", "p": "0x7f12ab00", "x": "1a000", "X": "1A000", "c": "x", "f": "1.5", "m": "Invalid argument"}
+
+
+def line_of(file: str, form: str) -> str:
+    """A line as NCCL writes it by a format, with something in the place of its values."""
+    said = re.sub(r"%[-#0-9.*+ ]*(?:hh|h|ll|l|z|j|t)?([a-zA-Z])", lambda spot: _FILLING.get(spot[1], "3"), form)
+    return f"[2026-11-20 10:00:00] n1:811:990 [3] {file}:123 NCCL WARN {said}"
+
+
+def test_every_warning_of_every_version_is_quoted_or_says_that_it_goes_on() -> None:
+    assert len(WARNINGS) > 600
+    silent: list[str] = []
+    for file, _, _, form in WARNINGS:
+        answer = told(line_of(file, form))
+        if not answer.evidence:
+            silent.append(form)
+        elif answer.klass is Class.UNKNOWN:
+            assert answer.missing, form
+            assert any(each.decides for each in answer.missing), form
+    assert [form for form in silent if not re2.search(GOES_ON, form)] == []
+    assert len(silent) < 40
+
+
+UNHEARD = "n1:811:990 [3] grommet.cc:12 NCCL WARN the grommet has come off"
+
+
+def test_warning_that_nobody_knows_is_the_evidence_and_no_cause() -> None:
+    answer = told(UNHEARD)
+    assert answer.klass is Class.UNKNOWN
+    assert [each.text for each in answer.evidence] == [UNHEARD]
+    assert answer.missing
+
+
+@pytest.mark.parametrize(
+    ("file", "klass"),
+    [
+        ("transport/net_ib.cc", Class.NETWORK_LOSS),
+        ("ibvwrap.c", Class.RDMA_DEVICE_MISSING),
+        ("misc/socket.cc", Class.FIREWALL),
+        ("graph/topo.cc", Class.OTHER),
+        ("misc/shmutils.cc", Class.SHM_TOO_SMALL),
+        ("plugin/net.cc", Class.VERSION_MISMATCH),
+    ],
+)
+def test_part_of_nccl_that_warns_says_between_what_to_look(file: str, klass: Class) -> None:
+    answer = told(UNHEARD.replace("grommet.cc", file))
+    assert klass in {each for missing in answer.missing for each in missing.decides}
+
+
+def test_warning_that_nobody_knows_stands_behind_a_cause_and_ends_no_run() -> None:
+    unhandled = "n1:811:990 [3] NCCL WARN Cuda failure 'out of memory'"
+    answer = told(UNHEARD, unhandled)
+    assert (answer.klass, answer.sure) == (Class.OOM_GPU, Sureness.CERTAIN)
+    assert nothing_failed(told(UNHEARD), None).code == ""
+
+
+def test_slow_fabric_of_a_run_that_goes_on_is_said_all_the_same() -> None:
+    answer = told("n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0", "n1:8:9 [0] NCCL INFO Using network Socket")
+    assert RULES[answer.code].degrades
+    assert nothing_failed(answer, None) is answer
+
+
+@pytest.mark.parametrize(
+    "errno", ["No such device", "19 No such device, on dev mlx5_1:1, curr state INIT, next state RTR", "Bad address"]
+)
+def test_queue_pair_refused_for_any_reason_asks_for_the_gid(errno: str) -> None:
+    answer = told(f"n1:8:9 [0] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error {errno}")
+    assert any("GID" in each.fact and Class.NETWORK_LOSS in each.decides for each in answer.missing)
+
+
+def test_warning_of_the_first_versions_is_one_too() -> None:
+    answer = told("n1:811:811 [0] init.cu:674 WARN the grommet has come off")
+    assert answer.evidence
