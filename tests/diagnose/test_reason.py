@@ -371,3 +371,30 @@ def test_exception_that_speaks_of_more_than_the_program_is_not_taken_for_its_own
 
 def test_exception_that_speaks_of_the_program_is_its_own() -> None:
     assert told("KeyError: 'input_ids'").klass is Class.PROGRAM_ERROR
+
+
+def test_set_up_of_which_no_line_tells_asks_the_same() -> None:
+    listed = "n1:77:91 [3] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:10.0.0.1<0>"
+    assert {Class.GDR_MISSING, Class.ACS_IOMMU} <= open_of(listed)
+    assert open_of("step 1 loss 2.3") == set()
+
+
+CUT = (
+    "Traceback (most recent call last):",
+    '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/rendezvous.py", line 200, in _create_c10d_store',
+    "    store = TCPStore(",
+)
+
+
+def test_traceback_that_is_cut_says_by_where_it_stands_between_what_to_look() -> None:
+    assert {Class.RENDEZVOUS, Class.FIREWALL} <= open_of(*CUT)
+    answer = told(*CUT, "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms")
+    assert answer.klass is Class.RENDEZVOUS
+    assert answer.consequences == ()
+    assert told(*CUT, "KeyError: 'tokens'").klass is Class.PROGRAM_ERROR
+
+
+def test_engine_that_lost_a_process_does_not_say_of_what() -> None:
+    died = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    assert Class.OOM_GPU in open_of(died)
+    assert told("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", died).klass is Class.OOM_GPU

@@ -64,11 +64,11 @@ def beyond(code: str) -> tuple[Class, ...]:
     return rule.beyond if rule else ()
 
 
-def of_set_up(facts: Sequence[Fact]) -> tuple[Asked, ...]:
-    """What would decide where no line tells of a failure."""
+def of_set_up(facts: Sequence[Fact], set_up: bool) -> tuple[Asked, ...]:
+    """What would decide where no line tells of a failure; `set_up` is whether NCCL wrote of its set-up."""
     codes = {fact.rule.code for fact in facts}
-    if codes & _OF_SET_UP:
+    if codes & _OF_SET_UP or (set_up and "nccl-begun" not in codes):
         return _AFTER_SET_UP
-    if "nccl-begun" in codes:
+    if set_up or "nccl-begun" in codes:
         return _IN_SET_UP
     return ((("all-ranks", "nccl-warn", "stacks") if facts else ("output",), (), ()),)

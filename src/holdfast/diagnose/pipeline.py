@@ -64,6 +64,7 @@ def diagnose(
             ranks_with_logs=ranks_with_logs,
             first_rank=first_rank,
             sound_fabric=sound,
+            set_up=transport is not None,
             notes=notes,
         ),
     )
@@ -79,9 +80,16 @@ def _left_out(scanner: Scanner, reading: Reading) -> Iterator[str]:
 
 def diagnose_blocks(blocks: Iterable[Block]) -> Answer:
     """What the lines say one by one, for what is at hand already as blocks."""
-    scanner = Scanner()
-    facts = [fact for block in chain.from_iterable(map(jsonlines.plain, blocks)) for fact in scanner.feed(block)]
-    return _of_last(parted(with_years(facts)), scanner.counts, lambda facts, counts: answer(facts, counts=counts))
+    scanner, set_up = Scanner(), False
+    facts: list[Fact] = []
+    for block in chain.from_iterable(map(jsonlines.plain, blocks)):
+        facts += scanner.feed(block)
+        set_up |= scanner.set_up
+    return _of_last(
+        parted(with_years(facts)),
+        scanner.counts,
+        lambda facts, counts: answer(facts, counts=counts, set_up=set_up),
+    )
 
 
 def _of_last(

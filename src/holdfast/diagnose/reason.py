@@ -41,12 +41,14 @@ def answer(
     ranks_with_logs: frozenset[int] = frozenset(),
     first_rank: int | None = None,
     sound_fabric: bool = False,
+    set_up: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Answer:
     """Weigh all facts of a pile.
 
     `counts` is how many lines each rule recognised; `first_rank` is who failed first, where somebody watched;
-    `sound_fabric` is whether the set-up logs, read together, show that the fabric is as it should be.
+    `sound_fabric` is whether the set-up logs, read together, show that the fabric is as it should be; `set_up` whether
+    there are such lines at all.
     """
     facts = _named(facts)
     hang = deadlock(facts, ranks_with_logs, _world(facts))
@@ -57,7 +59,7 @@ def answer(
     if chosen is None or chosen.sure is Sureness.UNSURE:
         if sound_fabric:
             facts = [fact for fact in facts if not is_of_fabric(fact.rule)]
-        return _unknown(facts, causes, chosen, counts, notes)
+        return _unknown(facts, causes, chosen, counts, set_up, notes)
     explained = [each for each in causes if _of_gone_peers(each, causes)]
     rivals = [each for each in causes if each is not chosen and each not in explained and not _explains(chosen, each)]
     sure = chosen.sure
@@ -186,6 +188,7 @@ def _unknown(
     causes: Sequence[Cause],
     nearest: Cause | None,
     counts: Mapping[str, int],
+    set_up: bool,
     notes: tuple[str, ...],
 ) -> Answer:
     """What is known, and which facts would decide."""
@@ -217,7 +220,7 @@ def _unknown(
             klass=Class.UNKNOWN,
             code="",
             sure=Sureness.UNSURE,
-            missing=missing(of_set_up(facts)),
+            missing=missing(of_set_up(facts, set_up)),
             notes=notes,
         )
     # What a launcher says of a rank is the least of what can be said of it.

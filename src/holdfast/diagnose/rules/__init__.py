@@ -12,11 +12,12 @@ from holdfast.diagnose.rules import (
     rdma,
     records,
     run,
+    standing,
     starting,
     torchrun,
     warned,
 )
 
-_TABLES = (memory, gpu, rdma, network, torchrun, machine, program, starting, run, fabric, records, warned)
+_TABLES = (memory, gpu, rdma, network, torchrun, machine, program, starting, run, fabric, records, warned, standing)
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

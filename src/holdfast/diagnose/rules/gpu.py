@@ -203,7 +203,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
             "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
         ),
-        pattern=r"CUDA error: |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bWARN C[uU][dD][aA] failure",
+        pattern=r"CUDA error: |THCudaCheck FAIL|cuda runtime error \(\d+\)|Test CUDA failure |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bWARN C[uU][dD][aA] failure",
         classes=(
             Class.DRIVER,
             Class.GPU_XID,
@@ -211,6 +211,10 @@ RULES: tuple[Rule, ...] = (
             Class.PROGRAM_ERROR,
             Class.NAN_DATA,
             Class.VERSION_MISMATCH,
+        ),
+        beyond=(
+            Class.RANK_COUNT,
+            Class.ACS_IOMMU,
         ),
         says="a CUDA call failed",
         remedy=("CUDA_LAUNCH_BLOCKING=1 to see which; `dmesg -T | grep Xid` on that node",),

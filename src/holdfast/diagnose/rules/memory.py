@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
             "torch.AcceleratorError: CUDA error: out of memory",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
         ),
-        pattern=r"CUDA out of memory|CUDA driver error: out of memory|CUDNN_STATUS_ALLOC_FAILED|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        pattern=r"CUDA out of memory|CUDA driver error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda runtime error \(2\)|CUDA failure \S+ 'out of memory|OOM when allocating tensor|CUDNN_STATUS_ALLOC_FAILED|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
         classes=(Class.OOM_GPU,),
         sure=Sureness.CERTAIN,
@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
             "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -7) local_rank: 1 (pid: 92) of binary: /usr/bin/python",
             "  traceback : Signal 7 (SIGBUS) received by PID 92",
         ),
-        pattern=r"Fatal Python error: Bus error|exitcode *: *-7\b|Signal 7 \(SIGBUS\)|\bBus error \(core dumped\)|Caught signal 7 \(Bus error",
+        pattern=r"Fatal Python error: Bus error|exitcode *: *-7\b|Signal 7 \(SIGBUS\)|\bBus error \(core dumped\)|: Bus error$|terminated with signal SIGBUS|return code = -7\b|exited on signal 7\b|[Ee]xit ?[Cc]ode: *135\b|Caught signal 7 \(Bus error",
         classes=(Class.SHM_TOO_SMALL, Class.STORAGE),
         sure=Sureness.LIKELY,
         says="a rank died of SIGBUS, as happens when /dev/shm is full",
@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
             "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
         ),
         pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit(?:ed with)? ?code:? 247\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
-        r"|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed",
+        r"|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed|terminated with signal SIGKILL",
         classes=(Class.OOM_HOST, Class.PREEMPTED, Class.NODE_LOST),
         says="a rank was killed with SIGKILL; the line alone does not say by whom",
         remedy=(
@@ -292,7 +292,7 @@ RULES: tuple[Rule, ...] = (
             "  traceback : Signal 15 (SIGTERM) received by PID 93",
         ),
         pattern=r"closing signal SIG(?:TERM|INT)|got signal: (?:15|2)\b|exitcode *: *-15\b|Signal 15 \(SIGTERM\)|return code = -15\b"
-        r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received|Signal 2 \(SIGINT\)|[Bb]ypassing (?:signal \d|SIGTERM)|srun: error: \S+ tasks? \S+: Terminated|srun: Force Terminated",
+        r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received|Signal 2 \(SIGINT\)|[Bb]ypassing (?:signal \d|SIGTERM)|srun: error: \S+ tasks? \S+: Terminated|srun: Force Terminated|terminated with signal SIGTERM|[Rr]eceived SIGTERM",
         role=Role.SECONDARY,
         classes=(Class.PREEMPTED,),
         says="a rank was told to stop, as its agent does after another rank has failed",
