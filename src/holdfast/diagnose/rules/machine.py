@@ -248,7 +248,7 @@ RULES: tuple[Rule, ...] = (
             "TimeoutError: timed out waiting for workers to connect",
             "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Deadline Exceeded",
         ),
-        pattern=r"(?:^|[\]:>|)\s])[\w.]{0,100}(?:Error|Exception): (?i:.{0,200}\b(?:connect(?:ion|ing)?|rendezvous|sockets?|timed out|deadline exceeded|unreachable|(?:service|server|code\.) ?unavailable|heartbeats?)\b)",
+        pattern=r"(?:Error|Exception): (?i:.{0,200}\b(?:connect(?:ion|ing)?|rendezvous|sockets?|timed out|deadline exceeded|unreachable|(?:service|server|code\.) ?unavailable|heartbeats?)\b)",
         classes=(
             Class.RENDEZVOUS,
             Class.FIREWALL,
