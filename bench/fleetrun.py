@@ -89,7 +89,7 @@ def _control() -> None:
             socket.socket(fileno=agents),
             socket.socket(fileno=clients),
             keeper,
-            place=lambda **_: backend,
+            make_backend=lambda **_: backend,
         )
     )
 

@@ -16,7 +16,7 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
 from holdfast.control.takeover import take_over
 from holdfast.events import (
+    AnyEvent,
     CodeShipped,
     DrillTarget,
     FindingRaised,
@@ -164,67 +165,39 @@ async def _beat(keeper: int) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def serve(
-    folder: RunFolder,
-    agents: socket.socket,
-    clients: socket.socket,
-    keeper: int,
-    *,
-    place: Callable[..., Backend] | None = None,
-) -> None:
-    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
+class _Past(NamedTuple):
+    """What a run's log says, and what is to be written into it first."""
 
-    `place` makes the back end in place of the one that the run was accepted for.
-    """
-    if isinstance(last_event(folder.events), RunFinished):
-        folder.forget_secrets()
-        return
-    gc.set_threshold(GARBAGE_OBJECTS)
-    beat = asyncio.ensure_future(_beat(keeper))
-    accepted = Accepted.read(folder.job)
-    private = json.loads(folder.secrets.read_text())
-    host, number = agents.getsockname()[:2]
-    tls = _tls(folder, host)
-    kind = _place(accepted.backend)
-    keys = Keys(folder.token.read_text().strip())
+    history: Iterable[AnyEvent]
+    news: tuple[AnyEvent, ...]
+    broken: bool = False
+    """Whether nothing can go on from it."""
+
+
+async def _past(folder: RunFolder, accepted: Accepted, machine: Machine) -> _Past:
+    """Where the log stands; before it has begun, the code is waited for."""
     created = accepted.created(folder.run)
-    slots, silence = accepted.job.node_slots, Silence(node_grace_s=accepted.job.recovery.node_grace_s)
-    recalled: tuple[Finding, ...] = ()
-    if not accepted.lasting and not folder.events.exists() and await kind.had_controller(folder.run):
-        listen = partial(listening, nodes=slots, silence=silence, tls=tls)
-        grace_s = accepted.job.recovery.node_grace_s
-        recalled = (await recall(folder, created, keys, agents, listen, slots=slots, grace_s=grace_s),)
-    writer = EventWriter(folder.events)
-    isolation = isolation_for(accepted.isolation, folder.run)
-    begun = folder.events.stat().st_size > 0
-    backend = (place or kind.backend)(
-        folder=folder,
-        accepted=accepted,
-        isolation=isolation,
-        url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
-    )
-    if not begun:
-        await _until_brought(folder, accepted)
-    share = kind.shares(accepted.job, os.environ)
-    machine = Machine(accepted.job)
-    history, news = EventReader(folder.events).read(), () if begun else (created, *_shipped(accepted))
     if not is_whole(folder.events):
         taken = take_over(machine, EventReader(folder.events).entries(), created, str(folder.events))
-        history, news = taken.events, taken.news(Clock(not_before=max(event.at for event in taken.events))())
         log.error("%s", taken.finding)
-        if taken.broken:
-            await backend.cancel()
-            writer.append(news, sync=True)
-            folder.untold.unlink(missing_ok=True)
-            return
+        at = Clock(not_before=max(event.at for event in taken.events))()
+        return _Past(taken.events, taken.news(at), broken=taken.broken)
+    if folder.events.stat().st_size:
+        return _Past(EventReader(folder.events).read(), ())
+    await _until_brought(folder, accepted)
+    return _Past((), (created, *_shipped(accepted)))
 
-    quorum = _quorum(folder, accepted.job, host, kind.known_as(folder, host))
-    keeping = asyncio.ensure_future(quorum.run()) if quorum else None
 
-    def start_orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+def _start_orders(
+    accepted: Accepted, folder: RunFolder, keys: Keys, share: tuple[Share, ...], quorum: QuorumKeeper | None
+) -> Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
+    """What expands a start among some nodes into what each of them is told."""
+    job, private = accepted.job, json.loads(folder.secrets.read_text())["secrets"]
+
+    def among(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
             replica=start.replica,
-            replica_count=accepted.job.recovery.replicas,
+            replica_count=job.recovery.replicas,
             attempt=start.attempt,
             nodes=tuple(member.node for member in members),
             master_addr=start.master_addr,
@@ -233,10 +206,9 @@ async def serve(
             key=keys.of_attempt(start.replica, start.attempt),
             lighthouse=quorum.url if quorum else "",
         )
-
         first = start.code is None or (accepted.code is not None and accepted.code.digest == start.code.digest)
         running = accepted if first else accepted.model_copy(update={"code": start.code})
-        plan = Plan.of(running, folder, attempt, private["secrets"])
+        plan = Plan.of(running, folder, attempt, private)
 
         def of_node(node: int) -> StartRanks:
             env, ranks = launches(plan, node, share[node])
@@ -245,38 +217,84 @@ async def serve(
                 attempt=start.attempt,
                 ranks=ranks,
                 env=env,
-                progress_s=progress_interval_s(accepted.job.nodes.max),
-                step_deadline_s=accepted.job.recovery.step_deadline_s,
+                progress_s=progress_interval_s(job.nodes.max),
+                step_deadline_s=job.recovery.step_deadline_s,
                 code=running.code.digest if running.code else "",
-                log_max_bytes=accepted.job.logs.max_bytes,
+                log_max_bytes=job.logs.max_bytes,
             )
 
         return of_node
 
-    checkpoints = checkpoints_folder(accepted, folder)
+    return among
+
+
+async def serve(
+    folder: RunFolder,
+    agents: socket.socket,
+    clients: socket.socket,
+    keeper: int,
+    *,
+    make_backend: Callable[..., Backend] | None = None,
+) -> None:
+    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
+
+    `make_backend` stands in for what makes the back end of the run's kind of place.
+    """
+    if isinstance(last_event(folder.events), RunFinished):
+        folder.forget_secrets()
+        return
+    gc.set_threshold(GARBAGE_OBJECTS)
+    beat = asyncio.ensure_future(_beat(keeper))
+    accepted = Accepted.read(folder.job)
+    job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
+    host, number = agents.getsockname()[:2]
+    tls = _tls(folder, host)
+    place = _place(accepted.backend)
+    keys = Keys(folder.token.read_text().strip())
+    listen = partial(listening, nodes=job.node_slots, silence=Silence(node_grace_s=grace_s), tls=tls)
+    recalled: tuple[Finding, ...] = ()
+    if not accepted.lasting and not folder.events.exists() and await place.had_controller(folder.run):
+        created = accepted.created(folder.run)
+        recalled = (await recall(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
+    writer = EventWriter(folder.events)
+    isolation = isolation_for(accepted.isolation, folder.run)
+    backend = (make_backend or place.backend)(
+        folder=folder,
+        accepted=accepted,
+        isolation=isolation,
+        url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
+    )
+    machine = Machine(job)
+    past = await _past(folder, accepted, machine)
+    if past.broken:
+        await backend.cancel()
+        writer.append(past.news, sync=True)
+        folder.untold.unlink(missing_ok=True)
+        return
+    quorum = _quorum(folder, job, host, place.known_as(folder, host))
+    keeping = asyncio.ensure_future(quorum.run()) if quorum else None
     show = partial(folder.untold.unlink, missing_ok=True)
-    folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints}
+    folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints_folder(accepted, folder)}
     drills = OutsideDrills(isolation=isolation, folders=folders, quorum=lambda: quorum.pid if quorum else 0)
     controller = Controller(
         machine=machine,
         writer=writer,
-        history=history,
+        history=past.history,
         backend=backend,
-        start_orders=start_orders,
+        start_orders=_start_orders(accepted, folder, keys, place.shares(job, os.environ), quorum),
         drill=drills,
         attend=quorum.tell if quorum else None,
         copies=None if accepted.lasting else LogCopies(folder.events, keys.of_log, show),
         incarnation=secrets.token_hex(4),
     )
-    controller.feed(*news)
+    controller.feed(*past.news)
     controller.tell(*recalled, *_port_taken(folder))
     first_code = accepted.code.digest if accepted.code else ""
-    port = Port(controller, keys, folder.code, generation=backend.generation, first_code=first_code)
-    server = listening(port, nodes=slots, silence=silence, tls=tls)
+    server = listen(Port(controller, keys, folder.code, generation=backend.generation, first_code=first_code))
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if quorum:
         await quorum.known()
-    waited = asyncio.get_running_loop().call_later(accepted.job.recovery.node_grace_s, show)
+    waited = asyncio.get_running_loop().call_later(grace_s, show)
     if not controller.finished:
         await controller.run()
     waited.cancel()

@@ -61,7 +61,7 @@ def test_agent_stopped_until_it_was_replaced_ends_its_ranks_when_it_wakes(home: 
     async def scene() -> None:
         _, beat = os.pipe()
         with keeping.listen(folder, "127.0.0.1") as (agents, clients):
-            serving = asyncio.ensure_future(server.serve(folder, agents, clients, beat, place=FarAway))
+            serving = asyncio.ensure_future(server.serve(folder, agents, clients, beat, make_backend=FarAway))
             async with asyncio.timeout(DEADLINE_S):
                 (rank,) = (await event(folder, RanksStarted, node=1)).ranks
                 agent = await event(folder, AgentJoined, node=1)
