@@ -250,7 +250,7 @@ def revive(run: RunFolder) -> bool:
 
 def cancel(run: RunFolder, *, force: bool = False) -> None:
     """End a run: SIGTERM and its grace, or SIGKILL at once with `force`."""
-    ask(run, "cancel", CancelRequested(at=time.time(), force=force, by="command line"))
+    ask(run, CancelRequested(at=time.time(), force=force, by="command line"))
 
 
 def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
@@ -307,7 +307,7 @@ def drills(run: RunFolder, asked: Sequence[DrillRequested]) -> None:
     for each in asked:
         check_drill(each, accepted(run), run.run)
     for each in asked:
-        ask(run, "drill", each)
+        ask(run, each)
 
 
 # Look

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import AnyEvent, FindingRaised, RecoveryDecided, RunFinished
+from holdfast.events import AnyEvent, CancelRequested, FindingRaised, OperatorEvent, RecoveryDecided, RunFinished
 from holdfast.events.log import EventReader, last_event
 from holdfast.events.operator import UNTIL, Request
+from holdfast.events.paths import REQUESTS
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
@@ -61,7 +62,7 @@ def controller_gone(run: RunFolder) -> HoldfastError:
     )
 
 
-def ask(run: RunFolder, what: str, event: Request) -> None:
+def ask(run: RunFolder, event: OperatorEvent) -> None:
     """Send a request to a run's controller over its Unix socket.
 
     Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
@@ -70,8 +71,9 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
     import msgspec
 
     refuse_finished(run)
-    if what != "cancel":
-        _refuse_without_agent(run, what)
+    path, is_cancel = REQUESTS[type(event)], isinstance(event, CancelRequested)
+    if not is_cancel:
+        _refuse_without_agent(run, path.rpartition("/")[2])
     event = msgspec.structs.replace(event, request=secrets.token_hex(8))
     directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -82,10 +84,10 @@ def ask(run: RunFolder, what: str, event: Request) -> None:
             transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S + ANSWER_S
         )
         with client:
-            answer = client.post(f"/v1/{what}", content=msgspec.json.encode(event))
+            answer = client.post(path, content=msgspec.json.encode(event))
     except (httpx.TransportError, OSError) as error:
         # A controller that was asked to kill itself, for one, has no time to answer.
-        if _was_obeyed(run, event) or (what == "cancel" and _is_ended(run)):
+        if _was_obeyed(run, event) or (is_cancel and _is_ended(run)):
             return
         raise _no_answer(run) from error
     finally:
@@ -207,7 +209,6 @@ def _controller_silent(run: RunFolder) -> HoldfastError:
 class Wanted:
     """What is asked of a run's ranks, and waited for."""
 
-    path: str
     what: str
     """What is so where it does not come."""
     code: str
@@ -226,7 +227,6 @@ def _newest(known: RunStatus) -> tuple[str, ...]:
 
 
 CHECKPOINT = Wanted(
-    path="checkpoint",
     what="no checkpoint is complete",
     code="checkpoint-not-taken",
     hopeless={
@@ -241,7 +241,6 @@ CHECKPOINT = Wanted(
     so_far=_newest,
 )
 SPLIT = Wanted(
-    path="split",
     what="it is not known where a step's time goes",
     code="split-not-known",
     hopeless={"no-session": ExitCode.IMPOSSIBLE, "split-not-taken": ExitCode.UNAVAILABLE},
@@ -249,7 +248,6 @@ SPLIT = Wanted(
 
 
 UPDATE = Wanted(
-    path="update",
     what="no step is done with the new code",
     code="update-not-seen",
     hopeless={"update-under-way": ExitCode.UNAVAILABLE},
@@ -257,7 +255,9 @@ UPDATE = Wanted(
 )
 
 
-def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> Iterator[tuple[RunStatus, AnyEvent]]:
+def after(
+    run: RunFolder, request: OperatorEvent, wanted: Wanted, within_s: float
+) -> Iterator[tuple[RunStatus, AnyEvent]]:
     """Ask a run for something, and follow what happens from the request on, until it will not come."""
     deadline = time.monotonic() + within_s
     reader = EventReader(run.events)
@@ -276,7 +276,7 @@ def after(run: RunFolder, request: Request, wanted: Wanted, within_s: float) -> 
 
     if known.phase is not Phase.RUNNING and not wanted.outlives_restarts:
         refused(f"{run.run} is {known.phase}", known.waiting_for)
-    ask(run, wanted.path, request)
+    ask(run, request)
     asked = False
     while True:
         for event in reader.read():

@@ -31,12 +31,7 @@ from holdfast.control.links import NotItsOwn
 from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentJoined,
-    CancelRequested,
-    CheckpointRequested,
-    DrillRequested,
     OperatorEvent,
-    SplitRequested,
-    UpdateRequested,
 )
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import UNTIL
@@ -47,6 +42,7 @@ from holdfast.events.orders import (
     encode,
     messages,
 )
+from holdfast.events.paths import REQUESTS
 from holdfast.guard.door import AgentsWebSocket, Arrival, Server
 from holdfast.guard.keys import Holder, Keys, Newcomer, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
@@ -138,11 +134,7 @@ class Port:
                 WebSocketRoute(_AGENT_PATH, self._agent),
                 Route(_CODE_PATH + "{digest}", self._serve_code),
                 Route(_ENROL_PATH, self._enrol, methods=["POST"]),
-                Route("/v1/cancel", self._taking(CancelRequested), methods=["POST"]),
-                Route("/v1/drill", self._taking(DrillRequested), methods=["POST"]),
-                Route("/v1/checkpoint", self._taking(CheckpointRequested), methods=["POST"]),
-                Route("/v1/split", self._taking(SplitRequested), methods=["POST"]),
-                Route("/v1/update", self._taking(UpdateRequested), methods=["POST"]),
+                *(Route(path, self._taking(kind), methods=["POST"]) for kind, path in REQUESTS.items()),
             ]
         )
 

@@ -41,7 +41,7 @@ def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 
     request = _update_requested(run, code, after_s)
     updated = Updated(digest=request.digest, former=request.former)
     if after_s != 0.0:
-        ask(run, UPDATE.path, request)
+        ask(run, request)
         return updated
     attempts: set[tuple[int, int]] = set()
     for _, event in after(run, request, UPDATE, within_s):

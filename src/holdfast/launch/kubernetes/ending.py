@@ -1,12 +1,17 @@
-"""Owns how a run's log here is ended where nobody else would."""
+"""Owns how a run is ended where no controller would: how that is asked for and answered, and what its log says."""
 
 from __future__ import annotations
 
 import time
 
-from holdfast.events import Outcome, RunFinished, StopDecided
+from holdfast.events import CancelRequested, Outcome, RunFinished, StopDecided
 from holdfast.events.log import EventWriter, last_event
+from holdfast.events.paths import REQUESTS
 from holdfast.folder import RunFolder
+
+CANCEL = f"POST {REQUESTS[CancelRequested]} ".encode()
+"""How a request for the run's end begins."""
+OBEYED = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 def conclude(folder: RunFolder, outcome: Outcome, why: str, exit_code: int) -> None:

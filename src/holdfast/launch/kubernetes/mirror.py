@@ -29,7 +29,7 @@ from holdfast.folder import RunFolder
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there, in_secret
 from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
-from holdfast.launch.kubernetes.ending import conclude
+from holdfast.launch.kubernetes.ending import CANCEL, OBEYED, conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.place import Place, recorded
@@ -126,7 +126,7 @@ class Mirror:
         """Be one question's connection to the controller, as soon as there is one; it breaks off where none comes."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            is_cancel = head.startswith(b"POST /v1/cancel ")
+            is_cancel = head.startswith(CANCEL)
             unborn = is_cancel and self._pod is None and last_event(self._folder.events) is None
             if not unborn:
                 with contextlib.suppress(TimeoutError):
@@ -144,7 +144,7 @@ class Mirror:
                 await self._remove()
                 when = "before it had a controller" if unborn else "while its controller could not be reached"
                 self._conclude(f"it was cancelled {when}")
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                writer.write(OBEYED)
         except Exception as error:
             log.warning("a question was not answered: %s", error)
         finally:

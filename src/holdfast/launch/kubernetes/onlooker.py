@@ -18,7 +18,7 @@ from holdfast.events.log import EventWriter, last_event, read_events
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.launch.kubernetes import sight
-from holdfast.launch.kubernetes.ending import conclude
+from holdfast.launch.kubernetes.ending import CANCEL, OBEYED, conclude
 from holdfast.launch.kubernetes.hearing import Ear
 from holdfast.launch.kubernetes.names import PART_LABEL, RUN_LABEL
 from holdfast.launch.kubernetes.paths import PODS
@@ -66,10 +66,10 @@ class Onlooker:
         """Be told to end the run, which is all that can be asked where no agent hears; anything else breaks off."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"POST /v1/cancel "):
+            if head.startswith(CANCEL):
                 await self._cluster.remove(self._place.owner)
                 self._conclude(Outcome.CANCELLED, "cancelled on request", ExitCode.CANCELLED)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                writer.write(OBEYED)
         except Exception as error:
             log.warning("a question was not answered: %s", error)
         finally:
