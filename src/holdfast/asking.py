@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import AnyEvent, CancelRequested, FindingRaised, OperatorEvent, RecoveryDecided, RunFinished
+from holdfast.events import (
+    AnyEvent,
+    CancelRequested,
+    FindingRaised,
+    OperatorEvent,
+    RecoveryDecided,
+    RunFinished,
+    paths,
+)
 from holdfast.events.log import EventReader, last_event
 from holdfast.events.operator import UNTIL, Request
-from holdfast.events.paths import REQUESTS
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
@@ -71,7 +78,7 @@ def ask(run: RunFolder, event: OperatorEvent) -> None:
     import msgspec
 
     refuse_finished(run)
-    path, is_cancel = REQUESTS[type(event)], isinstance(event, CancelRequested)
+    path, is_cancel = paths.REQUESTS[type(event)], isinstance(event, CancelRequested)
     if not is_cancel:
         _refuse_without_agent(run, path.rpartition("/")[2])
     event = msgspec.structs.replace(event, request=secrets.token_hex(8))

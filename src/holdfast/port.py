@@ -29,10 +29,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from holdfast.control.controller import Controller
 from holdfast.control.links import NotItsOwn
 from holdfast.errors import ExitCode
-from holdfast.events import (
-    AgentJoined,
-    OperatorEvent,
-)
+from holdfast.events import AgentJoined, OperatorEvent, paths
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import UNTIL
 from holdfast.events.orders import (
@@ -42,7 +39,6 @@ from holdfast.events.orders import (
     encode,
     messages,
 )
-from holdfast.events.paths import REQUESTS
 from holdfast.guard.door import AgentsWebSocket, Arrival, Server
 from holdfast.guard.keys import Holder, Keys, Newcomer, NodeAgent, Operator
 from holdfast.guard.limits import LIMITS, Bucket, Limits
@@ -102,10 +98,7 @@ class _TooLarge(Exception):
 
 
 _enrolment = msgspec.json.Decoder(dict[str, str])
-_AGENT_PATH = "/v1/agent"
-_ENROL_PATH = "/v1/enrol"
-_CODE_PATH = "/v1/code/"
-_HOLDERS: dict[str, type[Holder]] = {_AGENT_PATH: NodeAgent, _ENROL_PATH: Newcomer}
+_HOLDERS: dict[str, type[Holder]] = {paths.AGENT: NodeAgent, paths.ENROL: Newcomer}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -131,17 +124,17 @@ class Port:
         """Digest of what the run was started with: who enrols may have it before it is told to start anything."""
         self._routes = Starlette(
             routes=[
-                WebSocketRoute(_AGENT_PATH, self._agent),
-                Route(_CODE_PATH + "{digest}", self._serve_code),
-                Route(_ENROL_PATH, self._enrol, methods=["POST"]),
-                *(Route(path, self._taking(kind), methods=["POST"]) for kind, path in REQUESTS.items()),
+                WebSocketRoute(paths.AGENT, self._agent),
+                Route(paths.CODE + "{digest}", self._serve_code),
+                Route(paths.ENROL, self._enrol, methods=["POST"]),
+                *(Route(path, self._taking(kind), methods=["POST"]) for kind, path in paths.REQUESTS.items()),
             ]
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a connection whose token allows what it asks; refuse any other before it learns what there is."""
         connection = HTTPConnection(scope)
-        holder = self._holder(connection)
+        holder = self._keys.holder_of(connection.headers.get("authorization", ""))
         # Not `connection.url`: the sender's Host header is a part of that.
         path: str = scope["path"]
         if isinstance(holder, _taken_by(path)):
@@ -155,10 +148,6 @@ class Port:
             await WebSocket(scope, receive, send).close(code=1008)
         else:
             await JSONResponse({"error": "refused"}, status_code=401)(scope, receive, send)
-
-    def _holder(self, connection: HTTPConnection) -> Holder | None:
-        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-        return self._keys.holder(token) if scheme.lower() == "bearer" else None
 
     def _taking(self, kind: type[OperatorEvent]) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint that takes one kind of request in as an event of ours, of now."""
@@ -269,7 +258,7 @@ class Port:
 
 def _taken_by(path: str) -> type[Holder]:
     """Whose token a path takes: the operator's, unless it is for others."""
-    return NodeAgent if path.startswith(_CODE_PATH) else _HOLDERS.get(path, Operator)
+    return NodeAgent if path.startswith(paths.CODE) else _HOLDERS.get(path, Operator)
 
 
 def _until(request: Request) -> float:

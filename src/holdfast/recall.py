@@ -27,7 +27,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from holdfast.events import ControllerStarted, RunCreated
+from holdfast.events import ControllerStarted, RunCreated, paths
 from holdfast.events.agent import LOG_NAME, LOG_SEAL, LOG_WANTED
 from holdfast.events.log import read_events
 from holdfast.findings import Fault, Finding, Severity
@@ -67,16 +67,15 @@ class _Recall:
         self.news = asyncio.Event()
         self._routes = Starlette(
             routes=[
-                WebSocketRoute("/v1/agent", self._agent),
-                Route("/v1/enrol", self._enrol, methods=["POST"]),
-                Route("/v1/copies/{name}", self._take, methods=["PUT"]),
+                WebSocketRoute(paths.AGENT, self._agent),
+                Route(paths.ENROL, self._enrol, methods=["POST"]),
+                Route(paths.COPIES + "{name}", self._take, methods=["PUT"]),
             ]
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scheme, _, token = HTTPConnection(scope).headers.get("authorization", "").partition(" ")
-        holder = self._keys.holder(token) if scheme.lower() == "bearer" else None
-        if isinstance(holder, Newcomer if scope["path"] == "/v1/enrol" else NodeAgent):
+        holder = self._keys.holder_of(HTTPConnection(scope).headers.get("authorization", ""))
+        if isinstance(holder, Newcomer if scope["path"] == paths.ENROL else NodeAgent):
             scope["holder"] = holder
             await self._routes(scope, receive, send)
         elif scope["type"] == "http":

@@ -34,6 +34,7 @@ from holdfast.events import (
     DrillTarget,
     FindingRaised,
     RunFinished,
+    paths,
 )
 from holdfast.events.log import EventReader, EventWriter, is_whole, last_event
 from holdfast.events.orders import (
@@ -262,7 +263,7 @@ async def serve(
         folder=folder,
         accepted=accepted,
         isolation=isolation,
-        url=f"{'wss' if tls else 'ws'}://{host}:{number}/v1/agent",
+        url=f"{'wss' if tls else 'ws'}://{host}:{number}{paths.AGENT}",
     )
     machine = Machine(job)
     past = await _past(folder, accepted, machine)

@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import paths
 from holdfast.findings import Fault, Finding
 from holdfast.host.processes import die_with_parent
 
@@ -52,7 +52,7 @@ class CodeFolder:
             sys.executable,
             "-m",
             "holdfast.agent.fetch",
-            _archive_url(self._where(), digest),
+            paths.url_of(self._where(), paths.CODE + digest),
             str(self._folder),
             *self._known_by,
             *self._kept,
@@ -68,12 +68,6 @@ class CodeFolder:
         if process.returncode not in (0, AWAY):
             raise HoldfastError((_finding(said, process.returncode),), ExitCode.UNAVAILABLE)
         return process.returncode == 0
-
-
-def _archive_url(controller: str, digest: str) -> str:
-    """Where a controller serves an archive: on its one port."""
-    parts = urlsplit(controller)
-    return urlunsplit((parts.scheme.replace("ws", "http"), parts.netloc, f"/v1/code/{digest}", "", ""))
 
 
 def _finding(said: bytes, status: int | None) -> Finding:

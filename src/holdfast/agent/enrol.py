@@ -13,24 +13,22 @@ import os
 import sys
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
+from holdfast.agent.asking import SNI, client
 from holdfast.agent.fetch import fetch
 from holdfast.errors import HoldfastError
+from holdfast.events import paths
 from holdfast.folder import write_private
-from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
 
-PATH = "/v1/enrol"
 RETRY_S = (0.05, 0.1, 0.2)
 """Seconds between requests, from the first answer of a kind on; then `PATIENT_S` each."""
 PATIENT_S = 0.5
-TIMEOUT_S, DIAL_S = 10.0, 3.0
-"""Longest that an answer takes, and that a connection does: where a pod was, nobody refuses one."""
+ANSWER_S = 10.0
 OK, UNAUTHORIZED = 200, 401
 
 
@@ -72,30 +70,20 @@ def _fetch(options: argparse.Namespace, enrolled: Enrolled) -> None:
     """Have the code here before ranks are to start. What goes wrong goes wrong again for the agent, which says so."""
     if enrolled.code:
         with contextlib.suppress(HoldfastError, httpx.TransportError):
-            url = _url(options, f"/v1/code/{enrolled.code}")
+            url = paths.url_of(options.controller, paths.CODE + enrolled.code)
             fetch(url, enrolled.token, options.code, ca=options.ca, copies=options.copies)
-
-
-def _url(options: argparse.Namespace, path: str) -> str:
-    controller = urlsplit(str(options.controller))
-    return controller._replace(scheme="https" if controller.scheme == "wss" else "http", path=path).geturl()
 
 
 def _enrol(options: argparse.Namespace) -> Enrolled:
     """Who runs here; leaves when nobody has said so for the controller's grace."""
-    url = _url(options, PATH)
-    headers = {"Authorization": f"Bearer {options.newcomer_token_file.read_text().strip()}"}
-    verify = True if options.ca is None else agents_end(options.ca)
+    url = paths.url_of(options.controller, paths.ENROL)
+    token = options.newcomer_token_file.read_text().strip()
     deadline = time.monotonic() + options.controller_grace_s
     said, waits = "", iter(RETRY_S)
-    with httpx.Client(
-        headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=DIAL_S), trust_env=False, verify=verify
-    ) as client:
+    with client(token, options.ca, answer_s=ANSWER_S) as controller:
         while time.monotonic() < deadline:
             try:
-                answer = client.post(
-                    url, json={"address": options.address}, extensions={"sni_hostname": NAME} if options.ca else {}
-                )
+                answer = controller.post(url, json={"address": options.address}, extensions=SNI)
                 if answer.status_code == OK:
                     return msgspec.json.decode(answer.content, type=Enrolled)
                 problem = f"it answers {answer.status_code} {answer.text[:200]}"

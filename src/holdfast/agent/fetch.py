@@ -22,10 +22,10 @@ from pathlib import Path, PurePosixPath
 import httpx
 import msgspec
 
+from holdfast.agent.asking import SNI, client
 from holdfast.agent.code import AWAY
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault
-from holdfast.guard.tls import NAME, agents_end
 from holdfast.launch.code.archive import Damaged, archive_path, unpack
 
 log = logging.getLogger("holdfast.agent")
@@ -34,7 +34,7 @@ TRIES = 3
 """How often an archive that arrives damaged is pulled."""
 RETRY_S = (0.05, 0.1, 0.2, 0.5, *([1.0] * 8))
 """Seconds between requests to a controller that is out of reach."""
-TIMEOUT_S = 30.0
+ANSWER_S = 30.0
 """Longest that a controller which answers may be silent."""
 
 
@@ -67,28 +67,22 @@ def fetch(url: str, token: str, folder: Path, *, ca: Path | None = None, copies:
     """
     digest = PurePosixPath(url).name
     into = folder / digest
-    client = httpx.Client(
-        headers={"Authorization": f"Bearer {token}"},
-        timeout=TIMEOUT_S,
-        trust_env=False,
-        verify=True if ca is None else agents_end(ca),
-    )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with client, _alone(folder / f"{digest}.lock"):
+        with client(token, ca, answer_s=ANSWER_S, dial_s=ANSWER_S) as controller, _alone(folder / f"{digest}.lock"):
             if not into.is_dir():
-                _pull_and_unpack(client, url, digest, into, copies)
+                _pull_and_unpack(controller, url, digest, into, copies)
     except OSError as error:
         raise _failure("the code cannot be unpacked", folder, str(error), "Make room, or permit it.") from error
     return into
 
 
-def _pull_and_unpack(client: httpx.Client, url: str, digest: str, into: Path, copies: Path | None) -> None:
+def _pull_and_unpack(controller: httpx.Client, url: str, digest: str, into: Path, copies: Path | None) -> None:
     damage = ""
     part = archive_path(into.parent, f"{digest}.part")
     for _ in range(TRIES):
         try:
-            _pull(client, url, digest, part)
+            _pull(controller, url, digest, part)
             unpack(part, into)
             if copies is not None:
                 copies.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,11 +104,11 @@ def _alone(lock: Path) -> Generator[None]:
         yield
 
 
-def _pull(client: httpx.Client, url: str, digest: str, part: Path) -> None:
+def _pull(controller: httpx.Client, url: str, digest: str, part: Path) -> None:
     """Write the archive to `part`, also when the controller is away for a while; raises Damaged for another digest."""
     for wait_s in (*RETRY_S, None):
         try:
-            found = _download(client, url, part)
+            found = _download(controller, url, part)
         except httpx.TransportError as error:
             if wait_s is None:
                 raise
@@ -126,11 +120,11 @@ def _pull(client: httpx.Client, url: str, digest: str, part: Path) -> None:
         return
 
 
-def _download(client: httpx.Client, url: str, part: Path) -> str:
+def _download(controller: httpx.Client, url: str, part: Path) -> str:
     """Write what the controller serves to `part`; its digest."""
     hashed = hashlib.sha256()
     with (
-        client.stream("GET", url, extensions={"sni_hostname": NAME}) as answer,
+        controller.stream("GET", url, extensions=SNI) as answer,
         open(part, "wb", opener=_private) as file,
     ):
         if not answer.is_success:

@@ -12,20 +12,17 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
+from holdfast.agent.asking import SNI, client
+from holdfast.events import paths
 from holdfast.events.agent import LOG_NAME, LOG_SEAL
-from holdfast.guard.tls import NAME, agents_end
 
 log = logging.getLogger("holdfast.agent")
 
-PATH = "/v1/copies/"
 PIECE_BYTES = 1 << 20
-TIMEOUT_S, DIAL_S = 30.0, 3.0
-"""Longest that an answer takes, and that a connection does: where a pod was that is lost again, nobody refuses one, and
-the next controller waits for this node."""
+ANSWER_S = 30.0
 
 
 def main() -> int:
@@ -38,25 +35,21 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     told = json.load(sys.stdin)
     folder: Path = options.folder
-    parts = urlsplit(str(options.controller))
-    url = parts._replace(scheme=parts.scheme.replace("ws", "http"), path=PATH).geturl()
-    verify = True if options.ca is None else agents_end(options.ca)
-    headers = {"Authorization": f"Bearer {told['token']}", LOG_SEAL: told["seal"]}
-    with httpx.Client(
-        headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=DIAL_S), trust_env=False, verify=verify
-    ) as client:
+    url = paths.url_of(options.controller, paths.COPIES)
+    with client(told["token"], options.ca, answer_s=ANSWER_S) as controller:
+        controller.headers[LOG_SEAL] = told["seal"]
         try:
             for archive in folder.glob("*.tar"):
-                _put(client, url + archive.stem, archive, archive.stat().st_size)
-            _put(client, url + LOG_NAME, folder / LOG_NAME, told["bytes"])
+                _put(controller, url + archive.stem, archive, archive.stat().st_size)
+            _put(controller, url + LOG_NAME, folder / LOG_NAME, told["bytes"])
         except (httpx.HTTPError, OSError) as error:
             log.warning("the copies were not handed back: %s", error)
             return 1
     return 0
 
 
-def _put(client: httpx.Client, url: str, path: Path, size: int) -> None:
-    client.put(url, content=_start_of(path, size), extensions={"sni_hostname": NAME}).raise_for_status()
+def _put(controller: httpx.Client, url: str, path: Path, size: int) -> None:
+    controller.put(url, content=_start_of(path, size), extensions=SNI).raise_for_status()
 
 
 def _start_of(path: Path, size: int) -> Iterator[bytes]:

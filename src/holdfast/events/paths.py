@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from holdfast.events import (
     CancelRequested,
     CheckpointRequested,
@@ -11,6 +13,14 @@ from holdfast.events import (
     UpdateRequested,
 )
 
+AGENT = "/v1/agent"
+"""The WebSocket of a node's agent."""
+ENROL = "/v1/enrol"
+CODE = "/v1/code/"
+"""With the digest of what is asked for."""
+COPIES = "/v1/copies/"
+"""With the name of what is given back."""
+
 REQUESTS: dict[type[OperatorEvent], str] = {
     CancelRequested: "/v1/cancel",
     DrillRequested: "/v1/drill",
@@ -19,3 +29,9 @@ REQUESTS: dict[type[OperatorEvent], str] = {
     UpdateRequested: "/v1/update",
 }
 """Of its operator, by what is asked for."""
+
+
+def url_of(agent: str, path: str) -> str:
+    """What a controller takes at a path, where agents reach its WebSocket at the URL `agent`."""
+    parts = urlsplit(agent)
+    return parts._replace(scheme=parts.scheme.replace("ws", "http"), path=path).geturl()

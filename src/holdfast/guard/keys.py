@@ -76,6 +76,11 @@ class Keys:
         """What proves that a log with this digest was written by a controller of this run."""
         return hmac.new(self._token, b"log" + digest, hashlib.sha256).hexdigest()
 
+    def holder_of(self, header: str) -> Holder | None:
+        """Whose token a request's Authorization header shows; None when it is nobody's."""
+        scheme, _, token = header.partition(" ")
+        return self.holder(token) if scheme.lower() == "bearer" else None
+
     def holder(self, token: str) -> Holder | None:
         """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
         said = _said_holder(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.events import paths
 from holdfast.launch.kubernetes.controller import KEYS, PORT
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.pod import SCRATCH, Occupant
@@ -16,7 +17,7 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
     """
     job, names = asked.job, asked.names
     options = {
-        "--controller": f"wss://{names.controller}:{PORT}/v1/agent",
+        "--controller": f"wss://{names.controller}:{PORT}{paths.AGENT}",
         "--ca": f"{KEYS}/ca.pem",
         "--newcomer-token-file": f"{KEYS}/token",
         "--token-file": f"{SCRATCH}/token",
