@@ -53,6 +53,14 @@ def test_error_after_a_step_restarts() -> None:
     assert judge(CRASH, (), RECOVERY).action is Action.RESTART
 
 
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_of_failure_says_whose_it_is_and_ends_a_run_with_an_error(kind: FailureKind) -> None:
+    verdict = judge(replace(CRASH, kind=kind), (), Recovery(max_restarts=0))
+    assert verdict.action is Action.STOP
+    assert verdict.exit_code > 0
+    assert ("attempt 0" if kind is FailureKind.UNEXPLAINED else "rank 3 on node1") in verdict.finding.what
+
+
 @pytest.mark.parametrize("kind", [FailureKind.KILLED, FailureKind.OUT_OF_MEMORY, FailureKind.HUNG])
 def test_end_that_is_not_the_programs_own_restarts_before_the_first_step_too(kind: FailureKind) -> None:
     assert judge(replace(CRASH, kind=kind, code=9, step=0), (), RECOVERY).action is Action.RESTART

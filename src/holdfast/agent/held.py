@@ -23,6 +23,7 @@ import msgspec
 import holdfast
 from holdfast.agent.program import Program
 from holdfast.host.limits import become_held, rank_oom_score
+from holdfast.host.processes import signal_name
 
 HOOK = Path(holdfast.__file__).parent / "train" / "warm"
 """The folder that goes onto PYTHONPATH."""
@@ -312,7 +313,7 @@ def _changed_ns(folder: str) -> int:
 
 
 def _ending(status: int) -> str:
-    return f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+    return f"exit code {status}" if status >= 0 else signal_name(-status)
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -1,19 +1,19 @@
 """Owns the judgement: given a failure and what went before, what is to be done and how it is said.
 
 Pure. Rules are rows, asked in order; the first that applies decides. The machine acts on the verdict and knows no rule.
-A long file, because it is one table, and what its rows ask.
+A long file, because it is a table of failures and one of rules, and what these ask.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.errors import ExitCode
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.host.processes import signal_name
 from holdfast.job.patience import EARLY_STEPS
 from holdfast.job.spec import Recovery
 from holdfast.shortage import shortage_in
@@ -114,10 +114,71 @@ class Failure:
     """The rank that gave up waiting for this one."""
 
     @property
+    def who(self) -> str:
+        """What it happened to."""
+        return f"node{self.node}" if self.rank is None else f"rank {self.rank} on node{self.node}"
+
+    @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
         """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ."""
         return (self.kind, self.rank, self.code, _NUMBER.sub("#", self.error))
 
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is said of a kind of failure, and how a run leaves that ends with it."""
+
+    words: str
+    """A clause about `who`."""
+    fault: Fault
+    exit_code: Callable[[int], int]
+    """Given the failure's own."""
+
+
+def _own(code: int) -> int:
+    return code
+
+
+def _as_shells_do(number: int) -> int:
+    return 128 + number
+
+
+def _always(code: int) -> Callable[[int], int]:
+    return lambda _: code
+
+
+_KINDS: dict[FailureKind, _Kind] = {
+    FailureKind.NOT_STARTED: _Kind("{who} could not be started", Fault.USER, _own),
+    FailureKind.NO_CODE: _Kind("{who} did not get its code", Fault.CLUSTER, _always(ExitCode.UNAVAILABLE)),
+    FailureKind.CRASHED: _Kind("{who} exited with code {failure.code}", Fault.USER, _own),
+    FailureKind.LEFT: _Kind(
+        "{who} was told to stop by somebody else, and left after a checkpoint", Fault.CLUSTER, _own
+    ),
+    FailureKind.KILLED: _Kind("{who} was ended by {signal}", Fault.CLUSTER, _as_shells_do),
+    FailureKind.OUT_OF_MEMORY: _Kind("{who} was ended for lack of memory", Fault.USER, _as_shells_do),
+    FailureKind.LEFT_RANKS: _Kind(
+        "the launcher of {who} ended with code 0 and left ranks at work", Fault.CLUSTER, _always(1)
+    ),
+    FailureKind.PORT_TAKEN: _Kind("{who} found the port taken at which its attempt was to meet", Fault.CLUSTER, _own),
+    FailureKind.HUNG: _Kind("{who} passed no step within its deadline", Fault.USER, _always(ExitCode.HUNG)),
+    FailureKind.NODE_LOST: _Kind("{who} was lost", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.NODE_PREEMPTED: _Kind("{who} is taken away", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.NEVER_JOINED: _Kind("{who} has not joined", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.DISK_FULL: _Kind("{who} ended because a disk is full", Fault.CLUSTER, _always(ExitCode.STORAGE)),
+    FailureKind.READ_ONLY: _Kind(
+        "{who} ended because a file system is read-only", Fault.CLUSTER, _always(ExitCode.STORAGE)
+    ),
+    FailureKind.NO_ROOM: _Kind(
+        "{who} could not be started: its node has no files, processes or memory to give",
+        Fault.CLUSTER,
+        _always(ExitCode.IMPOSSIBLE),
+    ),
+    FailureKind.UNEXPLAINED: _Kind(
+        "attempt {failure.attempt} ended, and the log does not say why", Fault.CLUSTER, _always(ExitCode.STORAGE)
+    ),
+}
+_AWAITED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
+"""Of one that hung, where another gave up."""
 
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
@@ -305,48 +366,8 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
 
 
 def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
-    return Verdict(action=Action.STOP, finding=_finding(failure, why, remedy), exit_code=_exit_code(failure))
-
-
-def _exit_code(failure: Failure) -> int:
-    """The job's own code where it has one; a signal's as a shell says it; else holdfast's."""
-    match failure.kind:
-        case FailureKind.CRASHED | FailureKind.LEFT | FailureKind.NOT_STARTED | FailureKind.PORT_TAKEN:
-            return failure.code
-        case FailureKind.KILLED | FailureKind.OUT_OF_MEMORY:
-            return 128 + failure.code
-        case FailureKind.HUNG:
-            return ExitCode.HUNG
-        case FailureKind.NO_CODE:
-            return ExitCode.UNAVAILABLE
-        case FailureKind.NODE_LOST | FailureKind.NODE_PREEMPTED | FailureKind.NEVER_JOINED:
-            return ExitCode.NODES_LOST
-        case FailureKind.LEFT_RANKS:
-            return 1
-        case FailureKind.DISK_FULL | FailureKind.READ_ONLY | FailureKind.UNEXPLAINED:
-            return ExitCode.STORAGE
-        case FailureKind.NO_ROOM:
-            return ExitCode.IMPOSSIBLE
-
-
-_FAULTS: dict[FailureKind, Fault] = {
-    FailureKind.NOT_STARTED: Fault.USER,
-    FailureKind.NO_CODE: Fault.CLUSTER,
-    FailureKind.CRASHED: Fault.USER,
-    FailureKind.LEFT: Fault.CLUSTER,
-    FailureKind.KILLED: Fault.CLUSTER,
-    FailureKind.OUT_OF_MEMORY: Fault.USER,
-    FailureKind.PORT_TAKEN: Fault.CLUSTER,
-    FailureKind.LEFT_RANKS: Fault.CLUSTER,
-    FailureKind.HUNG: Fault.USER,
-    FailureKind.NODE_LOST: Fault.CLUSTER,
-    FailureKind.NODE_PREEMPTED: Fault.CLUSTER,
-    FailureKind.NEVER_JOINED: Fault.CLUSTER,
-    FailureKind.UNEXPLAINED: Fault.CLUSTER,
-    FailureKind.DISK_FULL: Fault.CLUSTER,
-    FailureKind.READ_ONLY: Fault.CLUSTER,
-    FailureKind.NO_ROOM: Fault.CLUSTER,
-}
+    exit_code = _KINDS[failure.kind].exit_code(failure.code)
+    return Verdict(action=Action.STOP, finding=_finding(failure, why, remedy), exit_code=exit_code)
 
 
 def never_joined(node: int, reason: str) -> Finding:
@@ -362,62 +383,19 @@ def never_joined(node: int, reason: str) -> Finding:
     )
 
 
-def _finding(failure: Failure, why_stop: str, remedy: str) -> Finding:
-    what = describe(failure)
+def _finding(failure: Failure, because: str, remedy: str) -> Finding:
+    what = _describe(failure)
     return Finding(
         code=failure.kind.value,
-        what=f"{what}; {why_stop}" if why_stop else what,
-        where=failure.where
-        or (f"node{failure.node}" if failure.rank is None else f"rank {failure.rank} on node{failure.node}"),
+        what=f"{what}; {because}" if because else what,
+        where=failure.where or failure.who,
         evidence=tuple(line for line in (failure.error, *failure.evidence) if line),
         remedy=remedy,
-        fault=_FAULTS[failure.kind],
+        fault=_KINDS[failure.kind].fault,
     )
 
 
-def describe(failure: Failure) -> str:
+def _describe(failure: Failure) -> str:
     """One plain clause: who, and what happened to it."""
-    who = f"node{failure.node}" if failure.rank is None else f"rank {failure.rank} on node{failure.node}"
-    match failure.kind:
-        case FailureKind.NOT_STARTED:
-            return f"{who} could not be started"
-        case FailureKind.NO_CODE:
-            return f"{who} did not get its code"
-        case FailureKind.LEFT:
-            return f"{who} was told to stop by somebody else, and left after a checkpoint"
-        case FailureKind.CRASHED:
-            return f"{who} exited with code {failure.code}"
-        case FailureKind.KILLED:
-            return f"{who} was ended by {signal_name(failure.code)}"
-        case FailureKind.OUT_OF_MEMORY:
-            return f"{who} was ended for lack of memory"
-        case FailureKind.LEFT_RANKS:
-            return f"the launcher of {who} ended with code 0 and left ranks at work"
-        case FailureKind.PORT_TAKEN:
-            return f"{who} found the port taken at which its attempt was to meet"
-        case FailureKind.HUNG if failure.awaited_by is not None:
-            return f"{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
-        case FailureKind.HUNG:
-            return f"{who} passed no step within its deadline"
-        case FailureKind.NODE_LOST:
-            return f"{who} was lost"
-        case FailureKind.NODE_PREEMPTED:
-            return f"{who} is taken away"
-        case FailureKind.NEVER_JOINED:
-            return f"{who} has not joined"
-        case FailureKind.DISK_FULL:
-            return f"{who} ended because a disk is full"
-        case FailureKind.READ_ONLY:
-            return f"{who} ended because a file system is read-only"
-        case FailureKind.NO_ROOM:
-            return f"{who} could not be started: its node has no files, processes or memory to give"
-        case FailureKind.UNEXPLAINED:
-            return f"attempt {failure.attempt} ended, and the log does not say why"
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 64` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    words = _KINDS[failure.kind].words if failure.awaited_by is None else _AWAITED
+    return words.format(who=failure.who, signal=signal_name(failure.code), failure=failure)

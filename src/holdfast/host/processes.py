@@ -161,6 +161,14 @@ def send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 64` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def port_holder(port: int) -> str:
     """Who has a TCP port of this network, as `process 42 (python)`; empty where nobody has.
 

@@ -30,7 +30,7 @@ from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
 from holdfast.host.limits import give_back
-from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send
+from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send, signal_name
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
@@ -262,7 +262,7 @@ class LocalBackend:
             return "its agent ended"
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode < 0:
-            return f"its agent was ended by {_signal_name(-child.returncode)}"
+            return f"its agent was ended by {signal_name(-child.returncode)}"
         return f"its agent exited with code {child.returncode}"
 
     def _remove(self, place: NodePlace) -> None:
@@ -333,11 +333,6 @@ def _reap(child: int) -> int | None:
     except ChildProcessError:
         return None
     return status if pid else None
-
-
-def _signal_name(number: int) -> str:
-    """Real-time signals have no name."""
-    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
 
 
 def _mark(run: str, place: NodePlace) -> str:
