@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.control.blame import first_failure, is_failure
+from holdfast.control.blame import first_failure
 from holdfast.control.policy import Failure, FailureKind
 from holdfast.control.state import ReplicaState
 from holdfast.events import RankExit, RankExited, RankHung
@@ -40,7 +40,7 @@ def blamed(**learnt: object) -> Failure:
     ],
 )
 def test_end_of_a_rank_fails_its_attempt_unless_good_or_asked_for(end: RankExited, fails: bool) -> None:
-    assert is_failure(end) is fails
+    assert end.failed is fails
 
 
 def test_end_of_which_nothing_is_known_is_unexplained() -> None:

@@ -65,7 +65,7 @@ class RankProcess:
     @property
     def ended_well(self) -> bool:
         ended = self.ended
-        return ended is not None and not ended.stopped and (ended.how, ended.code) == (RankExit.CODE, 0)
+        return ended is not None and not ended.stopped and ended.how.is_well(ended.code)
 
     @property
     def ranks(self) -> range:

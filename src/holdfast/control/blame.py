@@ -52,11 +52,6 @@ _KINDS: dict[RankExit, FailureKind] = {
 }
 
 
-def is_failure(exited: RankExited) -> bool:
-    """Whether a rank's end, by itself, fails its attempt."""
-    return not exited.stopped and (exited.how is not RankExit.CODE or exited.code != 0)
-
-
 def left_as_asked(replica: ReplicaState, exited: RankExited) -> bool:
     """Whether a rank's end is what its replica was asked for: a checkpoint, and then to leave."""
     return replica.winding_down and exited.how is RankExit.CODE and exited.code == ExitCode.STOPPED_EARLY
@@ -71,7 +66,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     gave up waiting: for the rank that was seen to do something else.
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
-    ends = [exited for exited in replica.exits if is_failure(exited) and exited.at <= reported_at]
+    ends = [exited for exited in replica.exits if exited.failed and exited.at <= reported_at]
     known = (*(_from_exit(replica, exited) for exited in ends), *replica.losses)
     awaited = [hung for hung in replica.hangs if stands_apart(hung)]
     if awaited and ends and not replica.losses and all(map(gave_up, ends)):

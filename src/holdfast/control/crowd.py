@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from holdfast.control.blame import gave_up, is_failure, precedence, suspicion
+from holdfast.control.blame import gave_up, precedence, suspicion
 from holdfast.control.state import ReplicaPhase, State
 from holdfast.events import (
     AgentEvent,
@@ -67,7 +67,7 @@ class Crowd:
         match word:
             case RankExited() if judging and gave_up(word):
                 pass
-            case RankExited() if not ending and (word.stopped or is_failure(word)):
+            case RankExited() if not ending and (word.stopped or word.failed):
                 return False
             case RankHung() if not ending and not judging:
                 return False
@@ -117,7 +117,7 @@ def _firsts(state: State, words: Iterable[Word]) -> set[int]:
     """Those (by identity) that may be an attempt's cause, beside what is known of it."""
     firsts: set[int] = set()
     for replica in state.replicas:
-        failures = [word for word in words if isinstance(word, RankExited) and is_failure(word)]
+        failures = [word for word in words if isinstance(word, RankExited) and word.failed]
         failures = [word for word in failures if word.replica == replica.replica]
         hangs = [word for word in words if isinstance(word, RankHung) and word.replica == replica.replica]
         firsts.update(map(id, sorted((*replica.exits, *failures), key=precedence)[:FIRST_ONES]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.control.blame import gave_up, is_failure, left_as_asked
+from holdfast.control.blame import gave_up, left_as_asked
 from holdfast.control.commands import Inject
 from holdfast.control.course import halt, judge_soon, parted, proceed
 from holdfast.control.drills import due
@@ -17,7 +17,6 @@ from holdfast.control.state import Pace, ReplicaPhase, ReplicaState, State, Tran
 from holdfast.control.updates import settle
 from holdfast.events import (
     NodesStopped,
-    RankExit,
     RankExited,
     RanksExited,
     RanksHung,
@@ -48,7 +47,7 @@ def _ended(job: Job, state: State, event: RankExited) -> Transition:
     replica = state.replicas[event.replica]
     if left_as_asked(replica, event):
         return hurry(state, event.replica, event.at), ()
-    if is_failure(event):
+    if event.failed:
         replica = replace(replica, exits=(*replica.exits, _on_its_node(job, replica, event)))
         if state.several or not gave_up(event) or replica.phase is ReplicaPhase.STOPPING:
             return halt(job, state.with_replica(replica), event.replica, event.at)
@@ -102,7 +101,7 @@ def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase is ReplicaPhase.GATHERING or event.stopped:
         return state, ()
-    if event.how is not RankExit.CODE or event.code != 0:
+    if event.failed:
         return _heard(job, state, replica, event)
     return state.with_replica(replace(replica, well=replica.well | _bits(event.ranks))), ()
 

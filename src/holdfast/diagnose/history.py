@@ -19,7 +19,6 @@ from holdfast.events import (
     AttemptStarted,
     DrillDone,
     FindingRaised,
-    RankExit,
     RankExited,
     RankHung,
     RecoveryDecided,
@@ -108,7 +107,7 @@ def _early(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) ->
     for event in events:
         if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
             continue
-        if event.how is RankExit.CODE and event.code == 0 and not event.stopped and event.at < decided.failed_at:
+        if not (event.failed or event.stopped) and event.at < decided.failed_at:
             what = f"rank {event.rank} on node{event.node} was done, with exit code 0, while others were at work"
             who = Who(rank=event.rank, node=f"node{event.node}")
             rule, values = RULES["run-rank-left-early"], {"what": what}

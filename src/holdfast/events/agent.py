@@ -30,6 +30,10 @@ class RankExit(StrEnum):
     NO_CODE = "no-code"
     """The code that it runs did not reach the node."""
 
+    def is_well(self, code: int) -> bool:
+        """Whether what ended so, with this code, had done its work."""
+        return self is RankExit.CODE and code == 0
+
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent knows of one of its ranks."""
@@ -133,6 +137,11 @@ class RankExited(Event, frozen=True, kw_only=True):
     last_step: int = -1
     said_hello: bool = False
     """Whether the rank ever opened its holdfast channel."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this end, by itself, fails the attempt."""
+        return not (self.stopped or self.how.is_well(self.code))
 
 
 class RanksStopped(Event, frozen=True, kw_only=True):

@@ -62,6 +62,11 @@ class RanksExited(Event, frozen=True, kw_only=True):
     code: int = 0
     stopped: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """As `RankExited.failed`."""
+        return not (self.stopped or self.how.is_well(self.code))
+
 
 class RanksHung(Event, frozen=True, kw_only=True):
     """Many ranks hang, and others are likelier to be the cause; their stacks are on their nodes."""

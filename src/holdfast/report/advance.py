@@ -316,17 +316,12 @@ def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
     return _with_rank(status, event, _phase_after(event), exit_in_words(event), last_step)
 
 
-def _phase_after(event: RankExited) -> RankPhase:
-    failed = not event.stopped and (event.how is not RankExit.CODE or event.code != 0)
-    return RankPhase.STOPPED if event.stopped else RankPhase.FAILED if failed else RankPhase.EXITED
+def _phase_after(event: RankExited | RanksExited) -> RankPhase:
+    return RankPhase.STOPPED if event.stopped else RankPhase.FAILED if event.failed else RankPhase.EXITED
 
 
 def _ranks_exited(status: RunStatus, event: RanksExited) -> RunStatus:
-    one = RankExited(
-        at=event.at, replica=event.replica, attempt=event.attempt, node=-1, rank=-1,
-        how=event.how, code=event.code, stopped=event.stopped,
-    )  # fmt: skip
-    return _with_ranks(status, event, _phase_after(one), exit_in_words(one))
+    return _with_ranks(status, event, _phase_after(event), exit_in_words(event))
 
 
 def _ranks_hung(status: RunStatus, event: RanksHung) -> RunStatus:
