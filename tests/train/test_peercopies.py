@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from holdfast.agent.handed import COPIES
 from holdfast.host.memory import Reading
 from holdfast.train import handover, peercopies
 from holdfast.train.handover import Handed
-from holdfast.train.peercopies import MOST_SHARE, PIECES, PeerCopies
+from holdfast.train.peercopies import MOST_SHARE, PeerCopies
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
 from holdfast.train.tenure import Writer
@@ -22,7 +23,7 @@ from holdfast.train.training import Training
 
 @pytest.fixture
 def copies() -> Iterator[PeerCopies]:
-    pieces = [os.memfd_create("test") for _ in range(PIECES)]
+    pieces = [os.memfd_create("test") for _ in range(COPIES)]
     model = torch.nn.Linear(8, 8)
     training = Training(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     memories = [Path(f"/proc/self/fd/{piece}") for piece in pieces]
@@ -76,4 +77,4 @@ def test_copies_that_memory_has_no_room_for_are_given_up_and_said(
     assert copied.problem.code == "peer-copies-stopped"
     assert "/sys/fs/cgroup/pod has 10 left" in copied.problem.evidence[0]
     assert not copies.is_due()
-    assert [Handed.lying(memory) for memory in copies.memories] == [None] * PIECES
+    assert [Handed.lying(memory) for memory in copies.memories] == [None] * COPIES

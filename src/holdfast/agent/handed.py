@@ -15,7 +15,7 @@ log = logging.getLogger("holdfast.agent")
 
 
 COPIES = 4
-"""Pieces that a rank's copies and those of a peer lie in (train/peercopies.py)."""
+"""Pieces that a rank's copies and those of a peer lie in: two of each (train/peercopies.py)."""
 
 
 class Handed:

@@ -28,17 +28,15 @@ from holdfast.host.memory import readings
 from holdfast.train import trees
 from holdfast.train.seal import Seal
 from holdfast.train.tenure import Writer
-from holdfast.train.trees import is_plain, local
+from holdfast.train.trees import COPIERS, is_plain, local
 
 MAGIC = b"holdfst1"
 _HEAD = struct.Struct("<8sQQI")
 """What it is, where its index begins, how long that is, and what it sums up to."""
-ALIGN_BYTES = 64
 FIRST_BYTE = 64
 """Where the first tensor lies, after the head."""
 MEMORY = "the nodes' memory"
 """Where a state was, in words."""
-COPIERS = min(4, len(os.sched_getaffinity(0)))
 
 
 class Unfit(Exception):
@@ -77,7 +75,7 @@ class _Index(NamedTuple):
 def write(memory: Path, writer: Writer, rank: int, seal: Seal, tensors: dict[str, Any], own: bytes) -> None:
     """Hand over this rank's state. Raises OSError, or RuntimeError of a device's."""
     sources = [local(tensor) for tensor in trees.tensors(tensors)]
-    starts = _starts(sources)
+    starts = trees.starts(sources, FIRST_BYTE)
     with open(memory, "r+b", buffering=0) as file:
         file.truncate(0)
         refuse_too_large(starts[-1])
@@ -92,7 +90,7 @@ def finish(
 ) -> Head:
     """The same of a state whose tensors lie there already, one behind the other from `FIRST_BYTE` on (staging.py)."""
     sources = [local(tensor) for tensor in trees.tensors(staged)]
-    starts = _starts(sources)
+    starts = trees.starts(sources, FIRST_BYTE)
     with ThreadPoolExecutor(COPIERS) as pool:
         sums = pool.map(_sum, repeat(room), starts, (source.nbytes for source in sources))
         pieces = [
@@ -266,14 +264,6 @@ def refuse_too_large(size: int, root: Path = Path("/")) -> None:
     tightest = min(readings(root), key=lambda one: one.left_bytes)
     if tightest.left_bytes < size:
         raise OSError(f"{size:,} bytes of memory are not there: {tightest.where} has {tightest.left_bytes:,} left")
-
-
-def _starts(sources: Sequence[torch.Tensor]) -> list[int]:
-    """Where each of these lies, and where all end."""
-    starts = [FIRST_BYTE]
-    for source in sources:
-        starts.append(starts[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)
-    return starts
 
 
 def _put(room: mmap.mmap, start: int, source: torch.Tensor) -> _Piece:

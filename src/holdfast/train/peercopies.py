@@ -30,9 +30,6 @@ from holdfast.train.tenure import Writer
 from holdfast.train.training import Training
 from holdfast.train.trees import local
 
-PIECES = 4
-"""Two for a rank's own copies, two for those of the rank whose keeper it is."""
-
 MOST_SHARE = 0.01
 """Of the loop's time that `auto` has it wait for copies."""
 
@@ -76,6 +73,7 @@ class PeerCopies:
         self, memories: Sequence[Path], *, training: Training, ranks: Ranks, writer: Writer, nodes: int
     ) -> None:
         self.memories = memories
+        """Two for this rank's own copies, two for those of the rank whose keeper it is."""
         self._training = training
         self._writer = writer
         self._rank = ranks.rank
@@ -178,7 +176,7 @@ class PeerCopies:
     def _refuse_too_large(self, tensors: dict[str, Any]) -> None:
         """Before there is any: what all ranks of this node will have in memory."""
         size = sum(local(tensor).nbytes for tensor in trees.tensors(tensors))
-        refuse_too_large(PIECES * size * self._per_node)
+        refuse_too_large(len(self.memories) * size * self._per_node)
         self._fits = True
 
     def _copy(self, sealed: Seal, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float) -> Copied:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +24,10 @@ from torch.distributed.tensor import DTensor
 from holdfast.train.kept import Kept, kept
 from holdfast.train.profiler import waiting_for_checkpoint
 from holdfast.train.training import Training
-from holdfast.train.trees import is_plain, local, tensors
+from holdfast.train.trees import COPIERS, is_plain, local, starts, tensors
 
-COPIERS = min(4, len(os.sched_getaffinity(0)))
-"""Threads that copy on the host: one does 7 GB/s here, two do 12."""
 SHARED_BYTES = 1 << 20
 """What is less is copied sooner than another thread is woken."""
-ALIGN_BYTES = 64
 _version, _form = attrgetter("_version"), attrgetter("shape", "dtype", "is_cuda")
 
 
@@ -202,17 +198,15 @@ class Staging:
         if self._pinned is not None:
             _cudart().cudaHostUnregister(self._pinned.data_ptr())
             self._pinned = None
-        ends = [self._first_byte]
-        for source in sources:
-            ends.append(ends[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)
-        room = self._room(max(ends[-1], 1))
+        *begins, end = starts(sources, self._first_byte)
+        room = self._room(max(end, 1))
         whole = torch.frombuffer(room, dtype=torch.uint8)
         whole.zero_()  # has the kernel hand the pages out now
         if any(source.is_cuda for source in sources):
             _cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
             self._pinned = whole
         # Each has a storage of its own within the buffer: of one that shares a storage torch would write a copy.
-        self._staged = [_within(room, start, source) for start, source in zip(ends, sources, strict=False)]
+        self._staged = [_within(room, start, source) for start, source in zip(begins, sources, strict=True)]
         self._layout = layout
 
 

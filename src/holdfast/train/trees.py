@@ -1,7 +1,8 @@
-"""Owns what a tree of state, as torch gives it, has of tensors, and in what order."""
+"""Owns what a tree of state, as torch gives it, has of tensors, in what order, and how these lie in one memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard, cast
 
@@ -10,6 +11,11 @@ from torch.distributed.tensor import DTensor
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, DTensor)
 """Tensors whose bytes are all there is of them; those of other kinds are copied as their makers do it."""
+
+ALIGN_BYTES = 64
+
+COPIERS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that copy or sum up on the host: one copies 7 GB/s here, two do 12."""
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
@@ -33,3 +39,11 @@ def tensors(tree: object) -> Iterator[torch.Tensor]:
             yield from tensors(value)
     elif is_plain(tree):
         yield tree
+
+
+def starts(sources: Sequence[torch.Tensor], first_byte: int) -> list[int]:
+    """Where each of these lies, one behind the other from `first_byte` on, and where all end."""
+    found = [first_byte]
+    for source in sources:
+        found.append(found[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)
+    return found
