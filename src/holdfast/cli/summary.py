@@ -11,7 +11,7 @@ from holdfast import api
 from holdfast.cli.output import Output, say_json, show
 from holdfast.events import Outcome
 from holdfast.folder import RunFolder
-from holdfast.report.summary import tell
+from holdfast.report.summary import Heading, tell
 
 _STYLES = {Outcome.SUCCEEDED: "bold green", Outcome.FAILED: "bold red", Outcome.CANCELLED: "bold yellow"}
 
@@ -27,6 +27,6 @@ def print_summary(run: RunFolder, output: Output, *, advice: bool = True) -> Non
     text = Text(tell(summary))
     headline = text.plain.partition("\n")[0]
     text.stylize(_STYLES.get(summary.outcome, "bold") if summary.outcome else "bold", 0, len(headline))
-    for heading in ("where the time went", "what failed", "how many took part", "which code ran", "code", "logs"):
+    for heading in Heading:
         text.highlight_regex(rf"(?m)^{heading}", "bold")
     show(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from holdfast.events import (
     AnyEvent,
@@ -38,6 +39,18 @@ LATEST = 64
 """Lines of steps that are looked through for what other replicas did between a failure and what was decided."""
 BAR_WIDTH = 24
 """Characters of a bar that stands for all the time."""
+
+
+class Heading(StrEnum):
+    """What a block of the text begins with."""
+
+    TIME = "where the time went"
+    FAILED = "what failed"
+    NOTICED = "what was noticed"
+    WORLDS = "how many took part"
+    VERSIONS = "which code ran"
+    CODE = "code"
+    LOGS = "logs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +264,12 @@ def _result(summary: Summary) -> str:
 
 
 def _places(summary: Summary) -> str:
-    code = [f"code  {short(summary.code)}, shipped"] if summary.code else []
-    return "\n".join([*code, f"logs  {summary.logs}"])
+    code = [f"{Heading.CODE}  {short(summary.code)}, shipped"] if summary.code else []
+    return "\n".join([*code, f"{Heading.LOGS}  {summary.logs}"])
 
 
 def _time(account: Account) -> str:
-    lines = ["where the time went"]
+    lines = [Heading.TIME.value]
     for part in Part:
         spent = account.parts.get(part, 0.0)
         if spent <= 0:
@@ -287,19 +300,19 @@ def _failures(summary: Summary) -> list[str]:
         lines += [f"    | {clean(line, 300)}" for line in ended.evidence[:3]]
     if ended is not None and ended.remedy:
         lines.append(f"  what to do: {clean(ended.remedy)}")
-    return ["\n".join(["what failed", *lines])] if lines else []
+    return _block(Heading.FAILED, lines)
 
 
 def _worlds(summary: Summary) -> list[str]:
     lines = [f"  attempt {world.attempt}  {in_words(world)}" for world in summary.worlds]
-    return ["\n".join(["how many took part", *lines])] if lines else []
+    return _block(Heading.WORLDS, lines)
 
 
 def _versions(summary: Summary) -> list[str]:
     """One block with what code ran from which step on, where that changed."""
     lines = [f"  from step {version.step}  {short(version.digest)}" for version in summary.versions]
     told = [f"  after step {event.step} an update was {event.outcome}" for event in summary.updates]
-    return ["\n".join(["which code ran", *lines, *told])] if told or len(lines) > 1 else []
+    return _block(Heading.VERSIONS, [*lines, *told] if told or len(lines) > 1 else [])
 
 
 def _noticed(summary: Summary) -> list[str]:
@@ -311,7 +324,11 @@ def _noticed(summary: Summary) -> list[str]:
         lines += [f"    what to do: {clean(finding.remedy)}"] if finding.remedy else []
     if hidden := len(summary.noticed) - NOTICED_SHOWN:
         lines += [f"  and {hidden} more before: `holdfast events`"] if hidden > 0 else []
-    return ["\n".join(["what was noticed", *lines])] if lines else []
+    return _block(Heading.NOTICED, lines)
+
+
+def _block(heading: Heading, lines: list[str]) -> list[str]:
+    return ["\n".join([heading, *lines])] if lines else []
 
 
 def _cost(recovery: Recovery) -> str:
