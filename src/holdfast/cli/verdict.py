@@ -8,7 +8,6 @@ from holdfast import api
 from holdfast.cli.diagnose import told
 from holdfast.cli.failures import report
 from holdfast.cli.output import Output, say, say_json, show
-from holdfast.events import Outcome
 from holdfast.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def verdict(run: RunFolder, output: Output) -> Answer | None:
-    """Why a run failed; None for one that did not."""
+    """Why a run failed; None where that could not be found out, which is said."""
     try:
-        return api.diagnose_run(run) if api.summary(run).outcome is Outcome.FAILED else None
+        return api.diagnose_run(run)
     except Exception as error:  # the exit code is the job's, whatever becomes of the telling
         report(error, ("-o", output))
         return None

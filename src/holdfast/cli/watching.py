@@ -16,7 +16,7 @@ from holdfast.cli.lines import Narrator
 from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.presses import Presses
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, RunFinished
+from holdfast.events import AnyEvent, Outcome, RunFinished
 from holdfast.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -37,27 +37,27 @@ def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> i
     None when it was left to itself.
     """
     with _screen(run, output) as screen:
-        code = _show(run, screen, presses, answer)
-    if code is None:
+        finished = _show(run, screen, presses, answer)
+    if finished is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
         return None
     from holdfast.cli.summary import print_summary  # what only an end needs is not loaded while a run begins
     from holdfast.cli.verdict import print_verdict, verdict
 
-    why = verdict(run, output)
+    why = verdict(run, output) if finished.outcome is Outcome.FAILED else None
     if output is Output.TEXT:
         print_summary(run, output, advice=why is None or not why.remedy)
     if why is not None:
         print_verdict(run, why, output)
-    return code
+    return finished.exit_code
 
 
-def _show(run: RunFolder, screen: Screen, presses: Presses, answer: Answer) -> int | None:
+def _show(run: RunFolder, screen: Screen, presses: Presses, answer: Answer) -> RunFinished | None:
     answered = 0
     for event in api.follow(run):
         screen.take(event)
         if isinstance(event, RunFinished):
-            return event.exit_code
+            return event
         while answered < presses.count:
             answered += 1
             words = answer(answered)
