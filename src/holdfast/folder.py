@@ -26,11 +26,13 @@ RUNS/<run id>/
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SUPERSEDED_STATUS = 81
 """Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
@@ -95,6 +97,13 @@ class RunFolder:
     @property
     def controller(self) -> Path:
         return self.path / "controller.json"
+
+    def description(self) -> dict[str, Any]:
+        """Where its keeper says that it and the controller are to be found; empty where there has been none."""
+        try:
+            return json.loads(self.controller.read_text())
+        except (OSError, ValueError):
+            return {}
 
     @property
     def place(self) -> Path:

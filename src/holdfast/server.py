@@ -132,7 +132,7 @@ async def _until_brought(folder: RunFolder, accepted: Accepted) -> None:
 
 def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
     """What is to be said, once, when an earlier keeper's port could not be had again."""
-    found = json.loads(folder.controller.read_text())
+    found = folder.description()
     if "taken_by" not in found:
         return ()
     taken = Finding(

@@ -57,7 +57,7 @@ def listen(folder: RunFolder, address: str, port: int = 0) -> Generator[tuple[so
     The port is the one that is asked for, or that of an earlier keeper; where another has it by now it is any: agents
     read where the controller is before they connect.
     """
-    former: int = port or _description(folder).get("port", 0)
+    former: int = port or folder.description().get("port", 0)
     taken_by = ""
     try:
         agents = socket.create_server((address, former), backlog=4096)
@@ -138,15 +138,7 @@ def keep(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock:
 
 def _ours(folder: RunFolder) -> bool:
     """Whether no other keeper has written itself down: a file system without locks lets two believe they have one."""
-    return _description(folder).get("id") == _ID
-
-
-def _description(folder: RunFolder) -> dict[str, Any]:
-    """Where the run's keeper says that it is to be found; empty when there has been none."""
-    try:
-        return json.loads(folder.controller.read_text())
-    except (OSError, ValueError):
-        return {}
+    return folder.description().get("id") == _ID
 
 
 def _grace_s(folder: RunFolder) -> float:

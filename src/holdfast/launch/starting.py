@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
@@ -56,7 +55,7 @@ def keep(run: RunFolder, accepted: Accepted) -> None:
 
 def _wait_for_start(run: RunFolder, keeper: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
-    while _controller(run).get("keeper") != keeper.pid:
+    while run.description().get("keeper") != keeper.pid:
         if keeper.poll() is not None or time.monotonic() > deadline:
             how = f"did not listen within {START_S:g} s" if keeper.returncode is None else "ended at once"
             raise failure(
@@ -68,11 +67,3 @@ def _wait_for_start(run: RunFolder, keeper: subprocess.Popen[bytes]) -> None:
                 fault=Fault.HOLDFAST,
             )
         time.sleep(0.005)
-
-
-def _controller(run: RunFolder) -> dict[str, Any]:
-    """What the keeper wrote of itself; empty when there is none."""
-    try:
-        return json.loads(run.controller.read_text())
-    except (OSError, ValueError):
-        return {}
