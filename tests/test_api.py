@@ -157,7 +157,7 @@ def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(
         run.lock()
         raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE, remedy="wait")
 
-    monkeypatch.setattr(api, "keep", beaten)
+    monkeypatch.setattr(api, "start_keeper", beaten)
     assert not api.revive(run)
 
 

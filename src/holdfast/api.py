@@ -55,7 +55,7 @@ from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.local.backend import render as render_local
-from holdfast.launch.starting import keep
+from holdfast.launch.starting import start_keeper
 from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import status_of
 from holdfast.report.brief import Brief, brief
@@ -211,7 +211,7 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
     with _fresh_folder(job.name) as folder:
         accepted = _accepted(job, profile, base, folder.code)
         _fill(folder, accepted, _secrets(job, base))
-        keep(folder, accepted)
+        start_keeper(folder, accepted)
     return folder
 
 
@@ -240,7 +240,7 @@ def revive(run: RunFolder) -> bool:
     if finished(run) or run.alive() or not run.secrets.exists():
         return False
     try:
-        keep(run, accepted(run))
+        start_keeper(run, accepted(run))
     except HoldfastError:
         if run.alive():  # somebody else was quicker
             return False

@@ -130,7 +130,7 @@ def test_code_that_is_too_large_starts_nothing_and_leaves_no_folder(runs: Runs, 
 def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
     runs: Runs, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = api.keep
+    real = api.start_keeper
 
     def damage(run: RunFolder, accepted: Accepted) -> None:
         (archive,) = run.code.glob("*.tar")
@@ -139,7 +139,7 @@ def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
             file.write(b"rot")
         real(run, accepted)
 
-    monkeypatch.setattr(api, "keep", damage)
+    monkeypatch.setattr(api, "start_keeper", damage)
     watched = start(runs)
     ended = watched.end()
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.UNAVAILABLE)

@@ -43,7 +43,7 @@ def test_second_keeper_of_a_run_is_refused(runs: Runs) -> None:
     keeper = keeper_of(watched)
     accepted = api.accepted(watched.folder)
     with pytest.raises(api.HoldfastError) as refused:
-        api.keep(watched.folder, accepted)
+        api.start_keeper(watched.folder, accepted)
     assert refused.value.findings[0].code == "start-failed"
     assert "the run has a controller already" in "".join(refused.value.findings[0].evidence)
     assert keeper_of(watched) == keeper

@@ -30,7 +30,7 @@ START_S = 10.0
 """Longest a keeper may take to listen."""
 
 
-def keep(run: RunFolder, accepted: Accepted) -> None:
+def start_keeper(run: RunFolder, accepted: Accepted) -> None:
     """Start a keeper with the environment the run was first started with, and wait until it listens."""
     environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
     module, *options = KEEPERS[accepted.backend](accepted)
