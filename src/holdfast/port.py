@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import uvicorn
@@ -26,9 +24,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
-from holdfast.control.controller import Controller
+from holdfast.control.controller import Controller, give_way
 from holdfast.control.links import NotItsOwn
-from holdfast.errors import ExitCode
 from holdfast.events import AgentJoined, OperatorEvent, paths
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import UNTIL
@@ -164,7 +161,7 @@ class Port:
             except _TooLarge:
                 return JSONResponse({"error": "too large"}, status_code=413)
             except AssertionError as error:
-                _give_way(error)
+                give_way(error)
             if self._controller.holding:
                 return JSONResponse({"error": "held until the log can be written"}, status_code=503)
             return JSONResponse({"ok": True})
@@ -228,7 +225,7 @@ class Port:
             log.error("%s's agent said something that is not of this protocol: %.500s", holder, error)
             await _close(websocket)
         except AssertionError as error:
-            _give_way(error)
+            give_way(error)
         finally:
             pump.cancel()
             if link is not None:
@@ -264,12 +261,6 @@ def _taken_by(path: str) -> type[Holder]:
 def _until(request: Request) -> float:
     """Until when a request may be obeyed, in this machine's monotonic seconds; raises MsgspecError for nonsense."""
     return msgspec.json.decode(request.headers.get(UNTIL, "1e300"), type=float)
-
-
-def _give_way(error: BaseException) -> NoReturn:
-    """What the machine holds to be impossible must not go unseen: another controller starts from the log."""
-    log.critical("the controller failed and will be restarted from its log", exc_info=error)
-    os._exit(ExitCode.INTERNAL)
 
 
 async def _close(websocket: WebSocket) -> None:

@@ -42,7 +42,7 @@ from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
 from holdfast.control.state import NodeState, ReplicaPhase, State
 from holdfast.control.thinning import LONGEST_S, Thinning, drawn_together
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
     AgentEvent,
     AgentJoined,
@@ -522,11 +522,10 @@ class Controller:
         task.add_done_callback(self._settled)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
-        """A failing effect must not go unseen: without it the run would stand still, so the controller starts anew."""
+        """A failing effect must not go unseen: without it the run would stand still."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("the controller failed and will be restarted from its log", exc_info=error)
-            os._exit(70)
+            give_way(error)
 
 
 def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
@@ -538,6 +537,15 @@ def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
             return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
         case Sight.GONE:
             return NodeGone(at=at, node=node, generation=generation, reason=seen.reason)
+
+
+def give_way(error: BaseException) -> NoReturn:
+    """What must not go unseen, such as what the machine holds to be impossible, ends this process.
+
+    Another controller starts from the log.
+    """
+    log.critical("the controller failed and will be restarted from its log", exc_info=error)
+    os._exit(ExitCode.INTERNAL)
 
 
 def _leave_to_another() -> NoReturn:
