@@ -45,6 +45,7 @@ from holdfast.fabric.catalog import CATALOG, NAMES, resolve
 from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
+from holdfast.host.files import put
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
@@ -368,9 +369,7 @@ def _keep_brief(run: RunFolder, known: Brief) -> None:
     import msgspec
 
     with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
-        fresh = run.brief.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(known))
-        fresh.rename(run.brief)
+        put(run.brief, msgspec.json.encode(known))
 
 
 def summary(run: RunFolder) -> Summary:

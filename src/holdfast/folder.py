@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.host.files import private
+
 SUPERSEDED_STATUS = 81
 """Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
 
@@ -206,8 +208,7 @@ def rank_log_name(rank: int) -> str:
 
 def write_private(path: Path, text: str) -> None:
     """Write a new file that only its user may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
+    with open(path, "x", opener=private) as file:
         file.write(text)
 
 

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
 from holdfast.events.agent import LOG_NAME, LogCopy
 from holdfast.events.orders import KeepLog
+from holdfast.host.files import private
 from holdfast.host.processes import die_with_parent
 
 log = logging.getLogger("holdfast.agent")
@@ -39,7 +39,7 @@ class Copies:
             self._sealed = LogCopy(bytes=0, seal="")
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(self._log, "r+b" if order.at else "wb", opener=_private) as file:
+            with open(self._log, "r+b" if order.at else "wb", opener=private) as file:
                 file.truncate(order.at)
                 file.seek(order.at)
                 file.write(order.data)
@@ -67,7 +67,3 @@ class Copies:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

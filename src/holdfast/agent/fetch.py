@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Generator
@@ -26,6 +25,7 @@ from holdfast.agent.asking import SNI, client
 from holdfast.agent.code import AWAY
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault
+from holdfast.host.files import private
 from holdfast.launch.code.archive import Damaged, archive_path, unpack
 
 log = logging.getLogger("holdfast.agent")
@@ -125,7 +125,7 @@ def _download(controller: httpx.Client, url: str, part: Path) -> str:
     hashed = hashlib.sha256()
     with (
         controller.stream("GET", url, extensions=SNI) as answer,
-        open(part, "wb", opener=_private) as file,
+        open(part, "wb", opener=private) as file,
     ):
         if not answer.is_success:
             what = f"the controller answered {answer.status_code} when it was asked for the code"
@@ -146,10 +146,6 @@ def _failure(what: str, where: Path, evidence: str, remedy: str) -> HoldfastErro
         remedy=remedy,
         fault=Fault.CLUSTER,
     )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

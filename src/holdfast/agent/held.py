@@ -22,6 +22,7 @@ import msgspec
 
 import holdfast
 from holdfast.agent.program import Program
+from holdfast.host.files import private
 from holdfast.host.limits import become_held, rank_oom_score
 from holdfast.host.processes import signal_name
 
@@ -261,7 +262,7 @@ def _spawn(
         "HOLDFAST_WARM_ROOM": " " * ROOM_BYTES,
     }
     try:
-        with theirs, open(log, "wb", opener=_open_private) as output:
+        with theirs, open(log, "wb", opener=private) as output:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -314,7 +315,3 @@ def _changed_ns(folder: str) -> int:
 
 def _ending(status: int) -> str:
     return f"exit code {status}" if status >= 0 else signal_name(-status)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

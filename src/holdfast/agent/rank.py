@@ -20,6 +20,7 @@ from holdfast.agent.port import taken
 from holdfast.clock import Clock
 from holdfast.events import RankExit
 from holdfast.events.orders import RankLaunch
+from holdfast.host.files import private
 from holdfast.host.limits import become_rank
 from holdfast.host.processes import descendants, marked, send
 from holdfast.shortage import lacking, room, shortage_in
@@ -251,11 +252,11 @@ def _undone(pid: int) -> int:
 
 
 def _appended(log: Path) -> BinaryIO:
-    return open(log, "ab", opener=_open_private)
+    return open(log, "ab", opener=private)
 
 
 def _write_private(path: str, text: str) -> None:
-    with open(path, "w", opener=_open_private) as file:
+    with open(path, "w", opener=private) as file:
         file.write(text)
 
 
@@ -264,7 +265,3 @@ def _with_shortage(error: str, log: Path) -> tuple[str, str]:
     if not error and (refusal := lacking(log)) is not None:
         error = f"{log.name} could not be written: {refusal}"
     return error, "; ".join(room(log)) if shortage_in(error) else ""
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -6,11 +6,12 @@ again finds the same one. Agents are given the CA, and trust nothing else. Who t
 
 from __future__ import annotations
 
-import os
 import ssl
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
+
+from holdfast.host.files import put
 
 NAME = "controller.holdfast"
 """The name in the certificate, which agents insist on: a run's controller keeps it wherever it listens."""
@@ -74,18 +75,8 @@ def make_identity(ca: Path, identity: Path) -> None:
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     # The identity last: where there is one, there is its CA.
-    _write(ca, root.public_bytes(Encoding.PEM))
-    _write(identity, private + leaf.public_bytes(Encoding.PEM))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Put a private file in place, whole or not at all."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    fresh.rename(path)
+    put(ca, root.public_bytes(Encoding.PEM))
+    put(identity, private + leaf.public_bytes(Encoding.PEM))
 
 
 def controllers_end(identity: Path) -> ssl.SSLContext:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
+from holdfast.host.files import put
 from holdfast.host.processes import port_holder
 
 LASTING_S = 10.0
@@ -90,9 +91,7 @@ def clients_at(folder: RunFolder) -> socket.socket:
 
 def describe(folder: RunFolder, **found: Any) -> None:
     """Say that this process is the run's keeper, and where agents find its controller."""
-    temporary = folder.controller.with_suffix(".new")
-    temporary.write_text(json.dumps({**found, "keeper": os.getpid(), "id": _ID}))
-    temporary.rename(folder.controller)
+    put(folder.controller, json.dumps({**found, "keeper": os.getpid(), "id": _ID}).encode())
 
 
 @dataclass(frozen=True, kw_only=True)

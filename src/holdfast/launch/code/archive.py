@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
+from holdfast.host.files import private
 from holdfast.launch.code.survey import IGNORE_FILE, Entry, Kind, Survey, shown
 
 TRIES = 5
@@ -56,7 +57,7 @@ def pack(survey: Survey, into: Path) -> Packed:
     fresh = into / "packing"
     try:
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(fresh, "w+b", opener=_private) as file:
+        with open(fresh, "w+b", opener=private) as file:
             for entry in survey.entries:
                 _add(file, survey.root, entry)
             file.write(_TAR_END)
@@ -201,10 +202,6 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Non
         shutil.copyfileobj(source, file, BLOCK_BYTES)
     if path.stat().st_size != member.size:
         raise Damaged(f"{shown(member.name)!r} is cut off")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _not_waiting(path: str, flags: int) -> int:

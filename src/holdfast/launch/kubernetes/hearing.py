@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from holdfast.folder import RunFolder
+from holdfast.host.files import put
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +43,7 @@ class Ear:
 
     def hears_nothing(self, why: str, remedy: str = "") -> None:
         """It has not, for this reason."""
-        fresh = self._folder.silence.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(Silence(since=self._heard_at, why=why, remedy=remedy)))
-        fresh.rename(self._folder.silence)
+        put(self._folder.silence, msgspec.json.encode(Silence(since=self._heard_at, why=why, remedy=remedy)))
 
 
 def _changed(folder: RunFolder) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.folder import RunFolder, write_private
+from holdfast.host.files import put
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.kubernetes.desk import COLLECTED, KEPT_S
@@ -86,9 +87,7 @@ def _take_code(folder: RunFolder, job: str, code: Path) -> None:
 
     place = archive_path(folder.code, json.loads(job)["code"]["digest"])
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = place.with_suffix(".new")
-    fresh.write_bytes(code.read_bytes())
-    fresh.rename(place)
+    put(place, code.read_bytes())
 
 
 def _retire(run: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.folder import RunFolder
+from holdfast.host.files import put
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +20,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 def record(folder: RunFolder, place: Place) -> None:
     """Write down where a run is."""
-    fresh = folder.place.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(place))
-    fresh.rename(folder.place)
+    put(folder.place, msgspec.json.encode(place))
 
 
 def recorded(folder: RunFolder) -> Place:

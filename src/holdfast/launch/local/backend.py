@@ -29,6 +29,7 @@ from holdfast.findings import Fault
 from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
+from holdfast.host.files import put
 from holdfast.host.limits import give_back
 from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send, signal_name
 from holdfast.job.accepted import Accepted
@@ -185,9 +186,7 @@ class LocalBackend:
         self._children[process.pid] = process
         # An agent that is dead already is watched like any other: by a pid that cannot be found.
         identity = identify(process.pid) or ProcessId(process.pid, -1)
-        fresh = node_folder / "agent.new"
-        fresh.write_text(json.dumps({"pid": identity.pid, "started": identity.started}))
-        fresh.rename(node_folder / "agent.json")
+        put(node_folder / "agent.json", json.dumps({"pid": identity.pid, "started": identity.started}).encode())
 
     def _hold_to_its_memory(self, agent: int, place: NodePlace) -> None:
         """Before it starts anything; where groups cannot be made, `validate` has said so (possible.py)."""
