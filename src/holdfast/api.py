@@ -375,7 +375,7 @@ def _keep_brief(run: RunFolder, known: Brief) -> None:
 def summary(run: RunFolder) -> Summary:
     """How a run went, or how far it is: where its time went, and what failed."""
     reader = EventReader(run.events)
-    known, logs = list(reader.read()), str(run.path / "logs")
+    known, logs = list(reader.read()), str(run.logs)
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
     return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=reader.damaged_lines)
 

@@ -7,6 +7,7 @@ RUNS/<run id>/
     controller.json         where the controller listens, and its keeper's process
     place.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
     collected               there: somebody has these copies whole
+    recalled/               while there is no log: copies of it and of the code, as they come from nodes
     untold                  there: the log was had back from nodes, and none of them knows yet who goes on with it
     silence.json            here: since when the place is not heard, and why; not there where it is
     control.sock            where this user's commands reach the controller
@@ -17,8 +18,8 @@ RUNS/<run id>/
     controller.log          the controller's own words
     quorum.sock, .port, .log   of a job with replicas: where the quorum service is told, listens, and what it says
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
-    nodes/node1.0/          one node slot and generation: agent.log, stacks, why it left, where its memory group is,
-                            the node's own token (0600)
+    nodes/node1.0/          one node slot and generation: agent.json (its process), agent.log, stacks, why it left,
+                            where its memory group is, the node's own token (0600)
     logs/attempt-0/rank-3.log
     checkpoints/            where the job names no other place
 """
@@ -38,6 +39,12 @@ from holdfast.host.files import private
 
 SUPERSEDED_STATUS = 81
 """Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
+
+EVENTS_NAME = "events.jsonl"
+"""The log, wherever a run's folder is."""
+
+AGENT_NAME = "agent.json"
+"""In a node's folder: its agent's process."""
 
 LEFT_NAME = "left"
 """In a node's folder: why its agent left by itself, for whoever takes the run over."""
@@ -86,7 +93,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS_NAME
 
     @property
     def job(self) -> Path:
@@ -118,6 +125,14 @@ class RunFolder:
     @property
     def silence(self) -> Path:
         return self.path / "silence.json"
+
+    @property
+    def collected(self) -> Path:
+        return self.path / "collected"
+
+    @property
+    def recalled(self) -> Path:
+        return self.path / "recalled"
 
     @property
     def untold(self) -> Path:
@@ -180,8 +195,12 @@ class RunFolder:
             return None
         return descriptor
 
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
     def node(self, node: int, generation: int) -> Path:
-        return self.path / "nodes" / f"node{node}.{generation}"
+        return self.nodes / f"node{node}.{generation}"
 
     def last_words(self) -> tuple[str, ...]:
         """The last lines of its controller's log; none where there is none."""
@@ -192,10 +211,14 @@ class RunFolder:
         except OSError:
             return ()
 
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
     def attempt_logs(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
         """Folder of an attempt's rank logs; replicas have one each when there are several."""
         name = f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
-        return self.path / "logs" / name
+        return self.logs / name
 
     def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
         return self.attempt_logs(attempt, replica, replicas) / rank_log_name(rank)

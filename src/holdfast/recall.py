@@ -41,7 +41,7 @@ log = logging.getLogger("holdfast.controller")
 
 LATER = 503
 """What an agent is answered whose copy is here."""
-_COPY = re.compile(r"events\.jsonl|[0-9a-f]{64}")
+_COPY = re.compile(re.escape(LOG_NAME) + r"|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, order=True)
@@ -137,7 +137,7 @@ async def recall(
 
     It is over when each slot's node was heard, or `grace_s` after the first: who is silent for longer counts as lost.
     """
-    scratch = folder.path / "recalled"
+    scratch = folder.recalled
     scratch.mkdir(mode=0o700, exist_ok=True)
     state = _Recall(folder, keys, scratch)
     server = listening(state)

@@ -63,7 +63,7 @@ def logs(
         which = f" in attempt {attempt}" if attempt is not None else ""
         what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run}"
         remedy = f"See with `holdfast status {found.run}` whether it has started; `-f` waits for it."
-        raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.path / "logs"), remedy=remedy)
+        raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.logs), remedy=remedy)
     colours = output is Output.TEXT and not is_plain(sys.stdout)
     merged = MergedLog(
         found,

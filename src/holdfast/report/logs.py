@@ -60,7 +60,7 @@ def first_failures(events: Iterable[AnyEvent]) -> frozenset[RankLog]:
 
 def rank_logs(run: RunFolder, *, from_attempt: int = 0) -> dict[RankLog, Path]:
     """Every rank's file that exists, in order."""
-    root = run.path / "logs"
+    root = run.logs
     found: dict[RankLog, Path] = {}
     for folder in os.listdir(root) if root.is_dir() else ():
         place = _FOLDER.fullmatch(folder)

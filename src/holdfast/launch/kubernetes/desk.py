@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.folder import RunFolder
+from holdfast.folder import EVENTS_NAME, RunFolder
 
 BEAT_S = 0.1
 """How often files are looked at."""
@@ -33,10 +33,8 @@ LONGEST_LOG_BYTES = 64 << 20
 that it was dropped. A multiple of every file system's blocks."""
 KEPT_S = 86_400
 """Seconds that what is over is kept for whoever looks at it."""
-COLLECTED = "collected"
-"""In a run's folder: somebody has all of it, so that its pod need not wait any longer."""
 
-FILES = re.compile(r"events\.jsonl|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
+FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
 """What is sent of a run's folder, and nothing else is taken."""
 ENDS, END_BYTES = "ends", 4096
 """Under which name a reader says how its part of the log ends, and of how much of it that is told."""
@@ -129,7 +127,7 @@ def _follow(folder: RunFolder) -> None:
         _write(b"{}\n")
         if select.select([0], [], [], BEAT_S)[0]:
             if os.read(0, 16).strip() == b"done":
-                (folder.path / COLLECTED).touch()
+                folder.collected.touch()  # its pod need not wait any longer
             return
 
 

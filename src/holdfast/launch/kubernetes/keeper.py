@@ -21,7 +21,7 @@ from holdfast.folder import RunFolder, write_private
 from holdfast.host.files import put
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.keeping import keep, listen, take
-from holdfast.launch.kubernetes.desk import COLLECTED, KEPT_S
+from holdfast.launch.kubernetes.desk import KEPT_S
 from holdfast.launch.kubernetes.names import CODE
 
 EVERYWHERE = "0.0.0.0"
@@ -48,7 +48,7 @@ def main() -> None:
     _fill(folder, options.job.read_text(), options.keys)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
         keep(folder, agents, clients, lock)
-        _answer_probes(agents, KEPT_S, (folder.path / COLLECTED).exists)
+        _answer_probes(agents, KEPT_S, folder.collected.exists)
         folder.forget_secrets()
         folder.control_socket.unlink(missing_ok=True)
         _retire(folder.run)

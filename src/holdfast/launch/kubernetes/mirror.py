@@ -25,7 +25,7 @@ import msgspec
 from holdfast.errors import ExitCode
 from holdfast.events import CancelRequested, Outcome, RunFinished
 from holdfast.events.log import last_event
-from holdfast.folder import RunFolder
+from holdfast.folder import EVENTS_NAME, RunFolder
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there, in_secret
 from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
@@ -255,7 +255,7 @@ async def _hand_in(reader: asyncio.StreamReader, desk: Execution) -> None:
 class _Piece(msgspec.Struct, frozen=True):
     """What the desk says before a part of a file; of nothing, after it has looked at all."""
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^({FILES.pattern})$")] = "events.jsonl"
+    name: Annotated[str, msgspec.Meta(pattern=f"^({FILES.pattern})$")] = EVENTS_NAME
     at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     bytes: Annotated[int, msgspec.Meta(ge=0, le=PIECE_BYTES)] = 0
 

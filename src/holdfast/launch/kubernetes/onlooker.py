@@ -106,8 +106,7 @@ class Onlooker:
 
     async def _take_down(self, one: sight.Command) -> bool:
         """Write a command's output to its rank's file, from where that ends; whether all of it was heard."""
-        number = sight.rank(self._accepted, one.node)
-        path = self._folder.path / "logs" / f"attempt-{one.attempt}" / f"rank-{number}.log"
+        path = self._folder.rank_log(one.attempt, sight.rank(self._accepted, one.node))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             with path.open("ab") as file:

@@ -26,7 +26,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events import Outcome
 from holdfast.events.orders import RankLaunch
 from holdfast.findings import Fault
-from holdfast.folder import LEFT_NAME, RunFolder, runs_root, write_private
+from holdfast.folder import AGENT_NAME, LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
 from holdfast.host.files import put
@@ -186,7 +186,7 @@ class LocalBackend:
         self._children[process.pid] = process
         # An agent that is dead already is watched like any other: by a pid that cannot be found.
         identity = identify(process.pid) or ProcessId(process.pid, -1)
-        put(node_folder / "agent.json", json.dumps({"pid": identity.pid, "started": identity.started}).encode())
+        put(node_folder / AGENT_NAME, json.dumps({"pid": identity.pid, "started": identity.started}).encode())
 
     def _hold_to_its_memory(self, agent: int, place: NodePlace) -> None:
         """Before it starts anything; where groups cannot be made, `validate` has said so (possible.py)."""
@@ -213,7 +213,7 @@ class LocalBackend:
     def _read(self, place: NodePlace) -> ProcessId | None:
         """The place's agent, as a controller before us or this one wrote it down."""
         try:
-            record = json.loads((self._folder.node(place.node, place.generation) / "agent.json").read_text())
+            record = json.loads((self._folder.node(place.node, place.generation) / AGENT_NAME).read_text())
             return ProcessId(record["pid"], record["started"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -221,7 +221,7 @@ class LocalBackend:
     def _known_places(self) -> list[NodePlace]:
         """Places that may have processes: those with a token, which a node is given first and loses last."""
         places: list[NodePlace] = []
-        for path in sorted((self._folder.path / "nodes").glob("node*.*/token")):
+        for path in sorted(self._folder.nodes.glob("node*.*/token")):
             node, _, generation = path.parent.name.removeprefix("node").partition(".")
             places.append(NodePlace(node=int(node), generation=int(generation)))
         return places

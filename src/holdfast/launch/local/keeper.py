@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.folder import SUPERSEDED_STATUS, RunFolder
+from holdfast.folder import AGENT_NAME, SUPERSEDED_STATUS, RunFolder
 from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.local import allowance
@@ -42,7 +42,7 @@ def main() -> int:
     if code == SUPERSEDED_STATUS:
         return code  # what is here is another keeper's now
     end_all(lambda: descendants(os.getpid()), within_s=SWEEP_S)
-    for node_folder in (folder.path / "nodes").glob("*"):
+    for node_folder in folder.nodes.glob("*"):
         allowance.clear(node_folder)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _live_agents(folder: RunFolder) -> Iterator[int]:
     """Agents that an earlier keeper's controller left behind."""
-    for path in (folder.path / "nodes").glob("*/agent.json"):
+    for path in folder.nodes.glob(f"*/{AGENT_NAME}"):
         try:
             record = json.loads(path.read_text())
             agent = ProcessId(record["pid"], record["started"])
