@@ -58,7 +58,7 @@ from holdfast.launch.environment import Attempt, Share, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
-from holdfast.launch.local.isolation import isolation_for
+from holdfast.launch.local.isolation import networks_for
 from holdfast.launch.local.share import shares
 from holdfast.port import Port, listening
 from holdfast.quorum.keeping import QuorumKeeper
@@ -258,11 +258,11 @@ async def serve(
         created = accepted.created(folder.run)
         recalled = (await recall(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
     writer = EventWriter(folder.events)
-    isolation = isolation_for(accepted.isolation, folder.run)
+    networks = networks_for(accepted.isolation, folder.run)
     backend = (make_backend or place.backend)(
         folder=folder,
         accepted=accepted,
-        isolation=isolation,
+        networks=networks,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}{paths.AGENT}",
     )
     machine = Machine(job)
@@ -276,7 +276,7 @@ async def serve(
     keeping = asyncio.ensure_future(quorum.run()) if quorum else None
     show = partial(folder.untold.unlink, missing_ok=True)
     folders = {DrillTarget.RUN_FOLDER: folder.path, DrillTarget.CHECKPOINTS: checkpoints_folder(accepted, folder)}
-    drills = OutsideDrills(isolation=isolation, folders=folders, quorum=lambda: quorum.pid if quorum else 0)
+    drills = OutsideDrills(networks=networks, folders=folders, quorum=lambda: quorum.pid if quorum else 0)
     controller = Controller(
         machine=machine,
         writer=writer,

@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding
-from holdfast.job.profile import Isolation, Profile, find_profile, known_profiles
+from holdfast.job.isolation import Isolation
+from holdfast.job.profile import Profile, find_profile, known_profiles
 
 
 def write(folder: Path, name: str, text: str) -> None:

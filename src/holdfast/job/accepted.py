@@ -6,6 +6,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.events import RunCreated
+from holdfast.job.isolation import Isolation
 from holdfast.job.profile import LOCAL, Workload
 from holdfast.job.spec import Job, Model
 
@@ -43,8 +44,8 @@ class Accepted(Model):
     """Whether holdfast's agents start the ranks; without them the command is the cluster's to start."""
     lasting: bool = True
     """Whether what a controller writes outlives its machine; else its nodes keep copies."""
-    isolation: str = "process"
-    """How local nodes are kept apart: `process` or `netns`."""
+    isolation: Isolation = Isolation.PROCESS
+    """How local nodes are kept apart."""
     profile: str = "local"
     """Name of the profile the run was started with."""
     storage: str | None = None

@@ -18,6 +18,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 from holdfast.job.complaints import finding_at, nearest
 from holdfast.job.document import placed_in, read_text, validate
+from holdfast.job.isolation import Isolation
 from holdfast.job.source import Source, parse, shown
 from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Filled, Model
 
@@ -31,15 +32,6 @@ _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN)]
 QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN)]
-
-
-class Isolation(StrEnum):
-    """How the local back end keeps its nodes apart."""
-
-    PROCESS = "process"
-    """Each node is a tree of processes."""
-    NETNS = "netns"
-    """Each node also has a network namespace of its own, with its own address and name."""
 
 
 class Delivery(StrEnum):

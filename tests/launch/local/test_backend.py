@@ -20,7 +20,7 @@ from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.local.backend import LocalBackend, sockets_folder
-from holdfast.launch.local.isolation import Isolation, SharedNetwork
+from holdfast.launch.local.isolation import Networks, SharedNetwork
 
 PLACE = NodePlace(node=0, generation=0)
 DEADLINE_S = 200.0
@@ -38,13 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolde
 
 
 def backend(
-    folder: RunFolder, nodes: int = 1, capacity: int | None = None, isolation: Isolation | None = None
+    folder: RunFolder, nodes: int = 1, capacity: int | None = None, networks: Networks | None = None
 ) -> LocalBackend:
     job = Job.model_validate({"command": "true", "nodes": nodes})
     accepted = Accepted(job=job, base=str(folder.path), created_at=0.0, fabric="tcp", capacity=capacity)
     # Nobody listens there: the agent tries again and again.
-    kept_apart = isolation or SharedNetwork()
-    return LocalBackend(folder=folder, accepted=accepted, isolation=kept_apart, url="ws://127.0.0.1:1/v1/agent")
+    kept_apart = networks or SharedNetwork()
+    return LocalBackend(folder=folder, accepted=accepted, networks=kept_apart, url="ws://127.0.0.1:1/v1/agent")
 
 
 def play(folder: RunFolder, scene: Callable[[LocalBackend], Awaitable[None]]) -> None:
@@ -170,7 +170,7 @@ class SlowNetwork(SharedNetwork):
 def test_node_that_is_removed_slowly_holds_up_nobody_and_is_gone_before_its_next_one_is_made(folder: RunFolder) -> None:
     async def scene(_: LocalBackend) -> None:
         slow = SlowNetwork()
-        here = backend(folder, isolation=slow)
+        here = backend(folder, networks=slow)
         await here.submit((PLACE,))
         replacements = [
             asyncio.ensure_future(here.replace_node(NodePlace(node=0, generation=generation), "test"))
@@ -192,7 +192,7 @@ def test_node_that_is_removed_slowly_holds_up_nobody_and_is_gone_before_its_next
 def test_node_asked_for_when_all_were_removed_is_not_made(folder: RunFolder) -> None:
     async def scene(_: LocalBackend) -> None:
         slow = SlowNetwork()
-        here = backend(folder, isolation=slow)
+        here = backend(folder, networks=slow)
         await here.submit((PLACE,))
         ending = asyncio.ensure_future(here.cancel())
         await slow.removing.wait()

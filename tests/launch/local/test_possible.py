@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import SmallDisk, fill
 
 from holdfast.findings import Severity
+from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
 from holdfast.launch.local.possible import Here, assess, possible
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("home")
 def codes(
     base: Path,
     environ: dict[str, str] | None = None,
-    isolation: str = "process",
+    isolation: Isolation = Isolation.PROCESS,
     gpus: int = 0,
     mpi: str = "",
     open_files: int = 1024,
@@ -117,7 +118,9 @@ def test_storage_of_the_profile_matters_to_jobs_that_name_no_path(tmp_path: Path
     (tmp_path / "file").touch()
     for path, expected in ((None, ["unwritable-folder"]), ("out", [])):
         job = Job.model_validate({"command": "true", "checkpoint": {"path": path}})
-        findings = possible(job, isolation="process", base=tmp_path, environ={"PATH": "/bin"}, storage="file/deep")
+        findings = possible(
+            job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": "/bin"}, storage="file/deep"
+        )
         assert [finding.code for finding in findings if finding.severity is Severity.ERROR] == expected
 
 
@@ -171,7 +174,7 @@ def test_mpirun_asked_for_its_version(tmp_path: Path) -> None:
     program.chmod(0o755)
     for command in ("./mpirun", "mpirun"):
         job = Job.model_validate({"command": [command, "train"], "launch": "mpi"})
-        found = possible(job, isolation="process", base=tmp_path, environ={"PATH": f"{tmp_path}:/bin"})
+        found = possible(job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": f"{tmp_path}:/bin"})
         assert [finding.code for finding in found if finding.severity is Severity.ERROR] == ["not-open-mpi-4"]
 
 
@@ -189,10 +192,10 @@ def test_fields_of_clusters_told_not_to_be_used(tmp_path: Path) -> None:
 
 def test_namespaces_that_the_kernel_forbids_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netns, "unavailable", lambda: "the kernel says no")
-    assert codes(tmp_path, isolation="netns") == ["no-netns"]
-    assert codes(tmp_path, isolation="process") == []
+    assert codes(tmp_path, isolation=Isolation.NETNS) == ["no-netns"]
+    assert codes(tmp_path, isolation=Isolation.PROCESS) == []
     monkeypatch.setattr(netns, "unavailable", lambda: None)
-    assert codes(tmp_path, isolation="netns") == []
+    assert codes(tmp_path, isolation=Isolation.NETNS) == []
 
 
 def test_gpus_that_nobody_asked_for_told(tmp_path: Path) -> None:
@@ -202,7 +205,7 @@ def test_gpus_that_nobody_asked_for_told(tmp_path: Path) -> None:
 
 def test_this_machine_described_by_itself(tmp_path: Path) -> None:
     job = Job.model_validate({"command": ["sh"], "nodes": 100_000, "resources": {"memory": "1P"}})
-    findings = possible(job, isolation="process", base=tmp_path, environ={"PATH": "/bin"})
+    findings = possible(job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": "/bin"})
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     assert [finding.code for finding in errors] == ["too-little-memory", "too-many-ranks"]
     assert all(finding.remedy for finding in errors)

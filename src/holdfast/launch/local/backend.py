@@ -38,7 +38,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local import allowance
-from holdfast.launch.local.isolation import Isolation
+from holdfast.launch.local.isolation import Networks
 from holdfast.launch.local.share import shares
 
 END_S = 10.0
@@ -51,10 +51,10 @@ SOCKETS_PATH_BYTES = 80
 class LocalBackend:
     """Makes nodes out of processes of this machine; `url` is where agents find the controller."""
 
-    def __init__(self, *, folder: RunFolder, accepted: Accepted, isolation: Isolation, url: str) -> None:
+    def __init__(self, *, folder: RunFolder, accepted: Accepted, networks: Networks, url: str) -> None:
         self._folder = folder
         self._accepted = accepted
-        self._isolation = isolation
+        self._networks = networks
         self._url = url
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
         self._machines = accepted.capacity or accepted.job.node_slots
@@ -148,14 +148,14 @@ class LocalBackend:
             self._waiting.clear()
             for place in self._known_places():
                 await asyncio.to_thread(self._remove, place)
-            await asyncio.to_thread(self._isolation.remove)
+            await asyncio.to_thread(self._networks.remove)
 
     def _start(self, place: NodePlace) -> None:
         node_folder = self._folder.node(place.node, place.generation)
         node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         sockets = sockets_folder(self._folder.run, place)
         _make_private(sockets)
-        node = self._isolation.make_node(place.node)
+        node = self._networks.make_node(place.node)
         argv = [*node.prefix, sys.executable, "-m", "holdfast.agent", str(place.node), str(place.generation)]
         options = {
             "--controller": self._url,
@@ -282,7 +282,7 @@ class LocalBackend:
         if agent is not None and root is not None:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
         shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
-        self._isolation.remove_node(place.node)
+        self._networks.remove_node(place.node)
         allowance.clear(node_folder)
         (node_folder / "token").unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.host.processes import later, pause, send
 from holdfast.job.drilled import BALLAST
-from holdfast.launch.local.isolation import Isolation
+from holdfast.launch.local.isolation import Networks
 
 MOST_BYTES = 4 << 30
 """Of free space that a drill will take: more is likely to be other people's."""
@@ -28,7 +28,7 @@ MOST_BYTES = 4 << 30
 class OutsideDrills:
     """Breaks the process it is called in, or the network of a node."""
 
-    isolation: Isolation
+    networks: Networks
     folders: Mapping[DrillTarget, Path]
     """Where the disks are that can be filled."""
     quorum: Callable[[], int] = int
@@ -63,7 +63,7 @@ def _stop_quorum(here: OutsideDrills, drill: DrillRequested) -> None:
 
 
 def _partition_node(here: OutsideDrills, drill: DrillRequested) -> None:
-    here.isolation.partition(drill.index, drill.for_s)
+    here.networks.partition(drill.index, drill.for_s)
 
 
 def _skew_controller(_here: OutsideDrills, drill: DrillRequested) -> None:

@@ -1,6 +1,6 @@
 """Owns how local nodes are kept apart: not at all (`process`), or by a network namespace each (`netns`).
 
-The keeper enters an isolation before anything else; the controller it starts inherits where it then is.
+The keeper enters their networks before anything else; the controller it starts inherits where it then is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import ExitCode, failure
+from holdfast.job.isolation import Isolation
 
 if TYPE_CHECKING:
     from holdfast.launch.local.netns import Network
@@ -25,8 +26,8 @@ class NodeNetwork:
     prefix: tuple[str, ...] = ()
 
 
-class Isolation(Protocol):
-    """Keeps the nodes of one run apart; everything in it can be done twice."""
+class Networks(Protocol):
+    """The networks that the nodes of one run are in; everything can be done twice."""
 
     def enter(self, agents: Iterable[int]) -> str:
         """Make the run's network, or take it over from an owner that died; the address to listen on.
@@ -127,6 +128,6 @@ def _name(node: int) -> str:
     return f"node{node}"
 
 
-def isolation_for(name: str, run: str) -> Isolation:
-    """The isolation of that name, for a run."""
-    return NamespacedNetwork(run) if name == "netns" else SharedNetwork()
+def networks_for(isolation: Isolation, run: str) -> Networks:
+    """The networks that keep a run's nodes apart so."""
+    return NamespacedNetwork(run) if isolation is Isolation.NETNS else SharedNetwork()

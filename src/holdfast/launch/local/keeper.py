@@ -16,9 +16,10 @@ from pathlib import Path
 
 from holdfast.folder import AGENT_NAME, SUPERSEDED_STATUS, RunFolder
 from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all
+from holdfast.job.isolation import Isolation
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.local import allowance
-from holdfast.launch.local.isolation import isolation_for
+from holdfast.launch.local.isolation import networks_for
 
 SWEEP_S = 10.0
 
@@ -27,7 +28,7 @@ def main() -> int:
     """Keep a controller alive until its run is over; its exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.keeper")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--isolation", required=True, help="how the run's nodes are kept apart: process or netns")
+    parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
     options = parser.parse_args()
     adopt_orphans()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -35,8 +36,8 @@ def main() -> int:
     lock = take(folder)
     if lock is None:
         sys.exit("the run has a controller already")
-    isolation = isolation_for(options.isolation, folder.run)
-    address = isolation.enter(_live_agents(folder))
+    networks = networks_for(options.isolation, folder.run)
+    address = networks.enter(_live_agents(folder))
     with listen(folder, address) as (agents, clients):
         code = keep(folder, agents, clients, lock)
     if code == SUPERSEDED_STATUS:
@@ -46,7 +47,7 @@ def main() -> int:
         allowance.clear(node_folder)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
-    isolation.remove()
+    networks.remove()
     return code
 
 

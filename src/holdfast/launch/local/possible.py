@@ -21,6 +21,7 @@ from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import runs_root
 from holdfast.guard.limits import FILES_EACH, LEAST_ARRIVALS, OWN_FILES
 from holdfast.host.cgroups import ground
+from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
 from holdfast.shortage import finding_of, lacking
@@ -40,7 +41,7 @@ class Here:
     """Absolute folder that the job's relative paths start from."""
     environ: Mapping[str, str]
     """The environment of whoever starts the run."""
-    isolation: str
+    isolation: Isolation
     cpus: int
     memory: int
     """Bytes."""
@@ -60,7 +61,7 @@ class Here:
 def possible(
     job: Job,
     *,
-    isolation: str,
+    isolation: Isolation,
     base: Path,
     environ: Mapping[str, str],
     storage: str | None = None,
@@ -212,7 +213,7 @@ def secrets(job: Job, here: Here) -> Iterator[Finding]:
 
 def isolation(job: Job, here: Here) -> Iterator[Finding]:
     """Network namespaces need a kernel that allows them."""
-    if here.isolation != "netns":
+    if here.isolation is not Isolation.NETNS:
         return
     from holdfast.launch.local import netns
 
