@@ -311,7 +311,7 @@ def drills_table() -> str:
             f"`{action} {target}{':N' if target.numbered else ''}`",
             drill.does,
             "yes" if drill.lasting else "for good",
-            f"`isolation: {drill.isolation}`" if drill.isolation else "`resources.memory`" * drill.limited,
+            f"`{drill.needs.field}`" if drill.needs else "",
         )
         for (action, target), drill in drills.DRILLS.items()
     )

@@ -9,7 +9,8 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.findings import Finding
 from holdfast.job.accepted import Accepted
-from holdfast.job.drills import DRILLS, Doer, check
+from holdfast.job.drills import APART, DRILLS, LIMITED, SEVERAL, Doer, check
+from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Nodes, Recovery, Resources
 from holdfast.launch.local import drills as outside
 
@@ -43,9 +44,10 @@ def test_every_row_is_carried_out_by_who_it_says() -> None:
 
 def test_every_row_is_accepted_where_nodes_are_kept_apart_as_it_needs() -> None:
     for (action, target), row in DRILLS.items():
-        several = Recovery(replicas=2 if row.replicas else 1)
-        limited = TWO_NODES.job.model_copy(update={"resources": Resources(memory=1 << 30), "recovery": several})
-        place = TWO_NODES.model_copy(update={"isolation": row.isolation or "process", "job": limited})
+        limited = {"resources": Resources(memory=1 << 30)} if row.needs is LIMITED else {}
+        several = {"recovery": Recovery(replicas=2)} if row.needs is SEVERAL else {}
+        apart = {"isolation": Isolation.NETNS} if row.needs is APART else {}
+        place = TWO_NODES.model_copy(update={**apart, "job": TWO_NODES.job.model_copy(update={**limited, **several})})
         much, span = 9.0 if row.unit else None, 2.0 if row.lasting else None
         check(asked(action, target, amount=much, for_s=span), place, "run-1")
 

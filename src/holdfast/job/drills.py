@@ -6,13 +6,14 @@ launch/local/drills.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import DrillAction, DrillRequested, DrillTarget
 from holdfast.job.accepted import Accepted
+from holdfast.job.isolation import Isolation
 
 
 class Doer(StrEnum):
@@ -27,6 +28,47 @@ class Doer(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """What not every run has; its words know the `run`'s id and how it was `accepted`."""
+
+    field: str
+    """Of a profile or a job."""
+    what: str
+    met: Callable[[Accepted], bool]
+    where: str
+    """Where it is said that a run has it."""
+    evidence: str
+    """What a run has that does not."""
+    remedy: str
+
+
+APART = Need(
+    field="isolation: netns",
+    what="nodes that are kept apart by `netns`",
+    met=lambda accepted: accepted.isolation is Isolation.NETNS,
+    where="profile {accepted.profile}",
+    evidence="the nodes of {run} are kept apart by `{accepted.isolation}`",
+    remedy="Start the run with a profile that has `isolation: netns`.",
+)
+LIMITED = Need(
+    field="resources.memory",
+    what="nodes that are held to a limit, or it would take the whole machine's",
+    met=lambda accepted: accepted.job.resources.memory is not None,
+    where="resources.memory",
+    evidence="the job of {run} asks for no `resources.memory`",
+    remedy="Start the run with such as `--set resources.memory=4GiB`.",
+)
+SEVERAL = Need(
+    field="recovery.replicas",
+    what="a run of several replicas, which alone has one",
+    met=lambda accepted: accepted.job.recovery.replicas > 1,
+    where="recovery.replicas",
+    evidence="the job of {run} has one replica",
+    remedy="Start the run with such as `--set recovery.replicas=2`.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drill:
     """What one action does to one target."""
 
@@ -37,12 +79,8 @@ class Drill:
     """Whether it can end by itself (`--for`); else it is for good."""
     unit: str = ""
     """What `--by` counts, for a drill that must be told how much."""
-    isolation: str = ""
-    """How the nodes must be kept apart for it; any way when empty."""
-    limited: bool = False
-    """Whether nodes must be held to `resources.memory` for it."""
-    replicas: bool = False
-    """Whether there must be several replicas for it."""
+    needs: Need | None = None
+    """What a run must have for it."""
 
 
 _KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
@@ -73,7 +111,7 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
         does="Nothing leaves the node's network and nothing arrives; no connection is closed.",
         by=Doer.CONTROLLER,
         lasting=True,
-        isolation="netns",
+        needs=APART,
     ),
     (_SKEW, _AGENT): Drill(does="Its wall clock jumps: told as `clock-jumped`, and nothing else.", unit="seconds"),
     (_SKEW, _CONTROLLER): Drill(
@@ -91,7 +129,7 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     ),
     (_EXHAUST, _MEMORY): Drill(
         does="Its memory is taken: told as `memory-pressure`, then the kernel ends a rank and all restart.",
-        limited=True,
+        needs=LIMITED,
     ),
     (_RAISE, _RANK): Drill(does="Its Session raises an error at the end of a step: all ranks restart."),
     (_HANG, _RANK): Drill(
@@ -106,13 +144,13 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
     (_KILL, _QUORUM): Drill(
         does="SIGKILL: it comes back at its port, the next step waits for it, and no rank restarts.",
         by=Doer.CONTROLLER,
-        replicas=True,
+        needs=SEVERAL,
     ),
     (_STOP, _QUORUM): Drill(
         does="SIGSTOP: it is replaced after five silent seconds, steps wait for it, and no rank restarts.",
         by=Doer.CONTROLLER,
         lasting=True,
-        replicas=True,
+        needs=SEVERAL,
     ),
 }
 
@@ -137,34 +175,9 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
         raise _unusable(what, "Add `--by AMOUNT`." if drill.unit else "Leave `--by` out.")
     if asked.at_step is not None and drill.by is Doer.PLACE:
         raise _unusable(f"a {asked.action} waits for no step", "Leave out `--at-step`.")
-    if drill.isolation not in ("", accepted.isolation):
-        raise failure(
-            "drill-unavailable",
-            f"{asked.action} {asked.target} needs nodes that are kept apart by `{drill.isolation}`",
-            exit_code=ExitCode.IMPOSSIBLE,
-            where=f"profile {accepted.profile}",
-            evidence=(f"the nodes of {run} are kept apart by `{accepted.isolation}`",),
-            remedy=f"Start the run with a profile that has `isolation: {drill.isolation}`.",
-        )
+    if drill.needs is not None and not drill.needs.met(accepted):
+        raise _unavailable(asked, drill.needs, accepted, run)
     job = accepted.job
-    if drill.limited and job.resources.memory is None:
-        raise failure(
-            "drill-unavailable",
-            f"{asked.action} {asked.target} needs nodes that are held to a limit, or it would take the whole machine's",
-            exit_code=ExitCode.IMPOSSIBLE,
-            where="resources.memory",
-            evidence=(f"the job of {run} asks for no `resources.memory`",),
-            remedy="Start the run with such as `--set resources.memory=4GiB`.",
-        )
-    if drill.replicas and job.recovery.replicas == 1:
-        raise failure(
-            "drill-unavailable",
-            f"{asked.action} {asked.target} needs a run of several replicas, which alone has one",
-            exit_code=ExitCode.IMPOSSIBLE,
-            where="recovery.replicas",
-            evidence=(f"the job of {run} has one replica",),
-            remedy="Start the run with such as `--set recovery.replicas=2`.",
-        )
     if asked.action is _SLOW and (asked.amount or 0) < 1:
         raise _unusable(f"nothing is {asked.amount:g} times as slow", "Say such as `--by 3`.")
     known = 1 if not asked.target.numbered else job.world_size if asked.target.of_rank else job.node_slots
@@ -175,6 +188,17 @@ def check(asked: DrillRequested, accepted: Accepted, run: str) -> None:
             exit_code=ExitCode.NOT_FOUND,
             remedy=f"It has {asked.target}s 0 to {known - 1}.",
         )
+
+
+def _unavailable(asked: DrillRequested, need: Need, accepted: Accepted, run: str) -> HoldfastError:
+    return failure(
+        "drill-unavailable",
+        f"{asked.action} {asked.target} needs {need.what}",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=need.where.format(accepted=accepted),
+        evidence=(need.evidence.format(accepted=accepted, run=run),),
+        remedy=need.remedy,
+    )
 
 
 def _unusable(what: str, remedy: str) -> HoldfastError:
