@@ -275,10 +275,8 @@ def split(run: RunFolder, *, within_s: float) -> StepCommitted:
 
     Raises HoldfastError where no rank can, and when it is not known `within_s` seconds later.
     """
-    for _, event in after(run, SplitRequested(at=time.time()), SPLIT, within_s):
-        if isinstance(event, StepCommitted) and waited_for(event.metrics):
-            return event
-    raise AssertionError("it is waited for until it is there or will not be")
+    seen = (event for _, event in after(run, SplitRequested(at=time.time()), SPLIT, within_s))
+    return next(event for event in seen if isinstance(event, StepCommitted) and waited_for(event.metrics))
 
 
 Updated, update = updating.Updated, updating.update
