@@ -42,7 +42,7 @@ def leave(memory: Path, *, step: int = 7, attempt: int = 1, rank: int = 0) -> Ha
 
 
 def part(handed: Handed | None) -> handover.Part | None:
-    return (handed.standing, handed.bytes, handed.damage()) if handed is not None else None
+    return (handed.origin, handed.bytes, handed.damage()) if handed is not None else None
 
 
 def test_state_comes_out_as_it_went_in_and_is_left_there(memory: Path) -> None:

@@ -60,7 +60,7 @@ def test_copies_take_turns_so_that_the_one_before_stays_whole(copies: PeerCopies
         copies.begin(seal(step))
         assert copies.finish() is not None
     lying = [Handed.lying(memory) for memory in copies.memories]
-    assert {handed.standing.step for handed in lying if handed is not None} == {2, 3}
+    assert {handed.origin.step for handed in lying if handed is not None} == {2, 3}
 
 
 def test_copies_that_memory_has_no_room_for_are_given_up_and_said(

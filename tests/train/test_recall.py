@@ -7,14 +7,14 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.train.handover import Standing
+from holdfast.train.handover import Origin
 from holdfast.train.placement import place
 from holdfast.train.recall import Kept, chosen
 from holdfast.train.tenure import Writer
 
 
-def standing(step: int, attempt: int = 0, world_size: int = 2) -> Standing:
-    return Standing(Writer(run="r", attempt=attempt), step, world_size)
+def origin(step: int, attempt: int = 0, world_size: int = 2) -> Origin:
+    return Origin(Writer(run="r", attempt=attempt), step, world_size)
 
 
 def lying(nodes: int, per_node: int, lost: set[int], steps: dict[int, set[int]], world_size: int) -> list[list[Kept]]:
@@ -25,7 +25,7 @@ def lying(nodes: int, per_node: int, lost: set[int], steps: dict[int, set[int]],
         for rank in ranks:
             for holder in {rank, keepers[rank]}:
                 if holder // per_node not in lost:
-                    parts[holder].append(Kept(rank, standing(step, world_size=world_size)))
+                    parts[holder].append(Kept(rank, origin(step, world_size=world_size)))
     return parts
 
 
@@ -46,9 +46,9 @@ def test_whichever_nodes_are_lost_all_ranks_get_one_step_or_none_gets_any(
     survives = all(not {rank // per_node, keepers[rank] // per_node} <= lost for rank in range(world_size))
     assert (choice is not None) == survives
     if choice is not None:
-        assert choice.standing.step == (8 if len(under_way) == world_size else 7)
+        assert choice.origin.step == (8 if len(under_way) == world_size else 7)
         for rank, holder in enumerate(choice.holders):
-            assert Kept(rank, choice.standing) in parts[holder]
+            assert Kept(rank, choice.origin) in parts[holder]
             assert holder == rank or rank // per_node in lost
 
 
@@ -57,22 +57,22 @@ def test_single_lost_node_never_costs_more_than_the_copy_under_way() -> None:
         for lost in range(nodes):
             choice = chosen(lying(nodes, 2, {lost}, {3: set(range(2 * nodes)), 4: {0}}, 2 * nodes))
             assert choice is not None
-            assert choice.standing.step == 3
+            assert choice.origin.step == 3
 
 
 def test_copies_of_another_number_of_ranks_are_not_gone_on_from() -> None:
-    of_three = standing(3, world_size=3)
+    of_three = origin(3, world_size=3)
     assert chosen([[Kept(0, of_three), Kept(2, of_three)], [Kept(1, of_three)]]) is None
-    assert chosen([[Kept(0, standing(3))], [Kept(1, standing(4))]]) is None
+    assert chosen([[Kept(0, origin(3))], [Kept(1, origin(4))]]) is None
     assert chosen([[], []]) is None
 
 
 def test_of_one_step_the_later_attempt_counts_and_the_newer_step_before_that() -> None:
-    earlier, later = standing(5, attempt=0), standing(4, attempt=1)
-    both = [[Kept(rank, each) for each in (earlier, later, standing(5, attempt=2))] for rank in (0, 1)]
+    earlier, later = origin(5, attempt=0), origin(4, attempt=1)
+    both = [[Kept(rank, each) for each in (earlier, later, origin(5, attempt=2))] for rank in (0, 1)]
     choice = chosen(both)
     assert choice is not None
-    assert choice.standing == standing(5, attempt=2)
+    assert choice.origin == origin(5, attempt=2)
 
 
 groups_of = st.integers(2, 5).flatmap(

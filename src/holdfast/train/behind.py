@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 T = TypeVar("T")
 
 
-class Doing(Generic[T]):
+class Task(Generic[T]):
     """Something that was handed over."""
 
     def __init__(self, act: Callable[[], T]) -> None:
@@ -50,16 +50,16 @@ class Behind:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue = queue.SimpleQueue[Doing[Any] | None]()
+        self._queue = queue.SimpleQueue[Task[Any] | None]()
         self._started = False
 
-    def hand(self, act: Callable[[], T]) -> Doing[T]:
+    def hand(self, act: Callable[[], T]) -> Task[T]:
         """Have it done behind the loop."""
-        doing = Doing(act)
-        self._queue.put(doing)
+        task = Task(act)
+        self._queue.put(task)
         if not self._started:
             self._start()
-        return doing
+        return task
 
     def finish(self) -> None:
         """Wait until all that was handed over is done."""
@@ -76,10 +76,10 @@ class Behind:
         atexit.register(_finish_all)  # before what was registered until now
 
 
-def _work(given: queue.SimpleQueue[Doing[Any] | None]) -> None:
-    while (doing := given.get()) is not None:
-        doing.do()
-        del doing  # while it waits for the next
+def _work(given: queue.SimpleQueue[Task[Any] | None]) -> None:
+    while (task := given.get()) is not None:
+        task.do()
+        del task  # while it waits for the next
 
 
 _STARTED: weakref.WeakSet[Behind] = weakref.WeakSet()

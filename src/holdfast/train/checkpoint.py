@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, seal, tensors
-from holdfast.train.behind import Behind, Doing
+from holdfast.train.behind import Behind, Task
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
 from holdfast.train.depot import Copy, Depot, Remains, Written, failed, unreachable
 from holdfast.train.environment import ELSEWHERE
-from holdfast.train.handover import MEMORY, Handed, Standing, Unfit, judged, not_handed_over
+from holdfast.train.handover import MEMORY, Handed, Origin, Unfit, judged, not_handed_over
 from holdfast.train.peercopies import PeerCopies
 from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
@@ -101,7 +101,7 @@ class Checkpoints:
         self._taken_over = False
         """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
         self._prepared = False
-        self._saving: Doing[Saved] | None = None
+        self._saving: Task[Saved] | None = None
         self._tidying: Future[None] | None = None
 
     def take_waited_s(self) -> float:
@@ -242,10 +242,10 @@ class Checkpoints:
         self._taken_over = True
         return copies
 
-    def _resumed(self, step: int, standing: Standing | None = None) -> None:
+    def _resumed(self, step: int, origin: Origin | None = None) -> None:
         self._depot.resumed(step)
         if self._copies is not None:
-            self._copies.resumed(step, standing)
+            self._copies.resumed(step, origin)
 
     def _remembered(self, recall: Recall | None) -> tuple[Handed | None, list[Finding]]:
         """This rank's state of the newest step that all ranks have in memory, and what is to be said of it."""
@@ -261,7 +261,7 @@ class Checkpoints:
             return None, []
         handed = Handed.find(self._memory, rank=self._ranks.rank)
         damage = handed.damage() if handed is not None else None
-        parts = self._ranks.to_first((handed.standing, handed.bytes, damage) if handed is not None else None)
+        parts = self._ranks.to_first((handed.origin, handed.bytes, damage) if handed is not None else None)
         finding, good = self._ranks.from_first(judged(parts))
         return handed if good else None, [finding] if finding else []
 
@@ -279,7 +279,7 @@ class Checkpoints:
             raise optimizer_changed(sealed.step, MEMORY, why)
         if changed := self._program.take(state, handed.own(), sealed.configured):
             noticed.append(hyperparameters_changed(sealed.step, MEMORY, changed))
-        self._resumed(sealed.step, handed.standing)
+        self._resumed(sealed.step, handed.origin)
         return Restored(sealed.step, noticed, sealed.samples, sealed.node_s, MEMORY)
 
     def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:

@@ -136,7 +136,7 @@ def body(room: mmap.mmap, head: Head) -> torch.Tensor:
     return torch.frombuffer(room, dtype=torch.uint8, offset=FIRST_BYTE, count=size) if size else torch.empty(0)
 
 
-class Standing(NamedTuple):
+class Origin(NamedTuple):
     """Whose state it is, and of when: equal on all ranks that can go on from it together."""
 
     writer: Writer
@@ -144,8 +144,8 @@ class Standing(NamedTuple):
     world_size: int
 
 
-Part = tuple[Standing, int, str | None]
-"""What a rank says of what it has: its standing, its bytes, and its damage."""
+Part = tuple[Origin, int, str | None]
+"""What a rank says of what it has: its origin, its bytes, and its damage."""
 
 
 def judged(parts: Sequence[Part | None]) -> tuple[Finding | None, bool]:
@@ -209,7 +209,7 @@ class Handed:
         self.rank = index.rank
         self.bytes = head.begin + head.length
         self.seal = index.seal
-        self.standing = Standing(index.writer, index.seal.step, index.seal.world_size)
+        self.origin = Origin(index.writer, index.seal.step, index.seal.world_size)
 
     @classmethod
     def find(cls, memory: Path, *, rank: int) -> Handed | None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover, trees
-from holdfast.train.handover import FIRST_BYTE, MEMORY, Handed, Head, Standing, refuse_too_large
+from holdfast.train.handover import FIRST_BYTE, MEMORY, Handed, Head, Origin, refuse_too_large
 from holdfast.train.placement import Placement, place
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
@@ -61,9 +61,9 @@ class _Piece:
                 self.room = mmap.mmap(file.fileno(), size)
         return self.room
 
-    def holds(self, standing: Standing) -> bool:
+    def holds(self, origin: Origin) -> bool:
         lying = Handed.lying(self.memory)
-        return lying is not None and lying.standing == standing
+        return lying is not None and lying.origin == origin
 
 
 class PeerCopies:
@@ -93,19 +93,19 @@ class PeerCopies:
         self._began = self._stalled_s = 0.0
         """When the last copy did, on the monotonic clock, and the seconds that the loop has waited for it."""
 
-    def resumed(self, step: int, standing: Standing | None) -> None:
+    def resumed(self, step: int, origin: Origin | None) -> None:
         """Training goes on after this step; a state in memory that it goes on from stays until the next is whole.
 
         What is of a later step is of another course of training now.
         """
         for memory in self.memories:
             lying = Handed.lying(memory)
-            if lying is not None and lying.standing.step > step:
+            if lying is not None and lying.origin.step > step:
                 handover.forget(memory)
-        if standing is not None and self._own[0].holds(standing):
+        if origin is not None and self._own[0].holds(origin):
             self._own.reverse()
             self._staging.reverse()
-        if standing is not None and self._kept[0].holds(standing):
+        if origin is not None and self._kept[0].holds(origin):
             self._kept.reverse()
 
     def within(self) -> Finding | None:

@@ -16,7 +16,7 @@ import torch
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train import handover
-from holdfast.train.handover import MEMORY, Handed, Head, Standing
+from holdfast.train.handover import MEMORY, Handed, Head, Origin
 from holdfast.train.ranks import Ranks
 
 EVIDENCE = 8
@@ -26,28 +26,28 @@ class Kept(NamedTuple):
     """The state of some rank, in the memory of a rank's node."""
 
     rank: int
-    standing: Standing
+    origin: Origin
 
 
 class Choice(NamedTuple):
     """What is gone on from."""
 
-    standing: Standing
+    origin: Origin
     holders: tuple[int, ...]
     """For each rank the one on whose node its state lies: itself where it can be."""
 
 
 def chosen(parts: Sequence[Collection[Kept]]) -> Choice | None:
     """The newest of what all ranks have, by rank; None where of no step every rank's state is there. Pure."""
-    holders: dict[Standing, dict[int, int]] = {}
+    holders: dict[Origin, dict[int, int]] = {}
     for holder, part in enumerate(parts):
         for kept in part:
-            of = holders.setdefault(kept.standing, {})
+            of = holders.setdefault(kept.origin, {})
             of[kept.rank] = holder if kept.rank == holder else of.get(kept.rank, holder)
-    whole = [standing for standing, of in holders.items() if standing.world_size == len(parts) == len(of)]
+    whole = [origin for origin, of in holders.items() if origin.world_size == len(parts) == len(of)]
     if not whole:
         return None
-    newest = max(whole, key=lambda standing: (standing.step, standing.writer.attempt))
+    newest = max(whole, key=lambda origin: (origin.step, origin.writer.attempt))
     return Choice(newest, tuple(holders[newest][rank] for rank in range(len(parts))))
 
 
@@ -59,14 +59,14 @@ class Recall:
         self._lying = [handed for handed in map(Handed.lying, memories) if handed is not None]
         self._fetched: int | None = None
         """Descriptor of the memory that a fetched state lies in."""
-        self._parts = ranks.to_first([Kept(handed.rank, handed.standing) for handed in self._lying])
+        self._parts = ranks.to_first([Kept(handed.rank, handed.origin) for handed in self._lying])
         """On rank 0."""
         self._choice = ranks.from_first(chosen(self._parts))
 
     @property
     def newest(self) -> int:
         """The step that all ranks have in memory; 0 where there is none."""
-        return self._choice.standing.step if self._choice is not None else 0
+        return self._choice.origin.step if self._choice is not None else 0
 
     def state(self) -> tuple[Handed | None, list[Finding]]:
         """This rank's state, where all have theirs of one step; and on rank 0 what is to be said of that."""
@@ -75,7 +75,7 @@ class Recall:
             handed = self._have(choice)
             damages = self._ranks.to_first(handed.damage() if handed is not None else "it did not come as it was sent")
             bad = {rank: damage for rank, damage in enumerate(damages) if damage is not None}
-            noticed += [self._set_aside(Kept(rank, choice.standing), choice.holders[rank], bad[rank]) for rank in bad]
+            noticed += [self._set_aside(Kept(rank, choice.origin), choice.holders[rank], bad[rank]) for rank in bad]
             if not self._ranks.from_first(bool(bad)):
                 return handed, [*noticed, _recalled(choice)]
             self._choice = self._ranks.from_first(chosen(self._parts))
@@ -98,15 +98,15 @@ class Recall:
             self._ranks.send(part, rank)
             for rank, holder in enumerate(holders)
             if holder == me != rank
-            for part in _parts(self._lies(Kept(rank, choice.standing)))
+            for part in _parts(self._lies(Kept(rank, choice.origin)))
         ]
-        handed = self._fetch(holders[me]) if holders[me] != me else self._lies(Kept(me, choice.standing))
+        handed = self._fetch(holders[me]) if holders[me] != me else self._lies(Kept(me, choice.origin))
         for each in sent:
             each()
         return handed
 
     def _lies(self, kept: Kept) -> Handed:
-        return next(handed for handed in self._lying if (handed.rank, handed.standing) == kept)
+        return next(handed for handed in self._lying if (handed.rank, handed.origin) == kept)
 
     def _fetch(self, holder: int) -> Handed | None:
         self.close()
@@ -141,7 +141,7 @@ def _recalled(choice: Choice) -> Finding:
     return Finding(
         code="state-recalled",
         severity=Severity.INFO,
-        what=f"the ranks go on after step {choice.standing.step} from copies in {MEMORY}, {len(fetched)} of "
+        what=f"the ranks go on after step {choice.origin.step} from copies in {MEMORY}, {len(fetched)} of "
         f"{len(choice.holders)} from another node's",
         where=MEMORY,
         evidence=tuple(fetched[:EVIDENCE]),
@@ -153,7 +153,7 @@ def _damaged(kept: Kept, holder: int, damage: str) -> Finding:
     return Finding(
         code="peer-copy-damaged",
         severity=Severity.WARNING,
-        what=f"a copy of rank {kept.rank}'s state of step {kept.standing.step} is damaged, so another is gone on from",
+        what=f"a copy of rank {kept.rank}'s state of step {kept.origin.step} is damaged, so another is gone on from",
         where=f"the memory of rank {holder}'s node",
         evidence=(damage,),
         remedy="Test that node's memory.",
@@ -163,10 +163,10 @@ def _damaged(kept: Kept, holder: int, damage: str) -> Finding:
 
 def _incomplete(parts: Sequence[Collection[Kept]]) -> Finding:
     """There is something, and of no step all of it."""
-    there: dict[Standing, set[int]] = {}
+    there: dict[Origin, set[int]] = {}
     for kept in (kept for part in parts for kept in part):
-        there.setdefault(kept.standing, set()).add(kept.rank)
-    newest = sorted(there, key=lambda standing: (standing.step, standing.writer.attempt), reverse=True)
+        there.setdefault(kept.origin, set()).add(kept.rank)
+    newest = sorted(there, key=lambda origin: (origin.step, origin.writer.attempt), reverse=True)
     words = [f"step {each.step}: of {len(there[each])} of {each.world_size} ranks" for each in newest]
     return Finding(
         code="peer-copies-incomplete",
