@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import DEFAULT_FILE, FileArgument, OnOption, OutputOption, SetOption, asked_job
+from holdfast.cli.request import DEFAULT_FILE, LOCAL, FileArgument, OnOption, OutputOption, SetOption, asked_job
 from holdfast.errors import ExitCode
 
 
 def check(
     file: FileArgument = None,
-    on: OnOption = "local",
+    on: OnOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

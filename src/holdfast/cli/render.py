@@ -6,6 +6,7 @@ import typer
 
 from holdfast.cli.output import Output, say, say_json
 from holdfast.cli.request import (
+    LOCAL,
     FileArgument,
     NameOption,
     NodesOption,
@@ -20,7 +21,7 @@ from holdfast.cli.request import (
 def render(
     ctx: typer.Context,
     file: FileArgument = None,
-    on: OnOption = "local",
+    on: OnOption = LOCAL,
     overrides: SetOption = None,
     nodes: NodesOption = None,
     ranks_per_node: RanksOption = None,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from holdfast.job.document import Loaded
 
 DEFAULT_FILE = Path("job.yaml")
+LOCAL = "local"
+"""Where to run by default, and the one place that is known to be no cluster before its profile is read."""
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file; job.yaml when none is given.")]
 OnOption = Annotated[str, typer.Option("--on", metavar="PROFILE", help="Where to run; `holdfast profile` lists them.")]

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.output import Output, say, say_json
 from holdfast.cli.request import (
+    LOCAL,
     FileArgument,
     NameOption,
     NodesOption,
@@ -22,9 +23,6 @@ from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding
-
-LOCAL = "local"
-"""The one place that is known to be no cluster before its profile is read."""
 
 
 def run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import DEFAULT_FILE, OnOption, OutputOption, SetOption, asked_job
+from holdfast.cli.request import DEFAULT_FILE, LOCAL, OnOption, OutputOption, SetOption, asked_job
 from holdfast.errors import ExitCode, HoldfastError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def validate(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Job files; job.yaml if none.")] = None,
-    on: OnOption = "local",
+    on: OnOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -46,7 +46,7 @@ class Accepted(Model):
     """Whether what a controller writes outlives its machine; else its nodes keep copies."""
     isolation: Isolation = Isolation.PROCESS
     """How local nodes are kept apart."""
-    profile: str = "local"
+    profile: str = LOCAL
     """Name of the profile the run was started with."""
     storage: str | None = None
     """The profile's folder for checkpoints of jobs that name none; each run has one of its own in it."""

@@ -21,6 +21,7 @@ import kr8s
 from kr8s import ServerError
 
 from holdfast.launch.kubernetes.execution import MESSAGE_BYTES, PROTOCOL, Execution
+from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, Unconfigured
 
 ANSWER_S = 30.0
@@ -108,7 +109,7 @@ class Cluster:
 
     async def output(self, pod: str) -> AsyncIterator[bytes]:
         """What a pod's container has written in its present life, and writes until it ends."""
-        path, params = f"/api/v1/namespaces/{{namespace}}/pods/{pod}/log", {"follow": "true"}
+        path, params = f"{PODS}/{pod}/log", {"follow": "true"}
         try:
             async with self._call("GET", path, params=params, stream=True, timeout=None) as response:
                 async for data in response.aiter_bytes():
@@ -126,8 +127,7 @@ class Cluster:
 
     async def pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
         """All pods of a selector, and then each as it changes, for a while; one that is deleted has `deleted`."""
-        path = "/api/v1/namespaces/{namespace}/pods"
-        found = await self._ask("GET", path, params={"labelSelector": selector})
+        found = await self._ask("GET", PODS, params={"labelSelector": selector})
         yield found["items"]
         params = {
             "labelSelector": selector,
@@ -137,14 +137,14 @@ class Cluster:
         }
         patience = httpx.Timeout(self._answer_s, read=WATCH_S + self._answer_s)
         try:
-            async with self._call("GET", path, params=params, stream=True, timeout=patience) as response:
+            async with self._call("GET", PODS, params=params, stream=True, timeout=patience) as response:
                 async for line in response.aiter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":
                         return  # too long ago: all are listed anew
                     yield ({**event["object"], "deleted": event["type"] == "DELETED"},)
         except (ServerError, *_NO_ANSWER) as error:
-            raise _unanswered(error, f"watch {path}") from error
+            raise _unanswered(error, f"watch {PODS}") from error
 
     @asynccontextmanager
     async def _call(self, method: str, path: str, **more: Any) -> AsyncGenerator[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.cluster import NOT_FOUND, Cluster
 from holdfast.launch.kubernetes.names import RUN_LABEL
+from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.pending import Seen, Thing, pending
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, refusal
 
@@ -44,7 +45,7 @@ async def seen(cluster: Cluster, owner: str) -> Seen:
     warnings = {"fieldSelector": "type=Warning", "limit": EVENTS}
     namespace, pods, events, workloads = await asyncio.gather(
         perhaps(cluster, "/api/v1/namespaces/{namespace}"),
-        perhaps(cluster, "/api/v1/namespaces/{namespace}/pods", **own),
+        perhaps(cluster, PODS, **own),
         perhaps(cluster, "/api/v1/namespaces/{namespace}/events", **warnings),
         perhaps(cluster, "/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads", **admitted),
     )
