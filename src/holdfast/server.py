@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
@@ -58,7 +58,7 @@ from holdfast.launch.environment import Attempt, Share, checkpoints_folder
 from holdfast.launch.launchers import Plan, launches
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.drills import OutsideDrills
-from holdfast.launch.local.isolation import networks_for
+from holdfast.launch.local.isolation import Networks, networks_for
 from holdfast.launch.local.share import shares
 from holdfast.port import Port, listening
 from holdfast.quorum.keeping import QuorumKeeper
@@ -86,10 +86,16 @@ def _tls(folder: RunFolder, host: str) -> ssl.SSLContext | None:
     return controllers_end(folder.identity)
 
 
+class MakeBackend(Protocol):
+    """Makes a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
+
+    def __call__(self, *, folder: RunFolder, accepted: Accepted, networks: Networks, url: str) -> Backend: ...
+
+
 class _Place(NamedTuple):
     """What is different from one kind of place to another."""
 
-    backend: Callable[..., Backend]
+    backend: MakeBackend
     shares: Callable[[Job, Mapping[str, str]], tuple[Share, ...]]
     """What a node may use of its machine."""
     known_as: Callable[[RunFolder, str], str]
@@ -104,7 +110,10 @@ def _place(name: str) -> _Place:
         from holdfast.launch.kubernetes.backend import KubernetesBackend, known_as, own_machines
         from holdfast.launch.kubernetes.succession import had_controller
 
-        return _Place(KubernetesBackend, own_machines, known_as, had_controller)
+        def on_cluster(*, folder: RunFolder, accepted: Accepted, **_: object) -> Backend:
+            return KubernetesBackend(folder=folder, accepted=accepted)
+
+        return _Place(on_cluster, own_machines, known_as, had_controller)
     return _Place(LocalBackend, shares, _as_bound, _never)
 
 
@@ -235,7 +244,7 @@ async def serve(
     clients: socket.socket,
     keeper: int,
     *,
-    make_backend: Callable[..., Backend] | None = None,
+    make_backend: MakeBackend | None = None,
 ) -> None:
     """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
 

@@ -11,7 +11,9 @@ import pytest
 from holdfast.events import NodeMade
 from holdfast.events.log import EventWriter
 from holdfast.folder import RunFolder
+from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
+from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.backend import KubernetesBackend
 from holdfast.launch.kubernetes.cluster import Cluster
 from lab import Lab
@@ -49,6 +51,8 @@ spec:
             containers: [{name: node, image: none}]
 """
 
+ACCEPTED = Accepted(job=Job(command=("true",)), base="/", created_at=1.0, fabric="tcp")
+
 
 def at(node: int, generation: int) -> NodePlace:
     return NodePlace(node=node, generation=generation)
@@ -61,7 +65,7 @@ class Site:
         self.lab, self.namespace = lab, namespace
         self.run = RunFolder(folder / "run")
         self.run.path.mkdir(exist_ok=True)
-        self.backend = KubernetesBackend(folder=self.run, cluster=Cluster(namespace=namespace))
+        self.backend = KubernetesBackend(folder=self.run, accepted=ACCEPTED, cluster=Cluster(namespace=namespace))
         self._log = EventWriter(self.run.events)
         self._seen: AsyncIterator[NodeObservation] = self.backend.observe()
 

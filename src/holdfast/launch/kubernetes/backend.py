@@ -77,11 +77,9 @@ def known_as(folder: RunFolder, _host: str) -> str:
 class KubernetesBackend:
     """Sees a run's pods come and go, and has those replaced that the controller gives up."""
 
-    def __init__(
-        self, *, folder: RunFolder, cluster: Cluster | None = None, accepted: Accepted | None = None, **_: object
-    ) -> None:
+    def __init__(self, *, folder: RunFolder, accepted: Accepted, cluster: Cluster | None = None) -> None:
         self._run = folder.run
-        self._workload = accepted.workload if accepted else Workload.JOBSET
+        self._workload = accepted.workload
         self._numbering = NUMBERINGS[self._workload]
         self._cluster = cluster or Cluster()
         self._lives = known(read_events(folder.events)) if folder.events.exists() else Lives()
