@@ -31,7 +31,7 @@ from holdfast.train.program import Program
 from holdfast.train.ranks import Ranks
 from holdfast.train.recall import Recall
 from holdfast.train.seal import Seal
-from holdfast.train.staging import Staging
+from holdfast.train.staging import Staging, inexact
 from holdfast.train.tenure import Writer, error_of
 from holdfast.train.training import Training
 
@@ -332,7 +332,9 @@ class Checkpoints:
         if isinstance(staged, Finding):
             return staged
         try:
-            return None if self._staging.settle() else _changed(partial, self._ranks.rank)
+            if not self._staging.settle():
+                return inexact(f"the checkpoint {partial.stem}", self._ranks.rank, code="checkpoint-inexact")
+            return None
         except (OSError, RuntimeError) as error:
             return failed(partial, self._ranks.rank, error)
 
@@ -369,15 +371,4 @@ def _passed_over(unreachable: Finding, step: int) -> Finding:
         severity=Severity.WARNING,
         what=f"the store of checkpoints does not answer, and step {step}, which {MEMORY} holds, is gone on from",
         remedy="Mend it before more nodes are lost: until then nothing but memory has the training's state.",
-    )
-
-
-def _changed(partial: Path, rank: int) -> Finding:
-    return Finding(
-        code="checkpoint-inexact",
-        severity=Severity.WARNING,
-        what=f"the checkpoint {partial.stem} was given up: weights were changed while they were copied",
-        where=f"rank {rank}",
-        remedy="Nothing: from now on they are copied before the next step begins. To have saves stall less, change "
-        "weights in the optimiser's step, or before session.commit().",
     )

@@ -25,7 +25,7 @@ from holdfast.train.handover import FIRST_BYTE, MEMORY, Handed, Head, Origin, re
 from holdfast.train.placement import Placement, place
 from holdfast.train.ranks import Ranks
 from holdfast.train.seal import Seal
-from holdfast.train.staging import Staging
+from holdfast.train.staging import Staging, inexact
 from holdfast.train.tenure import Writer
 from holdfast.train.training import Training
 from holdfast.train.trees import local
@@ -196,7 +196,7 @@ class PeerCopies:
         piece = self._own[0]
         try:
             if not self._staging[0].settle():
-                return _inexact(sealed.step, self._rank)
+                return inexact(f"the copy of step {sealed.step}", self._rank, code="peer-copy-inexact")
             return handover.finish(piece.memory, piece.room, self._writer, self._rank, sealed, staged, own())
         except (OSError, RuntimeError) as error:
             return _stopped(self._rank, error)
@@ -261,15 +261,4 @@ def _stopped(rank: int, error: Exception) -> Finding:
         remedy="A loss is recovered from by the last copy or checkpoint. Each rank's node needs free memory for four "
         "times its state, beside what a checkpoint needs.",
         fault=Fault.CLUSTER,
-    )
-
-
-def _inexact(step: int, rank: int) -> Finding:
-    return Finding(
-        code="peer-copy-inexact",
-        severity=Severity.WARNING,
-        what=f"the copy of step {step} was given up: weights were changed while they were copied",
-        where=f"rank {rank}",
-        remedy="Nothing: from now on they are copied before the next step begins. To have copies stall less, change "
-        "weights in the optimiser's step, or before session.commit().",
     )

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.findings import Finding, Severity
 from holdfast.train.kept import Kept, kept
 from holdfast.train.profiler import waiting_for_checkpoint
 from holdfast.train.training import Training
@@ -208,6 +209,18 @@ class Staging:
         # Each has a storage of its own within the buffer: of one that shares a storage torch would write a copy.
         self._staged = [_within(room, start, source) for start, source in zip(begins, sources, strict=True)]
         self._layout = layout
+
+
+def inexact(what: str, rank: int, *, code: str) -> Finding:
+    """What there is to say where `settle` has returned False."""
+    return Finding(
+        code=code,
+        severity=Severity.WARNING,
+        what=f"{what} was given up: weights were changed while they were copied",
+        where=f"rank {rank}",
+        remedy="Nothing: from now on they are copied before the next step begins. To have that stall less, change "
+        "weights in the optimiser's step, or before session.commit().",
+    )
 
 
 def _own_room(size: int) -> mmap.mmap:
