@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from starlette.types import ASGIApp
+
 from holdfast.clock import Clock
 from holdfast.control.commands import Start
 from holdfast.control.controller import Controller
@@ -43,6 +45,7 @@ from holdfast.events.orders import (
 )
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
+from holdfast.guard.door import Server
 from holdfast.guard.keys import Keys
 from holdfast.guard.limits import LIMITS
 from holdfast.guard.sparing import Sparing
@@ -175,6 +178,22 @@ async def _beat(keeper: int) -> None:
         await asyncio.sleep(BEAT_S)
 
 
+async def _recalled(
+    folder: RunFolder,
+    accepted: Accepted,
+    place: _Place,
+    keys: Keys,
+    agents: socket.socket,
+    listen: Callable[[ASGIApp], Server],
+) -> tuple[Finding, ...]:
+    """What there is to say of a log that was lost, once nodes were asked for it; nothing of one that was not."""
+    if accepted.lasting or folder.events.exists() or not await place.had_controller(folder.run):
+        return ()
+    created, job = accepted.created(folder.run), accepted.job
+    grace_s = job.recovery.node_grace_s
+    return (await recall(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
+
+
 class _Past(NamedTuple):
     """What a run's log says, and what is to be written into it first."""
 
@@ -262,10 +281,7 @@ async def serve(
     place = _place(accepted.backend)
     keys = Keys(folder.token.read_text().strip())
     listen = partial(listening, nodes=job.node_slots, silence=Silence(node_grace_s=grace_s), tls=tls)
-    recalled: tuple[Finding, ...] = ()
-    if not accepted.lasting and not folder.events.exists() and await place.had_controller(folder.run):
-        created = accepted.created(folder.run)
-        recalled = (await recall(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
+    recalled = await _recalled(folder, accepted, place, keys, agents, listen)
     writer = EventWriter(folder.events)
     networks = networks_for(accepted.isolation, folder.run)
     backend = (make_backend or place.backend)(
