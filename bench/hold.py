@@ -1,10 +1,10 @@
 """What a step costs that survives: two replicas under holdfast, beside plain DDP, and TorchFT's DDP beside the same.
 
-.venv/bin/python -m bench.hold [--quick | --rounds N] [--device-s S ...]
+.venv/bin/python -m bench.hold [--quick | --rounds N] [--step-s S ...]
 
 All sides train the same model in the same two processes, in blocks that alternate, so that neighbours and the memory's
-lie hit all alike. A step computes 3.7 million parameters on the CPU, and before its backward pass sleeps as long as an
-accelerator would compute (`--device-s`); the quorum service is TorchFT's own.
+lie hit all alike. A step computes 3.7 million parameters on the CPU, and before its backward pass sleeps, as if an
+accelerator computed, so long that a step of plain DDP takes as long as asked for; the quorum service is TorchFT's own.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--device-s", type=float, nargs="+", default=[0.06, 0.96])
+    parser.add_argument("--step-s", type=float, nargs="+", default=[*GOALS])
     given = parser.parse_args()
     headline("A step of two replicas, of which each may be lost")
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     rows: list[tuple[str, ...]] = []
-    for device_s in given.device_s:
-        measured = _measured(device_s, rounds)
+    for asked_s in given.step_s:
+        measured = _measured(asked_s, rounds)
         step_s = median(each[PEER] for each in measured)
         goal = GOALS[min(GOALS, key=lambda about, step_s=step_s: abs(about - step_s))]
         ours, theirs = compare(measured), compare(measured, ours=TORCHFT)
@@ -60,26 +60,29 @@ def main() -> None:
     say(table(("plain DDP", "holdfast / DDP", "TorchFT / DDP", "floor", "goal"), rows))
 
 
-def _measured(device_s: float, rounds: int) -> list[Round]:
+def _measured(step_s: float, rounds: int) -> list[Round]:
     processes = multiprocessing.get_context("spawn")
     pipes = [processes.Pipe() for _ in range(REPLICAS)]
     address = processes.Queue()
     ranks = [
-        processes.Process(target=_rank, args=(rank, theirs, address, device_s), daemon=True)
+        processes.Process(target=_rank, args=(rank, theirs, address), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for each in ranks:
         each.start()
     ours = [each for each, _ in pipes]
 
+    device_s = 0.0
+
     def block(side: str) -> float:
         for each in ours:
-            each.send(side)
+            each.send((side, device_s, max(SETTLING_STEPS + 2, round(BLOCK_S / step_s))))
         return median([each.recv() for each in ours])
 
     try:
-        for each in (PEER, OURS, TORCHFT):  # the first step of each connects
-            block(each)
+        for each in (OURS, TORCHFT, PEER):  # the first step of each connects
+            computed_s = block(each)
+        device_s = max(0.0, step_s - computed_s)
         sides = {PEER: PEER, OURS: OURS, PEER_AGAIN: PEER, TORCHFT: TORCHFT}
         return interleave({name: lambda side=side: block(side) for name, side in sides.items()}, rounds, unit="s")
     finally:
@@ -88,7 +91,13 @@ def _measured(device_s: float, rounds: int) -> list[Round]:
             each.join()
 
 
-def _rank(rank: int, told: Connection, address: Any, device_s: float) -> None:
+class _Device:
+    """Computes for so long, on none of these cores."""
+
+    busy_s = 0.0
+
+
+def _rank(rank: int, told: Connection, address: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -106,14 +115,15 @@ def _rank(rank: int, told: Connection, address: Any, device_s: float) -> None:
     else:
         given = address.get(timeout=300)
     ours, theirs, port = given
+    device = _Device()
     sides = {
-        PEER: _plain(rank, port, device_s),
-        OURS: _holdfast(rank, ours, device_s),
-        TORCHFT: _torchft(rank, theirs, port, device_s),
+        PEER: _plain(rank, port, device),
+        OURS: _holdfast(rank, ours, device),
+        TORCHFT: _torchft(rank, theirs, port, device),
     }
-    steps = max(SETTLING_STEPS + 2, round(BLOCK_S / (device_s + 0.04)))
     while True:
-        side = sides[told.recv()]
+        name, device.busy_s, steps = told.recv()
+        side = sides[name]
         took_s: list[float] = []
         for _ in range(steps):
             began = time.perf_counter()
@@ -131,14 +141,14 @@ def _made() -> tuple[Any, Any]:
     return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.Tanh()))), batch
 
 
-def _trained(model: Any, batch: Any, device_s: float) -> Any:
+def _trained(model: Any, batch: Any, device: _Device) -> Any:
     loss = (model(batch) - batch).square().mean()
-    time.sleep(device_s)
+    time.sleep(device.busy_s)
     loss.backward()
     return loss
 
 
-def _plain(rank: int, port: int, device_s: float) -> Side:
+def _plain(rank: int, port: int, device: _Device) -> Side:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -154,13 +164,13 @@ def _plain(rank: int, port: int, device_s: float) -> Side:
 
     def step() -> None:
         optimizer.zero_grad()
-        _trained(model, batch, device_s)
+        _trained(model, batch, device)
         optimizer.step()
 
     return step
 
 
-def _holdfast(rank: int, lighthouse: str, device_s: float) -> Side:
+def _holdfast(rank: int, lighthouse: str, device: _Device) -> Side:
     import torch
 
     from holdfast.train import Environment, Session
@@ -174,14 +184,14 @@ def _holdfast(rank: int, lighthouse: str, device_s: float) -> Side:
     def step() -> None:
         next(steps)
         optimizer.zero_grad()
-        loss = _trained(model, batch, device_s)
+        loss = _trained(model, batch, device)
         optimizer.step()
         session.commit(loss=loss)
 
     return step
 
 
-def _torchft(rank: int, lighthouse: str, port: int, device_s: float) -> Side:
+def _torchft(rank: int, lighthouse: str, port: int, device: _Device) -> Side:
     import torch
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
@@ -204,7 +214,7 @@ def _torchft(rank: int, lighthouse: str, port: int, device_s: float) -> Side:
 
     def step() -> None:
         held.zero_grad()
-        _trained(wrapped, batch, device_s)
+        _trained(wrapped, batch, device)
         held.step()
 
     return step

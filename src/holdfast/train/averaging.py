@@ -128,12 +128,15 @@ class _Bucket:
 
     def load(self, count: int, *, wish: bool) -> torch.Tensor:
         """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
+        self._wishes.fill_(wish)
+        if self.complete:
+            self._there.fill_(1)
+            return self._flat
         for parameter, place in self._places.items():
             if parameter not in self._taken and parameter.grad is not None:
                 self.take(parameter, count)
             elif parameter not in self._taken:
                 place.zero_()
-        self._wishes.fill_(wish)
         self._there.copy_(torch.tensor([each in self._taken for each in self._parameters]))
         return self._flat
 
