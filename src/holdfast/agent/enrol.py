@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -29,7 +30,6 @@ RETRY_S = (0.05, 0.1, 0.2)
 """Seconds between requests, from the first answer of a kind on; then `PATIENT_S` each."""
 PATIENT_S = 0.5
 ANSWER_S = 10.0
-OK, UNAUTHORIZED = 200, 401
 
 
 def main() -> None:
@@ -84,10 +84,10 @@ def _enrol(options: argparse.Namespace) -> Enrolled:
         while time.monotonic() < deadline:
             try:
                 answer = controller.post(url, json={"address": options.address}, extensions=SNI)
-                if answer.status_code == OK:
+                if answer.status_code == HTTPStatus.OK:
                     return msgspec.json.decode(answer.content, type=Enrolled)
                 problem = f"it answers {answer.status_code} {answer.text[:200]}"
-                if answer.status_code == UNAUTHORIZED:
+                if answer.status_code == HTTPStatus.UNAUTHORIZED:
                     sys.exit(f"the controller does not know this node: {problem}")
             except httpx.TransportError as error:
                 problem = f"it is out of reach: {error}"

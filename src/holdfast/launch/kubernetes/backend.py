@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 from holdfast.events import Outcome
@@ -20,7 +21,7 @@ from holdfast.job.backend import NodeObservation, NodePlace
 from holdfast.job.profile import Workload
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
-from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.failing import declare_failed
 from holdfast.launch.kubernetes.lives import Lives, Pod, known
 from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
@@ -145,7 +146,7 @@ class KubernetesBackend:
                 log.warning("the run's object cannot say yet that it failed: %s", error)
                 await asyncio.sleep(LOOK_AGAIN_S)
             except RefusedBy as refused:
-                if refused.status != CONFLICT:
+                if refused.status != HTTPStatus.CONFLICT:
                     log.warning("the run's object does not say that it failed: %s", refused)
                     return
 

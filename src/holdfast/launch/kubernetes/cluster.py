@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +39,6 @@ _NO_ANSWER = (
     OSError,
     TimeoutError,
 )
-UNAUTHORIZED, NOT_FOUND, CONFLICT, TOO_MANY, UNABLE = 401, 404, 409, 429, 500
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SAID = 2000
 """Characters kept of an answer that is no Status."""
@@ -82,7 +82,7 @@ class Cluster:
         try:
             await self.read(path)
         except RefusedBy as refusal:
-            if refusal.status != NOT_FOUND:
+            if refusal.status != HTTPStatus.NOT_FOUND:
                 raise
             return False
         return True
@@ -122,7 +122,7 @@ class Cluster:
         try:
             await self._ask("DELETE", path, params={"propagationPolicy": "Background"})
         except RefusedBy as refusal:
-            if refusal.status != NOT_FOUND:
+            if refusal.status != HTTPStatus.NOT_FOUND:
                 raise
 
     async def pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
@@ -153,7 +153,7 @@ class Cluster:
         where = {"base": folder, "version": "", "url": name}
         # At 401 and 403 kr8s closes the connections of all that is asked at the same time, so it is not told of 403.
         async with api.call_api(method, **where, raise_for_status=False, **more) as response:
-            if response.status_code != UNAUTHORIZED:
+            if response.status_code != HTTPStatus.UNAUTHORIZED:
                 if response.is_error:
                     await response.aread()
                     raise _refused(response, f"{method} {folder}/{name}")
@@ -206,7 +206,7 @@ def _refused(answer: httpx.Response, asked: str) -> ClusterError:
     said = _said(answer)
     return (
         Unanswered(said, asked=asked)
-        if answer.status_code >= UNABLE or answer.status_code == TOO_MANY
+        if answer.is_server_error or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS
         else RefusedBy(answer.status_code, said, asked=asked)
     )
 
@@ -270,7 +270,7 @@ class _Socket:
 def _of_execution(error: BaseException, asked: str) -> BaseException:
     """What an error of a command in a pod means to us."""
     match error:
-        case httpx_ws.WebSocketUpgradeError(response=answer) if answer.status_code < UNABLE:
+        case httpx_ws.WebSocketUpgradeError(response=answer) if not answer.is_server_error:
             return RefusedBy(answer.status_code, answer.reason_phrase, asked=asked)
         case ServerError() | OSError() | TimeoutError() | httpx.HTTPError() | httpx_ws.HTTPXWSException():
             return _unanswered(error, asked)

@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes.access import GROUPS
 from holdfast.launch.kubernetes.check import KUEUE, UNSEEN, Inventory, Right, needed
-from holdfast.launch.kubernetes.cluster import NOT_FOUND, Cluster
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.manifest import plain
 from holdfast.launch.kubernetes.paths import folder_of, judged_alone
 from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
 from holdfast.launch.kubernetes.render import Rendering, render
 from holdfast.launch.kubernetes.submission import Submission
-from holdfast.launch.kubernetes.waiting import FORBIDDEN, LOOK_S, perhaps
+from holdfast.launch.kubernetes.waiting import LOOK_S, perhaps
 
 OPERATORS: Mapping[Workload, str] = {
     Workload.JOBSET: "jobset-controller-manager",
@@ -93,9 +94,9 @@ class _Look:
         try:
             return await self._cluster.read(path)
         except RefusedBy as refused:
-            if refused.status == NOT_FOUND:
+            if refused.status == HTTPStatus.NOT_FOUND:
                 return None
-            if refused.status != FORBIDDEN:
+            if refused.status != HTTPStatus.FORBIDDEN:
                 raise
             self._unseen.append(path.rpartition("}/")[2] if "}/" in path else "namespace")
             return UNSEEN
@@ -105,7 +106,7 @@ class _Look:
         try:
             return (await self._cluster.read(path))["items"]
         except RefusedBy as refused:
-            if refused.status != FORBIDDEN:
+            if refused.status != HTTPStatus.FORBIDDEN:
                 raise
             self._unseen.append(path.rpartition("/")[2])
             return None

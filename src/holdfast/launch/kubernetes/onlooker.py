@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode
@@ -33,7 +34,6 @@ log = logging.getLogger("holdfast.mirror")
 LOOK_S = 0.5
 LAST_WORDS_S = 10.0
 """Longest that the rest of what pods wrote is waited for once the run is over."""
-NOT_FOUND = 404
 
 
 class Onlooker:
@@ -79,7 +79,7 @@ class Onlooker:
         try:
             owner = await self._cluster.read(self._place.owner)
         except RefusedBy as refused:
-            if refused.status != NOT_FOUND:
+            if refused.status != HTTPStatus.NOT_FOUND:
                 raise
             self._conclude(Outcome.CANCELLED, "its object was removed from the cluster", ExitCode.CANCELLED)
             return

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import msgspec
 
 from holdfast.folder import RunFolder
 from holdfast.launch.keeping import take
-from holdfast.launch.kubernetes.cluster import CONFLICT, Cluster
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.envoy import KEPT
 from holdfast.launch.kubernetes.errand import Destination, Errand
 from holdfast.launch.kubernetes.names import RUN_LABEL
@@ -187,7 +188,7 @@ async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:
     try:
         await cluster.make(folder_of(thing), thing)
     except RefusedBy as refusal:
-        if refusal.status != CONFLICT:
+        if refusal.status != HTTPStatus.CONFLICT:
             raise
         return False
     return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from http import HTTPStatus
 
-from holdfast.launch.kubernetes.cluster import CONFLICT, NOT_FOUND, Cluster
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.names import Names
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered
 
@@ -35,7 +36,7 @@ async def had_controller(run: str) -> bool:
             log.warning("the API server does not say whether this is the first controller: %s", error)
             await asyncio.sleep(ASK_AGAIN_S)
         except RefusedBy as refused:
-            if refused.status != CONFLICT:  # of two that begin, the other was first
+            if refused.status != HTTPStatus.CONFLICT:  # of two that begin, the other was first
                 raise
 
 
@@ -51,7 +52,7 @@ async def retire(run: str) -> None:
             await cluster.change(path, {"spec": {"replicas": 0}})
             return
         except ClusterError as error:
-            if isinstance(error, RefusedBy) and error.status == NOT_FOUND:
+            if isinstance(error, RefusedBy) and error.status == HTTPStatus.NOT_FOUND:
                 return
             if str(error) != said:
                 said = str(error)

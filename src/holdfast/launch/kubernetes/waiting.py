@@ -6,10 +6,11 @@ Refuses to own what they mean. What this user may not see is left out: the rest 
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from holdfast.findings import Finding
-from holdfast.launch.kubernetes.cluster import NOT_FOUND, Cluster
+from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.names import RUN_LABEL
 from holdfast.launch.kubernetes.paths import PODS
 from holdfast.launch.kubernetes.pending import Seen, Thing, pending
@@ -20,8 +21,6 @@ LOOK_S = 10.0
 
 EVENTS = "1000"
 """Most warnings of a namespace that are looked through."""
-
-FORBIDDEN = 403
 
 
 def waits_for(*, context: str | None, namespace: str, owner: str) -> Finding | None:
@@ -63,7 +62,7 @@ async def perhaps(cluster: Cluster, path: str, **params: str) -> dict[str, Any]:
     try:
         return await cluster.read(path, **params)
     except RefusedBy as refused:
-        if refused.status in (FORBIDDEN, NOT_FOUND):
+        if refused.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             return {}
         raise
 
