@@ -93,3 +93,24 @@ def test_queue_pair_refused_for_any_reason_asks_for_the_gid(errno: str) -> None:
 def test_warning_of_the_first_versions_is_one_too() -> None:
     answer = told("n1:811:811 [0] init.cu:674 WARN the grommet has come off")
     assert answer.evidence
+
+
+@pytest.mark.parametrize(
+    ("place", "klass"),
+    [
+        ("misc/shmutils.cc:72", Class.SHM_TOO_SMALL),
+        ("transport/net_ib.cc:485", Class.NETWORK_LOSS),
+        ("misc/socket.cc:565", Class.FIREWALL),
+        ("graph/xml.cc:469", Class.VERSION_MISMATCH),
+        ("transport/p2p.cc:275", Class.ACS_IOMMU),
+    ],
+)
+def test_chain_of_calls_without_its_warning_says_in_which_part_it_began(place: str, klass: Class) -> None:
+    answer = told(f"n1:8:9 [0] NCCL INFO {place} -> 2", "n1:8:9 [0] NCCL INFO group.cc:73 -> 2 [Async thread]")
+    assert answer.klass is Class.UNKNOWN
+    assert klass in {each for missing in answer.missing for each in missing.decides}
+
+
+def test_sockets_that_close_at_the_end_are_no_failure() -> None:
+    answer = told("n1:8:9 [0] NCCL INFO misc/socket.cc:47 -> 3", "n1:8:9 [0] NCCL INFO misc/socket.cc:752 -> 6")
+    assert (answer.code, answer.evidence) == ("", ())

@@ -91,7 +91,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: unable to write to file </torch_210_2231908_3>",
         ),
         pattern=r"killed by signal: Bus error|[Uu]nexpected bus error|insufficient shared memory"
-        r"|unable to (?:allocate|mmap|resize|open) shared memory|unable to write to file </torch_",
+        r"|unable to (?:allocate|mmap|resize|open) shared memory|unable to mmap \d+ bytes from file </torch_|unable to write to file </torch_",
         classes=(Class.SHM_TOO_SMALL,),
         sure=Sureness.LIKELY,
         says="a DataLoader worker ran out of /dev/shm",
@@ -256,7 +256,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: DataLoader worker (pid(s) 4211, 4212) exited unexpectedly",
             "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Segmentation fault.",
         ),
-        pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)",
+        pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)|Pin memory thread exited unexpectedly",
         classes=(Class.OOM_HOST, Class.PROGRAM_ERROR, Class.KILLED),
         says="a process that loads data for a rank (pid {pid}) died; the line does not say of what",
         remedy=(

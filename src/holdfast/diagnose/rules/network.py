@@ -284,6 +284,7 @@ RULES: tuple[Rule, ...] = (
             "[E socket.cpp:922] [c10d] The server socket has failed to bind to [10.0.0.5]:29500 (errno: 99 - Cannot assign requested address).",
         ),
         pattern=r"(?i)(?:bind|listen).{0,100}Cannot assign requested address|EADDRNOTAVAIL",
+        unless=r"\bNCCL WARN ",  # there it is the interface that has lost its address
         classes=(Class.RENDEZVOUS, Class.WRONG_INTERFACE),
         sure=Sureness.LIKELY,
         says="rank 0 was started on a host that is not MASTER_ADDR",

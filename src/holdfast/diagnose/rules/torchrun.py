@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="device-ordinal",
         lines=("RuntimeError: CUDA error: invalid device ordinal",),
-        pattern=r"invalid device ordinal",
+        pattern=r"invalid device ordinal|device < num_gpus|AssertionError: Invalid device id|torch\.cuda\.device_count\(\) is \d",
         classes=(Class.RANK_COUNT, Class.PROGRAM_ERROR),
         beyond=(Class.DRIVER,),
         says="a rank asked for a GPU that it does not see: more ranks than GPUs on the node, or the wrong number in the program",
@@ -432,7 +432,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: NCCL communicator was aborted on rank 1.  Original reason for failure was: [Rank 1] Watchdog caught collective operation timeout",
             "ConnectionResetError: [Errno 104] Connection reset by peer",
         ),
-        pattern=r"Dist(?:Backend|Network|Store)Error|NCCL communicator (?:was|is) aborted|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|Last error:$|NCCL error in: ",
+        pattern=r"Dist(?:Backend|Network|Store)Error|NCCL communicator (?:was|is) aborted|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|\bEOFError\b|tensorpipe/|Last error:$|NCCL error in: ",
         role=Role.SECONDARY,
         classes=(Class.PROGRAM_ERROR, Class.OOM_HOST, Class.FIREWALL, Class.RENDEZVOUS),
         beyond=(Class.NETWORK_LOSS, Class.OOM_GPU, Class.WRONG_INTERFACE, Class.SHM_TOO_SMALL),
