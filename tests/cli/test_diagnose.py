@@ -54,6 +54,8 @@ def test_unknown_says_what_would_decide(cli: Cli, tmp_path: Path) -> None:
     assert answer.code == ExitCode.OK
     assert "unknown" in answer.out
     assert "would decide" in answer.out
+    (open_,) = (line for line in answer.out.splitlines() if line.strip().startswith("may be"))
+    assert "firewall/networkpolicy" in open_
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\1\2\3"])

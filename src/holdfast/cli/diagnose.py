@@ -84,6 +84,8 @@ def _rows(answer: Answer) -> Iterator[Text]:
         yield _row("class", verdict)
     if known:
         yield _row("", answer.klass.means)
+    elif answer.evidence and (open_ := dict.fromkeys(klass for each in answer.missing for klass in each.decides)):
+        yield _row("may be", ", ".join(open_))
     if answer.culprit and str(answer.culprit):
         yield _row("first", clean(str(answer.culprit)))
     yield from _lines("evidence", answer.evidence)

@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
             "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
         ),
         pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: (?:GPU is lost|Unknown)|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
+        r"|nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: GPU is lost|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
         unless=AT_REST,
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,

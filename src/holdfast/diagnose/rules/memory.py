@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
             "torch.AcceleratorError: CUDA error: out of memory",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
         ),
-        pattern=r"CUDA out of memory|CUDA driver error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda runtime error \(2\)|CUDA failure \S+ 'out of memory|OOM when allocating tensor|CUDNN_STATUS_ALLOC_FAILED|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        pattern=r"CUDA out of memory|CUDA driver error: out of memory|from device: CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda runtime error \(2\)|CUDA failure \S+ 'out of memory|OOM when allocating tensor|CUDNN_STATUS_ALLOC_FAILED|(?:torch\.|cuda\.|^|[\s:\]])OutOfMemoryError: (?:CUDA|HIP|XPU|Allocation)|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
         classes=(Class.OOM_GPU,),
         sure=Sureness.CERTAIN,
@@ -161,7 +161,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: can't start new thread",
             "n1:8:9 [0] NCCL WARN Error: failed to create thread: Resource temporarily unavailable",
         ),
-        pattern=r"pthread_create failed|failed to create thread|Thread creation failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC|\[Errno 11\] Resource temporarily unavailable",
+        pattern=r"pthread_create failed|failed to create thread|Thread creation failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC|(?:OSError|fork\w*): \[Errno 11\] Resource temporarily unavailable",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
         says="a process may not start as many threads as it needs",
@@ -185,7 +185,7 @@ RULES: tuple[Rule, ...] = (
             "[lsf] TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
-        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|killed due to memory pressure|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
+        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
         r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed|PBS: job killed: [pv]*mem\b|exceeded a memory resource limit|TERM_MEMLIMIT|TERM_SWAP\b",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,

@@ -63,7 +63,6 @@ RULES: tuple[Rule, ...] = (
         pattern=r"(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
         r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
         classes=(Class.WRONG_INTERFACE, Class.FIREWALL),
-        sure=Sureness.LIKELY,
         says="NCCL chose an address that other nodes cannot reach (loopback, link-local or a container bridge): no harm on one node, none of several meets the others so",
         remedy=(
             NAME_INTERFACE,
