@@ -21,6 +21,7 @@ from tests.train.conftest import Line
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
 from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, HandOver, Hello, RankToAgent, Step, StopNow
+from holdfast.findings import Severity
 from holdfast.train import Environment, Session, staging
 from holdfast.train.liaison import HAND_OVER_S, STOP_S, Liaison
 from holdfast.train.meter import Meter
@@ -385,6 +386,19 @@ def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
         "are untouched, but this was the last: what none of them holds is done again at the next start."
     )
     assert "when it is due" not in finding.remedy
+
+
+def test_last_checkpoint_that_the_store_does_not_take_is_an_error(tmp_path: Path):
+    store = tmp_path / "store"
+    loop = session(checkpoint_path=store.as_uri(), checkpoint_local=tmp_path / "node")
+    shutil.rmtree(store)
+    store.touch()
+    steps = loop.steps(1)
+    next(steps)
+    with pytest.raises(HoldfastError) as raised:
+        loop.commit()
+    (finding,) = raised.value.findings
+    assert (finding.code, finding.severity) == ("checkpoint-not-stored", Severity.ERROR)
 
 
 def train(loop: Session, steps: int, batch: int = 4) -> list[range]:

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.findings import Fault, Finding
+from holdfast.findings import Fault, Finding, Severity
 
 SUPERSEDED = "attempt-superseded"
 REFUSALS = frozenset({SUPERSEDED, "checkpoints-in-use"})
@@ -88,7 +88,7 @@ class Tenure:
         holder = self._holder()
         if holder is not None and holder.run == self._writer.run != "":
             return
-        raise in_use(holder, str(self.folder))
+        raise in_use(holder, str(self.folder), f"`fuser -v {self.folder}/held-{self._writer.replica}` names it")
 
     def _holder(self) -> Writer | None:
         try:
@@ -169,8 +169,9 @@ class Tenure:
 
 
 def error_of(problem: Finding) -> HoldfastError:
-    """What a save that failed is where it must not."""
-    return HoldfastError((problem,), ExitCode.REFUSED if problem.code in REFUSALS else ExitCode.STORAGE)
+    """What a save that failed is where it must not: whatever it was among others, it ends the loop."""
+    ended = msgspec.structs.replace(problem, severity=Severity.ERROR)
+    return HoldfastError((ended,), ExitCode.REFUSED if problem.code in REFUSALS else ExitCode.STORAGE)
 
 
 def superseded(writer: Writer, holder: Writer, where: str) -> HoldfastError:
@@ -185,15 +186,15 @@ def superseded(writer: Writer, holder: Writer, where: str) -> HoldfastError:
     return HoldfastError((finding,), ExitCode.REFUSED)
 
 
-def in_use(holder: Writer | None, where: str) -> HoldfastError:
-    """Another run, that of `holder` where one has signed, has the place."""
+def in_use(holder: Writer | None, where: str, found_by: str = "") -> HoldfastError:
+    """Another run, that of `holder` where one has signed, has the place; `found_by` is how to find its process."""
     run = holder.run if holder else ""
     who = f"the run {run}" if run else "a process that belongs to no run of holdfast's"
-    end = f"end it with `holdfast cancel {run}`" if run else "end it"
+    end = f"end it with `holdfast cancel {run}`" if run else f"end it{found_by and f' ({found_by})'}"
     finding = Finding(
         code="checkpoints-in-use",
         what=f"{who} is saving its checkpoints there now",
         where=where,
-        remedy=f"set `checkpoint.path` to another folder, or {end}",
+        remedy=f"set `checkpoint.path` (HOLDFAST_CHECKPOINT_PATH without a job) to another folder, or {end}",
     )
     return HoldfastError((finding,), ExitCode.REFUSED)
