@@ -73,6 +73,7 @@ def test_one_that_is_not_what_its_seal_says_is_passed_over_by_name(shelf: Shelf,
     path, _, noticed = shelf.newest(world_size=1)
     assert path == shelf.path(9)
     assert [(finding.code, finding.where) for finding in noticed] == [("checkpoint-passed-over", str(shelf.path(10)))]
+    assert noticed[0].remedy.startswith("Check the storage" if hurt in (flipped, missing) else "Nothing, if it was cut")
 
 
 def test_one_of_a_later_version_is_refused_and_left_untouched(shelf: Shelf):

@@ -97,7 +97,7 @@ class Shelf:
                 if sealed.world_size != world_size:
                     noticed.append(_world_changed(path, sealed, world_size))
                 return Found(path, sealed, noticed)
-            noticed.append(_passed_over(path, str(damage)))
+            noticed.append(_passed_over(path, str(damage), whole_once=isinstance(sealed, Seal)))
         return Found(None, None, noticed)
 
     def begin(
@@ -185,15 +185,19 @@ def _sums(path: Path, files: Sequence[str]) -> dict[str, FileSum] | OSError:
         return error
 
 
-def _passed_over(path: Path, why: str) -> Finding:
+def _passed_over(path: Path, why: str, *, whole_once: bool) -> Finding:
+    cut_short = (
+        "Nothing, if it was cut short. If it was taken without holdfast, name it when you start: "
+        "then it is resumed from as the framework does it."
+    )
     return Finding(
         code="checkpoint-passed-over",
         severity=Severity.WARNING,
         what=f"{path.name} is not resumed from",
         where=str(path),
         evidence=(why,),
-        remedy="Nothing, if it was cut short. If it was taken without holdfast, name it when you start: "
-        "then it is resumed from as the framework does it.",
+        remedy="Check the storage: it was whole when it was sealed." if whole_once else cut_short,
+        fault=Fault.CLUSTER if whole_once else Fault.USER,
     )
 
 
