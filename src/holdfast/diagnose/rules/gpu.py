@@ -202,8 +202,10 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
             "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
             "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
+            "n1: Test CUDA failure common.cu:1012 'unknown error'",
+            "Cuda failure 1 'invalid argument'",
         ),
-        pattern=r"CUDA error: |THCudaCheck FAIL|cuda runtime error \(\d+\)|Test CUDA failure |CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bWARN C[uU][dD][aA] failure",
+        pattern=r"CUDA error: |THCudaCheck FAIL|cuda runtime error \(\d+\)|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bC(?:uda|UDA) failure (?:\d{1,3} |\S{1,60} )?'",
         classes=(
             Class.DRIVER,
             Class.GPU_XID,
