@@ -11,7 +11,7 @@ import pytest
 from holdfast.events.orders import RankLaunch
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.launch.environment import Attempt, Share
+from holdfast.launch.environment import Attempt, Share, of_attempt
 from holdfast.launch.launchers import Plan, launches
 
 FOLDER = RunFolder(Path("/runs/demo-abc234"))
@@ -69,6 +69,27 @@ def test_checkpoints_of_two_tiers_go_to_the_node_first(
 ) -> None:
     env, _ = given(checkpoint=checkpoint)
     assert (env["HOLDFAST_CHECKPOINT_PATH"], env.get("HOLDFAST_CHECKPOINT_LOCAL")) == (path, local)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "nodes", "replicas", "size"),
+    [
+        ({"global_batch": "keep"}, (0,), 1, "4"),
+        ({"global_batch": "scale"}, (0,), 1, "2"),
+        ({"global_batch": "keep", "replicas": 2}, (0,), 2, "4"),
+        ({"global_batch": "scale", "replicas": 2}, (0,), 2, ""),  # as many as take part in a step
+    ],
+)
+def test_ranks_that_the_batch_is_made_for_are_told(
+    recovery: dict[str, Any], nodes: tuple[int, ...], replicas: int, size: str
+) -> None:
+    job = {"command": "true", "nodes": 2, "ranks_per_node": 2, "recovery": recovery}
+    fields = {"job": job, "base": "/base", "created_at": 0.0, "fabric": "tcp", "fabric_env": {}, "storage": None}
+    attempt = Attempt(
+        replica=0, replica_count=replicas, attempt=0, nodes=nodes, master_addr="a", master_port="1", doors=(), key="k"
+    )
+    env = of_attempt(Accepted.model_validate(fields), FOLDER, attempt)
+    assert env["HOLDFAST_BATCH_WORLD_SIZE"] == size
 
 
 def test_cadence_that_is_left_open_is_told_to_ranks() -> None:

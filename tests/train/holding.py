@@ -54,6 +54,8 @@ class Job:
     ranks: int = 1
     """Of each replica; more than one share the model out among them (FSDP2)."""
     faults: tuple[str, ...] = ()
+    scales: bool = False
+    """Whether a step has fewer samples where replicas are missing."""
     checkpoints: bool = False
     tiers: bool = False
     """Whether each replica saves on a disk of its own first."""
@@ -108,7 +110,7 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         "HOLDFAST_REPLICA": str(replica),
         "HOLDFAST_REPLICA_COUNT": str(job.count),
         "HOLDFAST_ATTEMPT": str(life),
-        "HOLDFAST_BATCH_WORLD_SIZE": str(job.count * job.ranks),
+        "HOLDFAST_BATCH_WORLD_SIZE": "" if job.scales else str(job.count * job.ranks),
         "RANK": str(rank),
         "WORLD_SIZE": str(job.ranks),
         "TORCHFT_LIGHTHOUSE": job.lighthouse,

@@ -71,6 +71,21 @@ def test_survivors_do_the_step_again_and_the_lost_replica_catches_up(tmp_path: P
     assert steps_of(tmp_path, 1, 1)[0][0] > fault
 
 
+def test_a_batch_that_scales_is_of_those_that_take_the_step_and_leaves_no_sample_out(tmp_path: Path):
+    job = Job(out=tmp_path, steps=STEPS, count=2, faults=("1:4:computing",), scales=True)
+    run(job)
+    taken: dict[int, list[int]] = {}
+    for told in tmp_path.glob("*.jsonl"):
+        for line in map(json.loads, told.read_text().splitlines()):
+            if line["counts"]:
+                taken.setdefault(line["step"], []).extend(line["samples"])
+    sizes = [len(taken[step]) for step in range(1, STEPS + 1)]
+    assert sizes[:4] == [GLOBAL, GLOBAL, GLOBAL, GLOBAL // 2]
+    assert set(sizes) == {GLOBAL, GLOBAL // 2}
+    assert sizes[-1] == GLOBAL
+    assert sorted(sample for samples in taken.values() for sample in samples) == [*range(sum(sizes))]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_step_whose_replica_dies_after_it_was_agreed_counts_with_its_samples(tmp_path: Path, ranks: int):
     job = Job(out=tmp_path, steps=STEPS, count=2, ranks=ranks, faults=("1:4:agreed",))

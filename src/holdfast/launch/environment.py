@@ -67,8 +67,9 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
     full_world_size = job.nodes.max * job.local_world_size
-    # Of several replicas each is always whole, and those that are there make up the batch among themselves.
-    there = world_size if attempt.replica_count == 1 else full_world_size
+    # Of several replicas each is always whole; which of them a step has is known when it begins, and not here.
+    several = attempt.replica_count > 1
+    there = full_world_size if several else world_size
     keeps = job.recovery.global_batch is GlobalBatch.KEEP
     checkpoint = job.checkpoint
     # What the job may override comes first, then the job's own, then what holds the ranks together.
@@ -91,12 +92,12 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_ATTEMPT": str(attempt.attempt),
         "HOLDFAST_REPLICA": str(attempt.replica),
         "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
-        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size if keeps else there),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size) if keeps else "" if several else str(world_size),
         "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(there, full_world_size)),
         "HOLDFAST_CHECKPOINT_PATH": _checkpoints(accepted, folder),
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
-    if attempt.replica_count > 1:
+    if several:
         env = _TORCHFT_DEFAULTS | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))

@@ -46,7 +46,7 @@ class Environment:
     world_size: int = 1
     """`WORLD_SIZE`."""
     batch_world_size: int = 0
-    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is made for; none means those there are."""
+    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is made for; none means those that take a step."""
     learning_rate_factor: float = 1.0
     """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
     rank_socket: Path | None = None
