@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.diagnose.fact import Fact
-
-MOST_RANKS = 1 << 20
+from holdfast.diagnose.fact import MOST_RANKS, Fact
 
 
 @dataclass(frozen=True, kw_only=True)

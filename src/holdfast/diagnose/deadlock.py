@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.fact import MOST_RANKS, Fact
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role
 
@@ -17,7 +17,6 @@ _WAITED = {"watchdog-timeout", "gloo-timeout"}
 """Rules whose lines are those of a rank that waited in vain."""
 _OF_TWO = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 """Calls between two ranks: those that wait in them stand at different places in a sound program too."""
-MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

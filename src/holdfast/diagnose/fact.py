@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from holdfast.diagnose.rules.row import Rule
 
+MOST_RANKS = 1 << 20
+"""No job has more, whatever a line says; time grows with them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Who:

@@ -13,13 +13,11 @@ from functools import partial
 from holdfast.diagnose.room import Room
 from holdfast.diagnose.transport import grammar
 from holdfast.diagnose.transport.quoting import Quoting, TooMuch
-from holdfast.diagnose.transport.records import LINK_BYTES, UNTIL_CUT_BYTES, ProcessRecord, ThreadRecord
+from holdfast.diagnose.transport.records import LINE_BYTES, LINK_BYTES, UNTIL_CUT_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.transport.result import Link
 
 _MOST_ROUTES = 256
 """Kinds of ways by their names, of which a job has ten."""
-_LONGEST_BYTES = 1024
-"""NCCL's own buffer for a line."""
 
 
 class Connecting:
@@ -44,7 +42,7 @@ class Connecting:
             if (known := connections.get(words)) is not None:
                 known.channels |= channels
                 continue
-            if len(words) > _LONGEST_BYTES or (ends := grammar.connection(words)) is None:
+            if len(words) > LINE_BYTES or (ends := grammar.connection(words)) is None:
                 self.torn += 0 if grammar.is_ring(words) else channels.bit_count()
                 continue
             sender, receiver, way, own = ends

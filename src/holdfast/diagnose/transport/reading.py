@@ -24,7 +24,7 @@ from holdfast.diagnose.transport.grammar import MARK, words
 from holdfast.diagnose.transport.joining import join
 from holdfast.diagnose.transport.messages import Handler, cut, handler
 from holdfast.diagnose.transport.quoting import Quoting, TooMuch
-from holdfast.diagnose.transport.records import ProcessRecord, ThreadRecord
+from holdfast.diagnose.transport.records import LINE_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.transport.result import Evidence, Transport
 from holdfast.diagnose.transport.verdict import judged
 from holdfast.fabric.catalog import Fabric
@@ -38,8 +38,6 @@ _MOST_PROCESSES = 1 << 16
 _MOST_VERSIONS = 64
 _MOST_WORDS = 1 << 13
 """Of beginnings of messages, how many are remembered."""
-_LONGEST_BYTES = 1024
-"""NCCL's own buffer for a line."""
 _PREFIX_BYTES = 240
 """How much of a line's beginning its thread's own prefix is looked for in."""
 
@@ -131,7 +129,7 @@ class Reading:
             elif thread is not None and (found := begun[begin] if begin in begun else self._handler(begin)) is not None:
                 if told:
                     settle(thread, quoting)
-                message = said.partition(b"\n")[0][:_LONGEST_BYTES]
+                message = said.partition(b"\n")[0][:LINE_BYTES]
                 try:
                     found(message, thread, self._processes[thread.process], partial(quoting.at, number))
                 except TooMuch:

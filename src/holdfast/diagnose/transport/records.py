@@ -12,6 +12,8 @@ import msgspec
 from holdfast.diagnose.room import Room
 from holdfast.diagnose.transport.result import Evidence, Link
 
+LINE_BYTES = 1024
+"""NCCL's own buffer for a line."""
 LINK_BYTES = 130
 """What a connection takes to the end, and in the walks over those of its communicator."""
 UNTIL_CUT_BYTES = 150
