@@ -55,7 +55,6 @@ from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
-from holdfast.launch.local.backend import render as render_local
 from holdfast.launch.starting import start_keeper
 from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import status_of
@@ -173,6 +172,8 @@ def render(job: Job | Loaded, profile: str, *, base: Path) -> Rendered:
     loaded, place = _loaded(job), _profile(profile, base)
     if place.backend == KUBERNETES:
         return _render_objects(loaded, place, profile, base)
+    from holdfast.launch.local.backend import render as render_local  # a fifth of all that would be loaded
+
     with tempfile.TemporaryDirectory() as aside:
         text = render_local(_accepted(loaded.job, profile, base, Path(aside)))
     return Rendered(text=text, findings=loaded.findings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,8 @@ async def controllers_pod(cluster: Cluster, run: str) -> str | None:
 
 async def deliver(cluster: Cluster, pod: str, folder: RunFolder, digest: str) -> None:
     """Put a run's code where its controller looks for it; nothing is done where it is. Raises as an execution does."""
+    import asyncio  # who starts a run only asks whether this is needed
+
     from holdfast.launch.code.archive import archive_path  # tarfile and what it brings: most code is small
 
     name = str(archive_path(folder.code, digest).relative_to(folder.path))

@@ -38,6 +38,8 @@ SEEN_S = 10.0
 """Longest that a webhook may take to see an object that is there."""
 UNDO_S = 20.0
 """How long an API server that is away is asked to undo what was done."""
+ASKED = ("Secret", "ConfigMap", "ServiceAccount", "Role")
+"""What others ask for: pods for what they mount and whose they are, a binding for its Role. The rest comes after it."""
 LONGEST_ERRAND_BYTES = 1 << 26
 
 
@@ -128,9 +130,9 @@ async def make(cluster: Cluster, destination: Destination, errand: Errand) -> Pl
         owners = {"ownerReferences": [_reference(said)]}
         for each in filter(_is_runs_own, before):
             await cluster.change(path_of(each), {"metadata": owners})
+        ready = [{**each, "metadata": each["metadata"] | owners} for each in owned]
         for wave in (True, False):
-            ready = ({**each, "metadata": each["metadata"] | owners} for each in owned if _asks_nothing(each) == wave)
-            await _all(cluster.make(folder_of(each), each) for each in ready)
+            await _all(cluster.make(folder_of(each), each) for each in ready if (each["kind"] in ASKED) == wave)
     except BaseException as error:
         left = await _undone(cluster, reversed(made))
         if left and isinstance(error, ClusterError):
@@ -176,11 +178,6 @@ async def _all(asked: Iterable[Coroutine[None, None, object]]) -> None:
     for answer in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
-
-
-def _asks_nothing(thing: Mapping[str, Any]) -> bool:
-    """Whether an object can be made before the others: a binding asks for its Role, a controller's pod for all else."""
-    return judged_alone(thing) and thing["kind"] != "ReplicaSet"
 
 
 async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:
