@@ -89,9 +89,11 @@ def test_controller_in_a_cluster_that_is_not_reached_is_not_called_silent(
         if document:
             kubeconfig.write_text(json.dumps(document))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        with pytest.raises(HoldfastError) as raised:
-            api.cancel(run)
-        assert (code_of(raised), raised.value.exit_code) == (code, exit_code)
+        for force, becomes in ((False, "has heard nothing: ask again"), (True, "is removed as soon as it can be")):
+            with pytest.raises(HoldfastError) as raised:
+                api.cancel(run, force=force)
+            assert (code_of(raised), raised.value.exit_code) == (code, exit_code)
+            assert becomes in raised.value.findings[0].remedy
 
 
 @pytest.mark.parametrize("obeys", [True, False])

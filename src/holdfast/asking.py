@@ -96,14 +96,14 @@ def ask(run: RunFolder, event: OperatorEvent) -> None:
         # A controller that was asked to kill itself, for one, has no time to answer.
         if _was_obeyed(run, event) or (is_cancel and _is_ended(run)):
             return
-        raise _no_answer(run) from error
+        raise _no_answer(run, event) from error
     finally:
         os.close(directory)
     if answer.status_code == 401:
         what, remedy = f"{run.run} refused this token", f"Start `{run.run}` again: {run.path}/token was changed."
         raise failure("token-refused", what, exit_code=ExitCode.REFUSED, where=str(run.path), remedy=remedy)
     if answer.status_code == 408:
-        raise _no_answer(run)
+        raise _no_answer(run, event)
     if answer.status_code == 503:
         raise failure(
             "run-holds",
@@ -151,13 +151,13 @@ def _is_ended(run: RunFolder) -> bool:
     return seen is not None and seen.code == "object-missing"
 
 
-def _no_answer(run: RunFolder) -> HoldfastError:
-    """Why a run's controller has not answered."""
+def _no_answer(run: RunFolder, request: Request) -> HoldfastError:
+    """Why a run's controller has not answered, and what becomes of the request."""
     refuse_finished(run)
     if not run.alive():
         return controller_gone(run)
     seen = waits_for(run)
-    return _controller_silent(run) if seen is None or seen.severity is Severity.INFO else _kept_away(seen)
+    return _controller_silent(run) if seen is None or seen.severity is Severity.INFO else _kept_away(seen, request)
 
 
 def waits_for(run: RunFolder) -> Finding | None:
@@ -193,10 +193,15 @@ def unheard(run: RunFolder, *, now: float) -> Finding | None:
     )
 
 
-def _kept_away(seen: Finding) -> HoldfastError:
+def _kept_away(seen: Finding, request: Request) -> HoldfastError:
     """The cluster says itself why nobody there answers."""
+    import msgspec
+
     from holdfast.launch.kubernetes.refusals import EXIT_CODES
 
+    forced = isinstance(request, CancelRequested) and request.force
+    then = "The run is removed as soon as it can be." if forced else "The run has heard nothing: ask again then."
+    seen = msgspec.structs.replace(seen, remedy=f"{seen.remedy} {then}")
     return HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
 
 
