@@ -30,7 +30,7 @@ from bench.pairs import headline, percentile, say, table
 from bench.sides import PROGRAMS
 from holdfast import api
 from holdfast.cli.lines import line
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
     AgentJoined,
     AnyEvent,
@@ -148,7 +148,15 @@ def main() -> int:
     headline(f"soak on the lab: {options.kills} kills, seed {options.seed}, one job of {NODES} nodes x 1 rank")
     kills = plan(options.seed, options.kills)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half done is undone, as at Ctrl-C
-    with cluster.site(options.state and options.state.absolute()) as site:
+    try:
+        return _soak(kills, options.state and options.state.absolute())
+    except KeyboardInterrupt:
+        say("\ninterrupted" + ("; the same command goes on" if options.state else ""))
+        return ExitCode.CANCELLED
+
+
+def _soak(kills: Sequence[Kill], state: Path | None) -> int:
+    with cluster.site(state) as site:
         shutil.copy(PROGRAMS / "gated.py", site.folder)
         unfailed = _unfailed(site, kills)
         run, out = _soaked(site, kills)
