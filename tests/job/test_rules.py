@@ -38,6 +38,7 @@ def test_range_of_nodes_taken_and_what_a_kept_batch_makes_of_the_learning_rate_t
     assert codes(nodes="2..4", recovery={"global_batch": "scale", "learning_rate": "sqrt"}) == []
     kept = ("learning-rate-kept", Severity.WARNING, "recovery.learning_rate")
     assert codes(nodes="2..4", recovery={"learning_rate": "sqrt"}) == [kept]
+    assert codes(nodes=2, recovery={"replicas": 2, "global_batch": "scale", "learning_rate": "sqrt"}) == [kept]
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "HOLDFAST_RUN", "PET_NNODES", "TORCHELASTIC_RUN_ID"])

@@ -52,7 +52,12 @@ def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
 def learning_rate_of_a_kept_batch(job: Job) -> Iterator[Finding]:
     """The learning rate follows the global batch, and that is kept unless the job says otherwise."""
     recovery = job.recovery
-    if recovery.learning_rate is not LearningRate.KEEP and recovery.global_batch is GlobalBatch.KEEP:
+    if recovery.learning_rate is LearningRate.KEEP:
+        return
+    if recovery.replicas > 1:
+        what = f"`learning_rate: {recovery.learning_rate}` changes nothing with several replicas"
+        yield _warning("learning-rate-kept", "recovery.learning_rate", what, "Remove it: it is for a range of nodes.")
+    elif recovery.global_batch is GlobalBatch.KEEP:
         what = f"`learning_rate: {recovery.learning_rate}` changes nothing while the global batch is kept"
         yield _warning("learning-rate-kept", "recovery.learning_rate", what, "Add `global_batch: scale`, or remove it.")
 
