@@ -13,14 +13,15 @@ from holdfast.diagnose.rules import RULES
 FOLDER = Path(__file__).parents[1] / "incidents"
 
 AT_LEAST = {
-    "public.jsonl": (56, 86),
+    "public.jsonl": (62, 96),
     "held-out.jsonl": (37, 42),
     "held-out-2.jsonl": (20, 23),
     "held-out-3.jsonl": (20, 20),
     "held-out-4.jsonl": (16, 16),
-    "held-out-5.jsonl": (18, 21),
+    "held-out-5.jsonl": (17, 21),
     "held-out-6.jsonl": (15, 16),
     "held-out-7.jsonl": (19, 26),
+    "held-out-8.jsonl": (27, 40),
 }
 """How many are right, and how many right or unknown with the deciding fact: as measured, and of the incidents that no
 rule was written from as many as were right at the first sight of them, and three in four."""

@@ -250,8 +250,9 @@ RULES: tuple[Rule, ...] = (
             "Exception raised from checkTimeout at ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:565 (most recent call first):",
             "[rank1]:[E ProcessGroupNCCL.cpp:1645] [PG 0 Rank 1] Received a dump signal due to a collective timeout from this local rank and we will try our best to dump the debug info.",
             "[PG ID 0 PG GUID 0(default_pg) Rank 3] Observed flight recorder dump signal from another rank via TCPStore.",
+            "[Rank 2] Watchdog caught collective operation timeout:",
         ),
-        pattern=r"WorkNCCL::checkTimeout|raised from checkTimeout|due to a collective timeout|(?:Rank (?P<rank>\d+)\] )?Observed flight recorder dump signal|[Cc]aught collective operation timeout(?:$|[^:])",
+        pattern=r"WorkNCCL::checkTimeout|raised from checkTimeout|due to a collective timeout|(?:Rank (?P<rank>\d+)\] )?Observed flight recorder dump signal|[Cc]aught collective operation timeout(?:$|[^:]|:\s*$)",
         role=Role.SECONDARY,
         classes=(
             Class.COLLECTIVE_MISMATCH,

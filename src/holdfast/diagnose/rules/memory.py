@@ -32,6 +32,22 @@ RULES: tuple[Rule, ...] = (
         source="torch c10/cuda/CUDACachingAllocator.cpp",
     ),
     Rule(
+        code="gpu-memory-taken",
+        lines=(
+            "ValueError: Free memory on device cuda:0 (61.53/79.15 GiB) on startup is less than desired GPU memory utilization (0.9, 71.24 GiB).",
+        ),
+        pattern=r"Free memory on device \S+ \([\d.]+/[\d.]+ GiB\) on startup is",
+        classes=(Class.OOM_GPU,),
+        sure=Sureness.LIKELY,
+        says="less GPU memory is free than the program sets aside at its start: something else holds a part of it",
+        remedy=(
+            "nvidia-smi names who holds it: end what was left, or lower `gpu_memory_utilization`",
+            "GPUs that share the host's memory: free that as well",
+        ),
+        decides=("memory-use",),
+        source="vLLM gpu_worker.py",
+    ),
+    Rule(
         code="nccl-out-of-gpu-memory",
         lines=(
             "n1:77:91 [6] include/alloc.h:99 NCCL WARN Cuda failure 'out of memory'",
@@ -125,10 +141,12 @@ RULES: tuple[Rule, ...] = (
             "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
             "n1:8:90 [1] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
             "ib_md.c:364 UCX ERROR ibv_reg_mr(address=0x7f1c, length=8192, access=0xf) failed: Cannot allocate memory",
+            "[1,3]<stderr>: Libfabric error: (-12) Cannot allocate memory",
+            "Unable to write to EQ: Missing or unavailable event queue. err: Unknown error -12 (-12) prov_errno: Unknown error -12 (-12) prov/efa/src/efa.h:993",
         ),
         pattern=r"ibv_(?:reg_(?:dmabuf_)?mr(?:_iova2?)?|create_\w+|alloc_pd) failed(?: with error (?:12 )?Cannot allocate memory"
         r"|$)|ibv_\w+\([^)]{0,80}\) failed: Cannot allocate memory|RLIMIT_MEMLOCK is \d+ bytes|[Ff]ailed to (?:register|lock) memory.*(?:memlock|ENOMEM|Cannot allocate)"
-        r"|fi_mr_reg.*Cannot allocate memory|Unable to register MR: Cannot allocate|trying to allocate some locked memory|max locked memory.*(?:too low|limited|insufficient)",
+        r"|Libfabric error: \(-12\)|Failure to post internal receive buffers|prov_errno: .{0,40}\(-12\)|fi_mr_reg.*Cannot allocate memory|Unable to register MR: Cannot allocate|trying to allocate some locked memory|max locked memory.*(?:too low|limited|insufficient)",
         classes=(Class.MEMLOCK,),
         sure=Sureness.LIKELY,
         says="memory could not be locked for RDMA: the limit on locked memory is too low",
@@ -185,7 +203,7 @@ RULES: tuple[Rule, ...] = (
             "[lsf] TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         ),
         pattern=r"Out of memory: Kill(?:ed)? process (?P<pid>\d+)|Memory cgroup out of memory: Kill|invoked oom-killer|oom-kill:constraint="
-        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
+        r"|[Dd]etected \d+ oom[-_]kill events?|OOMKilled|oom_reaper: reaped|[1-9]\d* Workers \(tasks /(?: actors\) killed due to memory pressure|\s*$)|OUT_OF_ME\+|OUT_OF_MEMORY\b|Exceeded (?:job|step) memory limit"
         r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed|PBS: job killed: [pv]*mem\b|exceeded a memory resource limit|TERM_MEMLIMIT|TERM_SWAP\b",
         classes=(Class.OOM_HOST,),
         sure=Sureness.CERTAIN,

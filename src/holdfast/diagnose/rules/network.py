@@ -121,16 +121,29 @@ RULES: tuple[Rule, ...] = (
         code="connect-timeout",
         lines=(
             "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketPollConnect: Connect to 10.0.3.4<45678> failed : Connection timed out",
-            "n1:8:9 [0] misc/socket.cc:500 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : No route to host",
             "n1:8:9 [0] misc/socket.cc:550 NCCL WARN connect to 10.0.3.4<45678> returned Connection timed out, exceeded error retry count (35)",
-            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : No route to host",
             "n1:8:9 [0] NCCL WARN socketPollConnect: connect returned Connection timed out, exceeded timeouts (20000)",
         ),
-        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable|Software caused connection abort)"
-        r"|socketPollConnect.{0,60}(?:timed out|No route|unreachable)|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
+        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|Software caused connection abort)"
+        r"|socketPollConnect.{0,60}timed out|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
         classes=(Class.FIREWALL, Class.WRONG_INTERFACE, Class.NODE_LOST),
         sure=Sureness.LIKELY,
         says="a TCP connection to a peer gets no answer: a firewall or network policy drops it, or that address is not routed",
+        remedy=(*OPEN_PORTS, NAME_INTERFACE),
+        decides=("reachable", "interfaces"),
+        versions="all",
+        source="NCCL src/misc/socket.cc",
+    ),
+    Rule(
+        code="connect-unrouted",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:500 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : No route to host",
+            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : No route to host",
+        ),
+        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:No route to host|Network is unreachable|Host is unreachable)"
+        r"|socketPollConnect.{0,60}(?:No route|unreachable)",
+        classes=(Class.FIREWALL, Class.WRONG_INTERFACE, Class.NODE_LOST),
+        says="a peer's address is answered with `no route`: a firewall refuses so, or no way leads there from this interface",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
         decides=("reachable", "interfaces"),
         versions="all",

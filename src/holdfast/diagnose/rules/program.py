@@ -45,6 +45,20 @@ RULES: tuple[Rule, ...] = (
         source="Megatron-LM, DeepSpeed, torch autograd anomaly mode",
     ),
     Rule(
+        code="loss-not-a-number",
+        lines=("iter 100 step 12: loss nan, iter time: 203.10ms", "step 3 loss nan"),
+        pattern=r"(?i:\bloss nan\b)",
+        classes=(Class.NAN_DATA,),
+        sure=Sureness.LIKELY,
+        says="the loss that a program prints is no number any more",
+        remedy=(
+            "bf16 in place of fp16, or a loss scaler; clip gradients; a lower learning rate; look at the data of the first such step",
+        ),
+        decides=("first-traceback",),
+        source="training loops",
+        degrades=True,
+    ),
+    Rule(
         code="bad-data",
         lines=(
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte",

@@ -275,8 +275,9 @@ RULES: tuple[Rule, ...] = (
             "2025/01/02 03:04:05 Warning: no devices in device pool, creating empty resource server for hca_shared_devices_a",
             '2025/01/02 03:04:05 error creating new device: "non-Rdma Device ens3f0"',
             "0/4 nodes are available: 4 Insufficient rdma/hca_shared_devices_a.",
+            "2025/01/02 03:04:05 can not change : incorrect RDMA subsystem network namespace",
         ),
-        pattern=r"missing RDMA device spec|no devices in device pool|[Nn]on-?R[Dd][Mm][Aa] [Dd]evice|Insufficient (?:rdma/|\S*/(?:hca|rdma|roce|ib|efa|sriov))\S*"
+        pattern=r"missing RDMA device spec|incorrect RDMA subsystem network namespace|no devices in device pool|[Nn]on-?R[Dd][Mm][Aa] [Dd]evice|Insufficient (?:rdma/|\S*/(?:hca|rdma|roce|ib|efa|sriov))\S*"
         r"|[Nn]o RDMA devices? (?:found|available)|RDMA device \S+ not found",
         classes=(Class.RDMA_DEVICE_MISSING,),
         sure=Sureness.LIKELY,
@@ -360,11 +361,10 @@ RULES: tuple[Rule, ...] = (
         code="net-plugin-failed",
         lines=(
             "n1:8:9 [0] NCCL WARN Error: network AWS Libfabric not found.",
-            "n1:8:9 [0] plugin/net.cc:212 NCCL WARN Failed to initialize any NET plugin",
             "n1:8:9 [0] NCCL INFO Failed to initialize NET plugin FasTrak",
             "n1:8:9 [0] NCCL INFO NET/Plugin: Failed to load libnccl-net.so: libfabric.so.1: cannot open shared object file",
         ),
-        pattern=r"Error: network \S.* not found\.|Failed to initialize (?:any )?NET plugin|NET/Plugin ?:.{0,80}(?:cannot open shared object file|undefined symbol)"
+        pattern=r"Error: network \S.* not found\.|Failed to initialize NET plugin|NET/Plugin ?:.{0,80}(?:cannot open shared object file|undefined symbol)"
         r"|libfabric\.so\S*: cannot open shared object|NET/FasTrak.{0,80}(?:[Ff]ail|WARN)|NET/GPUDirectTCPX.{0,60}(?:[Ff]ail|[Ee]rror)",
         classes=(Class.TCP_FALLBACK, Class.VERSION_MISMATCH),
         sure=Sureness.LIKELY,
@@ -375,6 +375,20 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("net-plugin",),
         versions="all",
+        source="NCCL src/plugin/net.cc",
+    ),
+    Rule(
+        code="no-network-at-all",
+        lines=("n1:8:9 [0] plugin/net.cc:212 NCCL WARN Failed to initialize any NET plugin",),
+        pattern=r"Failed to initialize any NET plugin",
+        classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK, Class.VERSION_MISMATCH, Class.WRONG_INTERFACE),
+        says="none of the networks that NCCL was allowed to use is there: no device, no plugin, or no interface",
+        remedy=(
+            "ls /dev/infiniband in the container: the device must be passed in (--device /dev/infiniband)",
+            "NCCL_NET, NCCL_IB_HCA and NCCL_SOCKET_IFNAME must name what there is; unset them to let NCCL choose",
+        ),
+        decides=("rdma-on-node", "net-plugin", "interfaces"),
+        versions="2.26 and later",
         source="NCCL src/plugin/net.cc",
     ),
     Rule(

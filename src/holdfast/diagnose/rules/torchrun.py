@@ -484,9 +484,10 @@ RULES: tuple[Rule, ...] = (
         lines=(
             "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 3 (pid: 94) of binary: /usr/bin/python",
             "Fatal Python error: Segmentation fault",
+            "[1,3]<stderr>:!!!!!!! Segfault encountered !!!!!!!",
             "[n1:1234 :0:1234] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)",
         ),
-        pattern=r"exitcode *: *-11\b|Signal 11 \(SIGSEGV\)|Segmentation fault|terminated with signal SIGSEGV|return code = -11\b|exited on signal 11|[Ee]xit ?[Cc]ode: *139\b|exit ?code 139\b",
+        pattern=r"exitcode *: *-11\b|Signal 11 \(SIGSEGV\)|Segmentation fault|Segfault encountered|terminated with signal SIGSEGV|return code = -11\b|exited on signal 11|[Ee]xit ?[Cc]ode: *139\b|exit ?code 139\b",
         classes=(Class.PROGRAM_ERROR, Class.VERSION_MISMATCH, Class.OTHER),
         beyond=(Class.DRIVER, Class.GPU_XID, Class.SHM_TOO_SMALL),
         says="a rank died of a segmentation fault in native code",
