@@ -289,12 +289,16 @@ class Fabric(Model):
 
 
 class Checkpoint(Model):
-    """Where checkpoints lie and how often they are taken; used by `holdfast.train`."""
+    """Where checkpoints lie and how often they are taken; used by `holdfast.train`.
+
+    Without a cadence one is taken at the end, or when the ranks are told to leave.
+    """
 
     path: Filled | None = None
     """Folder that every node reaches, or a URL that fsspec knows, such as `s3://bucket/run`.
 
-    None means a folder of the run's own, which suits one machine only.
+    None means a folder of the run's own: in the profile's `storage`, else in the run's folder, which suits one machine
+    only.
     """
     local: Filled | None = None
     """Folder on each node's own disk where checkpoints are saved first; they are brought to `path` afterwards.
