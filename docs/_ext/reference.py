@@ -154,10 +154,10 @@ def _default(field: FieldInfo) -> str:
 
 def cli_page() -> str:
     """Every command with its help, arguments and options, as the program itself knows them."""
-    from holdfast import cli
+    from holdfast.cli.app import app
 
     parts = ["# Commands", "Every command takes `--help`. Exit codes have [a page of their own](exit-codes.md)."]
-    for name, command in _commands("holdfast", typer.main.get_command(cli.app)):
+    for name, command in _commands("holdfast", typer.main.get_command(app)):
         if name != "holdfast":
             parts.append(f"## `{name}`")
         parts += [*_command(name, command)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast import __version__, api
-from holdfast.cli import VERBS
+from holdfast.cli.app import VERBS
 from holdfast.cli.failures import wants_json
 from holdfast.errors import ExitCode
 from holdfast.events import RunCreated

@@ -1,78 +1,11 @@
-"""The command line: parse, call api, print; one small file per verb. Owns how errors end the process.
-
-Verbs import what is heavy inside their functions, so that `holdfast --help` loads nothing of it.
-"""
+"""The command line: parse, call api, print; one small file per verb, all listed in app.py."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
-
-import typer
-from typer.core import TyperCommand
-
-from holdfast.cli import (
-    attach,
-    cancel,
-    check,
-    checkpoint,
-    diagnose,
-    drill,
-    events,
-    explain,
-    fabric,
-    init,
-    logs,
-    profile,
-    ps,
-    render,
-    run,
-    schema,
-    status,
-    update,
-    validate,
-    version,
-)
-from holdfast.cli.grammar import Sections, WithCommand, WithNumbers
-from holdfast.errors import ExitCode
-
-VERBS = {
-    "Describe": (init.init, validate.validate, render.render, schema.schema),
-    "Run": (
-        run.run,
-        ps.ps,
-        status.status,
-        logs.logs,
-        events.events,
-        attach.attach,
-        checkpoint.checkpoint,
-        update.update,
-        cancel.cancel,
-    ),
-    "Break it on purpose": (drill.drill,),
-    "Verify": (check.check,),
-    "Explain": (diagnose.diagnose, explain.explain),
-    "Look up": (fabric.fabric, profile.profile),
-}
-CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
-    run.run: WithCommand,
-    render.render: WithCommand,
-    explain.explain: WithNumbers,
-}
-
-app = typer.Typer(
-    cls=Sections,
-    help="Run multi-node training that starts correctly, holds fast when things break, and says what happened.",
-    epilog="Each verb takes --help. Where no run is named, the latest is meant; ids can be shortened.",
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _section, _verbs in VERBS.items():
-    for _verb in _verbs:
-        app.command(rich_help_panel=_section, cls=CLASSES.get(_verb))(_verb)
-app.callback()(version.version)
+from itertools import pairwise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,12 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = app(words or ["--help"], prog_name="holdfast", standalone_mode=False)
-    except KeyboardInterrupt:
-        return ExitCode.CANCELLED
-    except Exception as error:
-        from holdfast.cli.failures import report
+    if words[:1] == ["run"] and any(flag == "--on" and place != "local" for flag, place in pairwise(words)):
+        from holdfast.launch.kubernetes.envoy import send_ahead
 
-        return report(error, words)
-    return code if isinstance(code, int) else ExitCode.OK
+        send_ahead()  # before all that takes as long to import as its client does
+    from holdfast.cli.app import answer
+
+    return answer(words)

@@ -85,9 +85,9 @@ class Envoy:
 
 
 def send_ahead() -> None:
-    """Send one before anything is known; where nothing comes of it, it ends with this process."""
+    """Send one before anything is known, unless that is done; where nothing comes of it, it ends with this process."""
     global _sent
-    _sent = Envoy()
+    _sent = _sent or Envoy()
 
 
 def head(context: str | None, namespace: str) -> None:

@@ -1,0 +1,86 @@
+"""Owns which verbs there are, and how errors end the process.
+
+Verbs import what is heavy inside their functions, so that `holdfast --help` loads nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import typer
+from typer.core import TyperCommand
+
+from holdfast.cli import (
+    attach,
+    cancel,
+    check,
+    checkpoint,
+    diagnose,
+    drill,
+    events,
+    explain,
+    fabric,
+    init,
+    logs,
+    profile,
+    ps,
+    render,
+    run,
+    schema,
+    status,
+    update,
+    validate,
+    version,
+)
+from holdfast.cli.grammar import Sections, WithCommand, WithNumbers
+from holdfast.errors import ExitCode
+
+VERBS = {
+    "Describe": (init.init, validate.validate, render.render, schema.schema),
+    "Run": (
+        run.run,
+        ps.ps,
+        status.status,
+        logs.logs,
+        events.events,
+        attach.attach,
+        checkpoint.checkpoint,
+        update.update,
+        cancel.cancel,
+    ),
+    "Break it on purpose": (drill.drill,),
+    "Verify": (check.check,),
+    "Explain": (diagnose.diagnose, explain.explain),
+    "Look up": (fabric.fabric, profile.profile),
+}
+CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
+    run.run: WithCommand,
+    render.render: WithCommand,
+    explain.explain: WithNumbers,
+}
+
+app = typer.Typer(
+    cls=Sections,
+    help="Run multi-node training that starts correctly, holds fast when things break, and says what happened.",
+    epilog="Each verb takes --help. Where no run is named, the latest is meant; ids can be shortened.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _section, _verbs in VERBS.items():
+    for _verb in _verbs:
+        app.command(rich_help_panel=_section, cls=CLASSES.get(_verb))(_verb)
+app.callback()(version.version)
+
+
+def answer(words: Sequence[str]) -> int:
+    """Carry one command line out; the exit code."""
+    try:
+        code = app(words or ["--help"], prog_name="holdfast", standalone_mode=False)
+    except KeyboardInterrupt:
+        return ExitCode.CANCELLED
+    except Exception as error:
+        from holdfast.cli.failures import report
+
+        return report(error, words)
+    return code if isinstance(code, int) else ExitCode.OK
