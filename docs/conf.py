@@ -18,7 +18,10 @@ extensions = ["myst_parser", "reference"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 # The last are parts of other pages.
-exclude_patterns = ["_build", *(f"reference/generated/{part}.md" for part in ("drills", "metrics", "devices", "models"))]
+exclude_patterns = [
+    "_build",
+    *(f"reference/generated/{part}.md" for part in ("drills", "metrics", "devices", "models")),
+]
 nitpicky = True
 
 html_theme = "furo"
