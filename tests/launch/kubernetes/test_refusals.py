@@ -74,6 +74,7 @@ def expect(error: HoldfastError, code: str, exit_code: ExitCode, *words: str) ->
     assert (finding.code, error.exit_code) == (code, exit_code), finding
     for each in words:
         assert each in finding.what
+    assert finding.what == finding.what.strip()
 
 
 def jobset(namespace: str, name: str = "llama-000000") -> dict[str, Any]:

@@ -28,9 +28,9 @@ class Reason:
         return Finding(
             code=self.code,
             severity=self.severity,
-            what=self.says.format_map({name: value or "" for name, value in (found or {}).items()}),
+            what=self.says.format_map({name: value or "" for name, value in (found or {}).items()}).strip(),
             where=where,
-            evidence=(text,),
+            evidence=(text.strip(),),
             remedy=self.remedy,
             fault=self.fault,
         )
