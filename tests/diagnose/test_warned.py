@@ -12,8 +12,8 @@ from tests.diagnose.logs import told
 from holdfast.diagnose.athand import nothing_failed
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.quoted import GOES_ON
 from holdfast.diagnose.rules.row import Sureness
-from holdfast.diagnose.rules.warned import GOES_ON
 
 WARNINGS = [
     tuple(row.split("\t"))

@@ -142,12 +142,12 @@ DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
         lasting=True,
     ),
     (_KILL, _QUORUM): Drill(
-        does="SIGKILL: it comes back at its port, the next step waits for it, and no rank restarts.",
+        does="SIGKILL: it comes back at its port, no rank restarts; replicas wait for it where they have to meet.",
         by=Doer.CONTROLLER,
         needs=SEVERAL,
     ),
     (_STOP, _QUORUM): Drill(
-        does="SIGSTOP: it is replaced after five silent seconds, steps wait for it, and no rank restarts.",
+        does="SIGSTOP: it is replaced after five silent seconds, no rank restarts; replicas wait where they meet.",
         by=Doer.CONTROLLER,
         lasting=True,
         needs=SEVERAL,

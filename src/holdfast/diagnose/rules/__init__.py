@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from holdfast.diagnose.rules import (
+    exceptions,
     fabric,
     gpu,
     machine,
     memory,
     network,
     program,
+    quoted,
     rdma,
     records,
     run,
@@ -18,6 +20,23 @@ from holdfast.diagnose.rules import (
     warned,
 )
 
-_TABLES = (memory, gpu, rdma, network, torchrun, machine, program, starting, run, fabric, records, warned, standing)
+_TABLES = (
+    memory,
+    gpu,
+    rdma,
+    network,
+    torchrun,
+    machine,
+    exceptions,
+    program,
+    starting,
+    run,
+    fabric,
+    records,
+    warned,
+    quoted,
+    standing,
+)
+"""Of rows that count only where no other does, the first in this order does."""
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

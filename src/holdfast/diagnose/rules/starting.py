@@ -107,4 +107,19 @@ RULES: tuple[Rule, ...] = (
         source="torch distributed_c10d.py",
         fallback=True,
     ),
+    Rule(
+        code="master-not-told",
+        lines=(
+            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable MASTER_ADDR expected, but not set",
+        ),
+        pattern=r"environment variable MASTER_(?:ADDR|PORT) expected",
+        classes=(Class.RENDEZVOUS, Class.RANK_COUNT),
+        sure=Sureness.LIKELY,
+        says="a rank was not told where the ranks meet: it was started without a launcher, or its environment was lost on the way",
+        remedy=(
+            "start it with torchrun, or hand MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to every rank (srun --export=ALL, ssh passes none)",
+        ),
+        decides=("who-joined",),
+        source="torch rendezvous.py",
+    ),
 )
