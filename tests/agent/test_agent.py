@@ -168,10 +168,10 @@ def test_orders_given_twice_or_too_late_change_nothing(tmp_path: Path) -> None:
         launch = RankLaunch(rank=0, argv=("false",), env={}, cwd="/", log=str(tmp_path / "1.log"))
         await here.order(StartRanks(replica=0, attempt=1, ranks=(launch,)))
         await here.order(StopRanks(replica=0, attempt=0))
-        drill = Break(requested_at=5.0, target=DrillTarget.RANK, rank=0, action=DrillAction.KILL)
+        drill = Break(requested_at=5.0, target=DrillTarget.RANK, rank=0, index=4, action=DrillAction.KILL)
         await here.order(drill)
         await here.order(drill)
-        await here.hear(DrillDone)
+        assert (await here.hear(DrillDone)).target == "rank 4"
         exited = await here.hear(RankExited)
         assert (exited.attempt, exited.how, exited.code, exited.stopped) == (1, RankExit.SIGNAL, 9, False)
         await here.hear(RanksStopped)

@@ -105,7 +105,7 @@ class Drills:
                 at=self._reach.clock(),
                 node=self._reach.node,
                 requested_at=order.requested_at,
-                target=f"{order.target} {order.rank}" if on_rank else order.target.value,
+                target=f"{order.target} {order.index}" if on_rank else order.target.value,
                 action=order.action.value,
                 step=step,
             )

@@ -50,6 +50,7 @@ def dispatch_of(command: Command, *, replica_world_size: int) -> Dispatch:
                 requested_at=drill.at,
                 target=drill.target,
                 rank=drill.index % replica_world_size,
+                index=drill.index,
                 action=drill.action,
                 at_step=drill.at_step,
                 for_s=drill.for_s,

@@ -208,5 +208,6 @@ class DrillDone(Event, frozen=True, kw_only=True):
     """The node it befell; -1 for the controller."""
     requested_at: float
     target: str
+    """With its number, as it was asked for, where it is a rank's: `rank 3`."""
     action: str
     step: int = -1

@@ -100,6 +100,9 @@ class Break(Order, frozen=True, kw_only=True, tag="break"):
     """Names the drill, so that one sent twice is done once."""
     target: DrillTarget
     rank: int = -1
+    """Of the replica, where it is done to one."""
+    index: int = -1
+    """The number that was asked for: of all ranks of all replicas, or of a node."""
     action: DrillAction = DrillAction.KILL
     at_step: int | None = None
     for_s: float | None = None
