@@ -7,12 +7,14 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from holdfast.errors import HoldfastError
 from lab import Lab
 from lab.toolchain import impossible
 
@@ -47,11 +49,25 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made.down()
 
 
+JUDGED_S = 60.0
+
+
 @pytest.fixture
 def namespace(lab: Lab) -> Iterator[str]:
-    """A Kubernetes namespace that no other test uses."""
+    """A Kubernetes namespace that no other test uses, and that all who judge pods know.
+
+    An operator whose API server was away a moment ago may not have heard of it, and refuses pods there until it has.
+    """
     name = f"test-{secrets.token_hex(4)}"
     lab.kubectl("create", "namespace", name)
+    deadline = time.monotonic() + JUDGED_S
+    while True:
+        try:
+            lab.kubectl("run", "judged", "--image=any", "--dry-run=server", "-n", name)
+            break
+        except HoldfastError:
+            if time.monotonic() > deadline:
+                raise
     yield name
     lab.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
