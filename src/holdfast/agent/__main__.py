@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
+import os
 import sys
 from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
 from holdfast.errors import ExitCode
 from holdfast.host.limits import open_more_files, wait_for_a_cpu
+
+log = logging.getLogger("holdfast.agent")
 
 
 def main() -> None:
@@ -20,6 +24,7 @@ def main() -> None:
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
     parser.add_argument("--controller-record", type=Path, help="file that says where the controller is by now")
+    parser.add_argument("--written-down", type=Path, help="file that names this agent once standard input has ended")
     parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
     parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where its URL says wss")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
@@ -37,6 +42,9 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    if options.written_down is not None and not _is_known(options.written_down):
+        log.warning("whoever started this agent died before writing it down; another is started in its place")
+        return
     settings = Settings(
         node=options.node,
         generation=options.generation,
@@ -59,6 +67,15 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Whoever makes nodes takes one that ends well for done, and makes no other in its place.
     sys.exit(ExitCode.OK if asyncio.run(Agent(settings).run()) else ExitCode.NODES_LOST)
+
+
+def _is_known(record: Path) -> bool:
+    """Whether who started this agent lived to write it down: one that nobody knows of is ended, so it may not join."""
+    sys.stdin.buffer.read()
+    try:
+        return json.loads(record.read_text())["pid"] == os.getpid()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,17 @@ def agents(folder: RunFolder) -> list[int]:
     return marked(all_pids(), HOLDFAST_NODE=f"{folder.run}/node0.0")
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what nothing observes."""
+    while not holds():  # noqa: ASYNC110 - nothing rings when it is
+        await asyncio.sleep(0.02)
+
+
+async def at_work(folder: RunFolder) -> None:
+    """Wait until the agent looks for its controller, of which its log speaks."""
+    await until(lambda: bool((folder.node(0, 0) / "agent.log").read_text()))
+
+
 def start_another_process() -> None:
     """Which is when subprocess takes in the ends of all whose objects were dropped."""
     subprocess.run(["true"], check=True)
@@ -116,6 +128,7 @@ def test_agent_of_an_earlier_controller_that_is_gone_told_at_once_without_a_desc
 def test_agent_without_a_whole_record_is_swept_with_its_sockets(folder: RunFolder, record: str | None) -> None:
     async def scene(here: LocalBackend) -> None:
         await here.submit((PLACE,))
+        await at_work(folder)
         written = folder.node(0, 0) / "agent.json"
         if record is None:
             written.unlink()
@@ -129,6 +142,7 @@ def test_agent_without_a_whole_record_is_swept_with_its_sockets(folder: RunFolde
 def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:
     async def scene(here: LocalBackend) -> None:
         await here.submit((PLACE,))
+        await at_work(folder)
         before = agents(folder)
         (folder.node(0, 0) / "agent.json").unlink()
         successor = backend(folder)
@@ -136,6 +150,26 @@ def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:
         assert len(agents(folder)) == 1
         assert agents(folder) != before
         await successor.cancel()
+
+    play(folder, scene)
+
+
+@pytest.mark.parametrize("written", ["nothing", "another"])
+def test_agent_whose_controller_died_before_writing_it_down_joins_nobody(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    def die(record: Path, _content: bytes) -> None:
+        if written == "another":
+            record.write_text(json.dumps({"pid": os.getpid(), "started": 0}))
+        raise SystemExit
+
+    async def scene(here: LocalBackend) -> None:
+        monkeypatch.setattr("holdfast.launch.local.backend.put", die)
+        with pytest.raises(SystemExit):
+            await here.submit((PLACE,))
+        await until(lambda: not agents(folder))
+        (line,) = (folder.node(0, 0) / "agent.log").read_text().splitlines()
+        assert "died before writing it down" in line
 
     play(folder, scene)
 

@@ -160,6 +160,7 @@ class LocalBackend:
         options = {
             "--controller": self._url,
             "--controller-record": str(self._folder.controller),
+            "--written-down": str(node_folder / AGENT_NAME),
             "--token-file": str(self._token_file(place, node_folder)),
             "--folder": str(node_folder),
             "--sockets": str(sockets),
@@ -175,18 +176,20 @@ class LocalBackend:
         with (node_folder / "agent.log").open("ab") as output:
             process = subprocess.Popen(
                 [*argv, *(word for option in options.items() for word in option)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=environ,
                 start_new_session=True,
             )
-        give_back(process.pid)
-        self._hold_to_its_memory(process.pid, place)
-        self._children[process.pid] = process
-        # An agent that is dead already is watched like any other: by a pid that cannot be found.
-        identity = identify(process.pid) or ProcessId(process.pid, -1)
-        put(node_folder / AGENT_NAME, json.dumps({"pid": identity.pid, "started": identity.started}).encode())
+        assert process.stdin is not None
+        with process.stdin:  # ends when it is written down, or with this controller; the agent joins nobody before
+            give_back(process.pid)
+            self._hold_to_its_memory(process.pid, place)
+            self._children[process.pid] = process
+            # An agent that is dead already is watched like any other: by a pid that cannot be found.
+            identity = identify(process.pid) or ProcessId(process.pid, -1)
+            put(node_folder / AGENT_NAME, json.dumps({"pid": identity.pid, "started": identity.started}).encode())
 
     def _hold_to_its_memory(self, agent: int, place: NodePlace) -> None:
         """Before it starts anything; where groups cannot be made, `validate` has said so (possible.py)."""
@@ -203,7 +206,7 @@ class LocalBackend:
         return path
 
     def _end_unrecorded(self, place: NodePlace) -> None:
-        """End an agent whose controller died between starting it and writing it down."""
+        """End an agent whose controller died between starting it and writing it down; it has joined nobody."""
         node_folder = self._folder.node(place.node, place.generation)
         if node_folder.exists():
             end_all(lambda: marked(all_pids(), HOLDFAST_NODE=_mark(self._folder.run, place)), within_s=END_S)
