@@ -44,6 +44,7 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     StepCommitted,
+    StopDecided,
 )
 from holdfast.events.log import EventWriter, read_events
 from holdfast.events.orders import (
@@ -59,7 +60,7 @@ from holdfast.events.orders import (
     order_decoder,
 )
 from holdfast.findings import Finding, Severity
-from holdfast.job.backend import NodeObservation, NodePlace
+from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job, Nodes
 
 NODES = 2
@@ -72,13 +73,15 @@ class Nowhere:
         self.made: list[NodePlace] = []
         self.told: list[tuple[Outcome, int]] = []
         self.cancelled = False
+        self.seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
 
     async def submit(self, places: tuple[NodePlace, ...]) -> None:
         self.made.extend(places)
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
-        await asyncio.Event().wait()
-        yield NodeObservation(place=NodePlace(node=0, generation=0), reason="never")
+        while True:
+            yield await self.seen.get()
+            self.seen.task_done()
 
     async def replace_node(self, place: NodePlace, reason: str) -> None:
         self.made.append(place)
@@ -90,7 +93,14 @@ class Nowhere:
         self.told.append((outcome, exit_code))
 
     async def cancel(self) -> None:
+        """Remove every node that is left, which is then seen like any other end of one."""
         self.cancelled = True
+        for place in dict.fromkeys(self.made):
+            self.lose(place)
+        await self.seen.join()
+
+    def lose(self, place: NodePlace) -> None:
+        self.seen.put_nowait(NodeObservation(place=place, sight=Sight.GONE, reason="its agent was ended by SIGKILL"))
 
 
 @dataclass
@@ -533,6 +543,31 @@ def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Pat
         assert read_events(desk.path)[-1] == RunFinished(
             at=100.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished"
         )
+
+    asyncio.run(play())
+
+
+def test_node_that_its_back_end_removes_at_the_end_is_no_news_and_one_that_went_before_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "LEAVE_S", 0.0)  # no agent has left when its time is up
+
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl")
+        work = asyncio.ensure_future(desk.controller.run())
+        await asyncio.sleep(0)
+        first, second = desk.running().agents
+        desk.controller.feed(CancelRequested(at=1.0))
+        desk.backend.lose(NodePlace(node=1, generation=0))
+        await asyncio.wait_for(desk.backend.seen.join(), 5)
+        first.stops()
+        first.speak(desk.controller)
+        assert second.link is not None
+        await asyncio.wait_for(work, 5)
+        assert desk.backend.cancelled
+        told = [event for event in read_events(desk.path) if isinstance(event, StopDecided | NodeGone | RunFinished)]
+        assert [type(event) for event in told] == [StopDecided, NodeGone, RunFinished]
+        assert desk.events(NodeGone)[0].node == 1
 
     asyncio.run(play())
 

@@ -194,6 +194,11 @@ def test_lost_node_takes_its_ranks_with_it() -> None:
     assert fold([*STARTED, requested(1, 1)]).lead.ranks[1].phase is RankPhase.LOST
 
 
+def test_run_that_is_over_has_no_nodes() -> None:
+    status = fold([*STARTED, RunFinished(at=41, outcome=Outcome.SUCCEEDED, exit_code=0)])
+    assert {node.phase for node in status.nodes.values()} == {NodePhase.GONE}
+
+
 def test_word_about_an_older_generation_or_attempt_changes_nothing() -> None:
     status = fold([*STARTED, requested(1, 1), joined(1, 1), attempt(1), ranks(0, 1), ranks(1, 1)])
     late: list[AnyEvent] = [

@@ -11,7 +11,7 @@ from tests.runs.conftest import Runs
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events import Outcome, RankExit, RankExited, RecoveryDecided, StepCommitted, StopDecided
+from holdfast.events import NodeGone, Outcome, RankExit, RankExited, RecoveryDecided, StepCommitted, StopDecided
 
 
 def test_error_before_the_first_step_is_not_retried(runs: Runs) -> None:
@@ -72,6 +72,7 @@ def test_cancel_gives_ranks_their_grace_and_ends_with_its_code(runs: Runs) -> No
     ended = watched.end()
     assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, 130)
     assert {event.code for event in watched.all(RankExited)} == {15}
+    assert watched.all(NodeGone) == []
 
 
 def test_forced_cancel_does_not_wait_for_a_rank_that_ignores_sigterm(runs: Runs) -> None:
@@ -90,6 +91,7 @@ def test_forced_cancel_does_not_wait_for_a_rank_that_ignores_sigterm(runs: Runs)
 def test_daemonised_children_end_with_the_run(runs: Runs) -> None:
     watched = runs.steps(10, fault="daemonise@1@5")
     assert watched.end().outcome is Outcome.SUCCEEDED  # that nothing is left is looked at after every test here
+    assert watched.all(NodeGone) == []
 
 
 @pytest.mark.root

@@ -284,8 +284,8 @@ class Controller:
         if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
             raise NotItsOwn(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
-        dismissed = self._state.finished or (self._state.ending and self._state.done)
-        if node is None or joined.generation != node.generation or dismissed:
+        over = self._state.finished or self._state.dismissing
+        if node is None or joined.generation != node.generation or over:
             try:
                 self._writer.check()  # it may be another controller that has given the node this place
             except Superseded:
@@ -472,8 +472,10 @@ class Controller:
     # Watching
 
     async def _watch_nodes(self) -> None:
+        """Write down what becomes of nodes, until they are all to go: that they went then is no news."""
         async for seen in self._backend.observe():
-            self.feed(_as_event(seen, self._clock()))
+            if not self._state.dismissing:
+                self.feed(_as_event(seen, self._clock()))
 
     async def _watch_time(self) -> None:
         while True:

@@ -27,7 +27,7 @@ from holdfast.job.spec import Job
 
 def controller_started(job: Job, state: State, event: ControllerStarted) -> Transition:
     """No connection survives a controller: every agent is away until it has joined this one, with its time anew."""
-    if state.ending and state.done:
+    if state.dismissing:
         return state, (Finish(),)
     missing = tuple(node for node in state.nodes if node.missing)
     for node in state.nodes:

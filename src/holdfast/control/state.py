@@ -253,6 +253,11 @@ class State:
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     @property
+    def dismissing(self) -> bool:
+        """Whether only the end is left: agents are told to leave, and the back end removes every node."""
+        return self.ending is not None and self.done
+
+    @property
     def several(self) -> bool:
         """Whether there are replicas that survive one another."""
         return len(self.replicas) > 1

@@ -138,8 +138,15 @@ def _stop_decided(status: RunStatus, event: StopDecided) -> RunStatus:
 
 
 def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
-    reason = event.reason or status.reason
-    return replace(status, finished_at=event.at, ending=event.outcome, exit_code=event.exit_code, reason=reason)
+    """Nothing is left of a run's nodes when it is over."""
+    return replace(
+        status,
+        finished_at=event.at,
+        ending=event.outcome,
+        exit_code=event.exit_code,
+        reason=event.reason or status.reason,
+        nodes={index: replace(node, phase=NodePhase.GONE) for index, node in status.nodes.items()},
+    )
 
 
 def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
