@@ -55,14 +55,18 @@ class RankChannel:
             transport.write(self._farewell)
 
     async def hear_out(self, within_s: float) -> None:
-        """Take in what a process that has ended said last: it may still be on its way through the socket."""
-        with contextlib.suppress(OSError, TimeoutError):
+        """Take in what a process that has ended said last: it may still be on its way through the socket.
+
+        Whoever keeps it open gets so long; what has been said is heard however long this process has to wait for a CPU.
+        """
+        with contextlib.suppress(OSError):
+            # Connections are accepted in order: when this one has been served, what came by those before it is heard.
+            reader, writer = await asyncio.open_unix_connection(self.path)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                # Connections are accepted in order: when this one has been served, those before it are being served.
-                reader, writer = await asyncio.open_unix_connection(self.path)
-                writer.write_eof()
-                await reader.read()
-                writer.close()
                 while self.serving:
                     self.idle.clear()
                     await self.idle.wait()
