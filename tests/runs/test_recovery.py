@@ -116,16 +116,19 @@ def test_killed_controller_comes_back_without_a_rank_restarting(runs: Runs, at_s
 
 @pytest.mark.slow
 def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) -> None:
-    watched = runs.steps(600, 0.03)
+    watched = runs.steps(100_000, 0.03)
     for events_later in (0, 1, 2, 3, 5, 8, 13, 21):
         controller = watched.until(ControllerStarted).pid
         for _ in range(events_later):
             watched.until(Event)
         kill(controller)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched.until(ControllerStarted)
+    watched.until(StepCommitted)
+    api.cancel(watched.folder, force=True)
+    assert watched.end().outcome is Outcome.CANCELLED
     assert len(watched.all(AttemptStarted)) == 1
     assert len(watched.all(ControllerStarted)) == 9
-    assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 601))
+    assert watched.steps() == list(range(1, watched.steps()[-1] + 1))
     assert sorted(event.rank for event in watched.all(RankExited)) == [0, 1]
 
 
@@ -155,7 +158,7 @@ def test_keeper_and_controller_killed_are_replaced_by_attach(runs: Runs) -> None
 
 
 def test_agents_without_a_controller_for_too_long_end_their_ranks_and_its_successor_knows_why(runs: Runs) -> None:
-    watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=1",))
+    watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=3",))
     started = [watched.until(RanksStarted) for _ in range(2)]
     agents = [event.pid for event in watched.all(AgentJoined)]
     keeper = json.loads(watched.folder.controller.read_text())["keeper"]
@@ -171,7 +174,7 @@ def test_agents_without_a_controller_for_too_long_end_their_ranks_and_its_succes
     assert api.revive(watched.folder)
     assert again.until(StepCommitted, lambda event: event.attempt == 1).step > 1
     reasons = {event.reason for event in again.all(NodeGone)}
-    assert reasons == {"its agent left after 1 s without a controller (recovery.controller_grace_s)"}
+    assert reasons == {"its agent left after 3 s without a controller (recovery.controller_grace_s)"}
     (decided,) = again.all(RecoveryDecided)
     assert decided.finding.code == "node-lost"
     assert reasons <= set(decided.finding.evidence)

@@ -29,6 +29,7 @@ WARM_S = 250.0
 def test_standby_takes_the_place_of_a_killed_node_and_another_is_made(runs: Runs) -> None:
     watched = runs.steps(4000, overrides=("recovery.standby=1",))
     assert watched.until(StandbyReady).node == 2
+    watched.once(AttemptStarted)
     watched.drill(DrillTarget.NODE, 0, DrillAction.KILL)
     promoted = watched.until(StandbyPromoted)
     assert (promoted.node, promoted.instead_of) == (2, 0)
@@ -56,6 +57,7 @@ def test_run_goes_on_at_full_strength_although_the_lost_node_cannot_be_had_again
 ) -> None:
     watched = runs.steps(4000, profile=room_for_three, overrides=("recovery.standby=1",))
     watched.until(StandbyReady)
+    watched.once(AttemptStarted)
     watched.drill(DrillTarget.NODE, 1, DrillAction.LOSE)
     watched.until(StepCommitted, lambda event: event.attempt == 1)
     api.cancel(watched.folder)
