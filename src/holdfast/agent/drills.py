@@ -32,8 +32,9 @@ log = logging.getLogger("holdfast.agent")
 SLOW_CYCLE_S = 0.1
 """A slow node's ranks are let go and stopped again this often."""
 
-FAREWELL_S = 1.0
-"""Longest a drill waits for its own announcement to be safe."""
+FAREWELL_S = 10.0
+"""Longest a drill waits for its own announcement to be safe: of a node whose controller did not hear of it, the next
+agent does it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
