@@ -96,6 +96,7 @@ def test_keeper_starts_the_service_again_at_its_port_and_tells_it_all(tmp_path: 
         await asyncio.wait_for(keeper.known(), 120)
         url, process = keeper.url, keeper._process
         assert process is not None
+        record = (tmp_path / "quorum.port").stat().st_ino
         process.kill()
         await until(lambda: keeper._process is not process and keeper._writer is not None)
         assert keeper.url == url
@@ -107,6 +108,7 @@ def test_keeper_starts_the_service_again_at_its_port_and_tells_it_all(tmp_path: 
         assert keeper._process is not None
         assert await asyncio.to_thread(keeper._process.wait, 60) == 0
         assert json.loads((tmp_path / "quorum.port").read_text()) == int(url.rpartition(":")[2])
+        assert (tmp_path / "quorum.port").stat().st_ino != record, "half of it is there if this process is killed"
 
     asyncio.run(check())
 
@@ -126,5 +128,31 @@ def test_service_that_does_not_answer_is_replaced_at_its_port(tmp_path: Path, mo
         await keeper.end()
         assert keeper._process is not None
         assert await asyncio.to_thread(keeper._process.wait, 60) == 0
+
+    asyncio.run(check())
+
+
+def test_service_that_was_stopped_before_its_controller_was_replaced_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "BEAT_S", 0.05)
+
+    async def check() -> None:
+        former = QuorumKeeper(tmp_path, host="127.0.0.1", known_as="127.0.0.1", min_replicas=1, grace_s=60.0)
+        run = asyncio.ensure_future(former.run())
+        await asyncio.wait_for(former.known(), 120)
+        url, stopped = former.url, former.pid
+        os.kill(stopped, signal.SIGSTOP)
+        run.cancel()
+        await asyncio.wait([run])
+        keeper = QuorumKeeper(tmp_path, host="127.0.0.1", known_as="127.0.0.1", min_replicas=1, grace_s=60.0)
+        run = asyncio.ensure_future(keeper.run())
+        await until(lambda: keeper._writer is not None and keeper.pid not in (0, stopped))
+        assert keeper.url == url
+        run.cancel()
+        await keeper.end()
+        for ended in (former, keeper):
+            assert ended._process is not None
+            await asyncio.to_thread(ended._process.wait, 60)
 
     asyncio.run(check())

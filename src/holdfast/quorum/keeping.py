@@ -8,10 +8,14 @@ import json
 import logging
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
+
+from holdfast.host.files import put
 
 log = logging.getLogger("holdfast.controller")
 
@@ -91,9 +95,16 @@ class QuorumKeeper:
         """Connect, and stay connected for as long as it lasts."""
         with at_folder(self._folder) as path:
             reader, writer = await asyncio.open_unix_connection(path)
-        told = json.loads(await reader.readline())
+        try:
+            async with asyncio.timeout(MOST_UNANSWERED * BEAT_S):
+                told = json.loads(await reader.readline())
+        except TimeoutError:
+            _kill(_listener(writer))
+            writer.close()
+            return
         self._port, self.pid = told["port"], told["pid"]
-        self._record.write_text(str(self._port))
+        with contextlib.suppress(OSError):  # without room for it a successor is told by the service itself
+            put(self._record, str(self._port).encode())
         self._writer = writer
         self._up.set()
         self._unanswered = 0
@@ -107,8 +118,7 @@ class QuorumKeeper:
             hearing.cancel()
             writer.close()
         if self._unanswered >= MOST_UNANSWERED:
-            log.warning("the quorum service, process %s, is stuck, and killed", self.pid)
-            os.kill(self.pid, signal.SIGKILL)
+            _kill(self.pid)
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         """Until it has gone."""
@@ -125,3 +135,18 @@ class QuorumKeeper:
         argv = [sys.executable, "-m", "holdfast.quorum", str(self._folder), self._host, str(self._port), *self._more]
         with (self._folder / "quorum.log").open("ab") as output:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+def _listener(writer: asyncio.StreamWriter) -> int:
+    """The process at the other end, which may have said nothing yet; credentials are its number, user and group."""
+    credentials = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def _kill(service: int) -> None:
+    """A process that cannot be seen from here has the number 0, which would be this one's whole group."""
+    if service > 0:
+        log.warning("the quorum service, process %s, is stuck, and killed", service)
+        os.kill(service, signal.SIGKILL)
