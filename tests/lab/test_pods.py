@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import IO
 
 import pytest
 from tests.lab.space import DEADLINE_S, Space, alive, until
@@ -156,11 +159,19 @@ def test_logs_are_cut_as_asked(space: Space) -> None:
     stamped = space("logs", "p", "--timestamps").splitlines()
     assert [line.split(" ")[1] for line in stamped] == ["one", "two", "three"]
     assert space("logs", "p", f"--since-time={stamped[2].split(' ')[0][:19]}Z").endswith("three\n")
-    following = subprocess.Popen(
-        space.lab.kubectl_command("-n", space.name, "logs", "-f", "p"), stdout=subprocess.PIPE, text=True
-    )
-    space("delete", "pod", "p", "--grace-period=1")
-    assert following.communicate(timeout=DEADLINE_S)[0] == "one\ntwo\nthree\n"
+    with followed(space, "one\n") as rest:
+        space("delete", "pod", "p", "--grace-period=1")
+        assert rest.read() == "two\nthree\n"
+
+
+@contextlib.contextmanager
+def followed(space: Space, first: str) -> Iterator[IO[str]]:
+    """What `kubectl logs -f` tells of the pod after its first line: of a pod that is gone it would tell nothing."""
+    command = space.lab.kubectl_command("-n", space.name, "logs", "-f", "p")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == first
+        yield following.stdout
 
 
 def test_container_that_fails_is_started_again_and_waits_longer(space: Space) -> None:
@@ -261,12 +272,10 @@ def test_pod_that_is_deleted_has_its_hook_and_its_grace(space: Space) -> None:
         },
     )
     space.says("up")
-    following = subprocess.Popen(
-        space.lab.kubectl_command("-n", space.name, "logs", "-f", "p"), stdout=subprocess.PIPE, text=True
-    )
-    uid = space.get("pod", "p")["metadata"]["uid"]
-    space("delete", "pod", "p", "--grace-period=60")
-    assert "asked\nhooked\ndone\n" in following.communicate(timeout=DEADLINE_S)[0]
+    with followed(space, "up\n") as rest:
+        uid = space.get("pod", "p")["metadata"]["uid"]
+        space("delete", "pod", "p", "--grace-period=60")
+        assert "asked\nhooked\ndone\n" in rest.read()
     assert alive(uid) == []
 
 

@@ -50,12 +50,15 @@ class Site:
         found = json.loads(self.lab.kubectl("get", *which))["items"]
         return sorted(found, key=lambda pod: pod["metadata"]["name"])
 
-    def show(self, run: str, number: int) -> None:
-        """Have the scheduler see a pod, and wait until it has said what becomes of it."""
-        pod = self.until(lambda: self.pods(run)[number:])[0]["metadata"]["name"]
+    def show(self, run: str, number: int, *, held: bool) -> None:
+        """Have the scheduler see a pod, and wait until it holds a machine, or is refused one.
+
+        Before the scheduler knows that a machine is ready, or free again, it refuses what it holds later.
+        """
+        pod = self.until(lambda: len(found := self.pods(run)) == 2 and found)[number]["metadata"]["name"]
         patch = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
         self.lab.kubectl("patch", "pod", pod, "-n", self.namespace, "--type=json", "-p", patch)
-        self.until(lambda: self.pods(run)[number]["spec"].get("nodeName") or refused(self.pods(run)[number]))
+        self.until(lambda: "nodeName" in self.pods(run)[number]["spec"] if held else refused(self.pods(run)[number]))
 
     def holds(self, run: str) -> int:
         """How many machines a run holds."""
@@ -87,8 +90,9 @@ def site(lab: Lab, namespace: str) -> Iterator[Site]:
 
 def test_without_a_queue_two_runs_may_each_hold_half_and_wait(site: Site) -> None:
     site.make(queue=None)
-    for run, number in (("ann", 0), ("ben", 0), ("ann", 1), ("ben", 1)):
-        site.show(run, number)
+    for number, held in ((0, True), (1, False)):
+        for run in ("ann", "ben"):
+            site.show(run, number, held=held)
     assert (site.holds("ann"), site.holds("ben")) == (1, 1)
     for run in ("ann", "ben"):
         owner = {"kind": "JobSet", "metadata": {"name": run}, "spec": {}}
@@ -102,14 +106,14 @@ def test_with_a_queue_one_runs_after_the_other_in_the_same_order_of_pods(site: S
     site.make(queue="train")
     first = site.until(lambda: [run for run in ("ann", "ben") if len(site.pods(run)) == 2])[0]
     (second,) = {"ann", "ben"} - {first}
-    site.show(first, 0)
+    site.show(first, 0, held=True)
     assert site.pods(second) == []
-    site.show(first, 1)
+    site.show(first, 1, held=True)
     assert (site.holds(first), site.pods(second)) == (2, [])
     names = [pod["metadata"]["name"] for pod in site.pods(first)]
     site.until(lambda: all(pod["status"]["phase"] == "Running" for pod in site.pods(first)))
     site.lab.kubectl("annotate", "pod", *names, "-n", site.namespace, "lab.holdfast/exit=0")
     site.until(lambda: len(site.pods(second)) == 2)
     for number in (0, 1):
-        site.show(second, number)
+        site.show(second, number, held=True)
     assert site.holds(second) == 2
