@@ -316,7 +316,8 @@ def test_second_interface_is_faster_than_the_limited_first(tag: str, start: Star
     def seconds(host: str) -> float:
         return float(output(sender, sys.executable, "-c", SEND, host, port))
 
-    assert seconds("node1") >= 3 * seconds("node1-net1")
+    # A limit slows every try; what else the machine does, only some.
+    assert seconds("node1") >= 3 * min(seconds("node1-net1") for _ in range(3))
 
 
 def test_networks_made_at_once_are_apart(tag: str, start: Start) -> None:

@@ -119,7 +119,7 @@ def test_agent_of_an_earlier_controller_that_is_gone_told_at_once_without_a_desc
         before = len(os.listdir("/proc/self/fd"))
         seen = await anext(backend(folder).observe())
         assert seen.reason == "its agent ended"
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # what others have dropped may be closed meanwhile
 
     play(folder, scene)
 
