@@ -12,6 +12,7 @@ import pytest
 from tests.launch.kubernetes.cases import Case, submission
 from tests.launch.kubernetes.test_pending import QUEUE, WEBHOOK, all_in_queues, other_kueue
 
+from holdfast.errors import HoldfastError
 from holdfast.findings import Finding, Severity
 from holdfast.launch.kubernetes.check import check, needed
 from holdfast.launch.kubernetes.inventory import inventory
@@ -135,6 +136,20 @@ def rules(place: Mapping[str, Any], besides: str = "") -> Sequence[Mapping[str, 
     return [*own, *controllers]
 
 
+def await_rights(lab: Lab, namespace: str, account: str) -> None:
+    """Wait until the API server goes by an account's role, of which it judges by a copy: one that lists pods."""
+    who = f"--as=system:serviceaccount:{namespace}:{account}"
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            lab.kubectl("auth", "can-i", "list", "pods", "-n", namespace, who)
+            return
+        except HoldfastError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
 def user(lab: Lab, namespace: str, name: str, rules: Sequence[Mapping[str, Any]], kubeconfig: Path) -> None:
     """Write the kubeconfig of one who may do this, in the namespace, and nothing else."""
     about = {"name": name, "namespace": namespace}
@@ -151,6 +166,7 @@ def user(lab: Lab, namespace: str, name: str, rules: Sequence[Mapping[str, Any]]
         },
     ]
     lab.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, things)))
+    await_rights(lab, namespace, name)
     document = json.loads(lab.kubeconfig.read_text())
     document["users"][0]["user"] = {"token": lab.kubectl("create", "token", name, "-n", namespace).strip()}
     kubeconfig.write_text(json.dumps(document))

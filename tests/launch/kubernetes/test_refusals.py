@@ -237,7 +237,7 @@ def test_cluster_that_goes_away_in_the_middle(kubeconfig: KubeconfigOf, door: Do
 def test_cluster_that_falls_silent_in_the_middle(
     kubeconfig: KubeconfigOf, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "WATCH_S", 1)
+    monkeypatch.setattr(cluster, "WATCH_S", 4)  # long enough that it is not over before the silence
     kubeconfig(cluster={"server": door.url})
 
     async def ask(cluster: Cluster) -> None:

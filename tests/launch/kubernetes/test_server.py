@@ -6,13 +6,14 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.launch.kubernetes.cases import CASES, Case, submission
+from tests.launch.kubernetes.test_inventory import await_rights
 
+from holdfast.errors import HoldfastError
 from holdfast.events import Outcome
 from holdfast.folder import RunFolder
 from holdfast.launch.kubernetes.backend import KubernetesBackend
@@ -45,8 +46,25 @@ def rendered(name: str, namespace: str, **place: Any) -> Rendering:
     return render(submission(Case(job=job, place={**case.place, "namespace": namespace, **place})))
 
 
-def stream(renderings: Iterable[Rendering]) -> str:
-    return "".join(each.text for each in renderings)
+def create(lab: Lab, *renderings: Rendering, judged_only: bool = False) -> str:
+    """Have all of them made, or only judged, what must be there first before the rest; what kubectl says of the rest.
+
+    Webhooks judge by copies, so what was just made is waited for until they know of it.
+    """
+    first = [each for rendering in renderings for each in rendering.before]
+    if first:
+        lab.kubectl("create", "-f", "-", input=to_yaml(first))
+    rest = to_yaml([each for rendering in renderings for each in (rendering.owner, *rendering.owned)])
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            judged = lab.kubectl("create", "--dry-run=server", "-f", "-", input=rest)
+            break
+        except HoldfastError as error:
+            if not first or "not found" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+    return judged if judged_only else lab.kubectl("create", "-f", "-", input=rest)
 
 
 def refused(lab: Lab, *words: str, text: str | None = None) -> str:
@@ -60,10 +78,8 @@ def refused(lab: Lab, *words: str, text: str | None = None) -> str:
 
 def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
     renderings = [rendered(name, namespace) for name in CASES]
-    first = [each for rendering in renderings for each in rendering.before]
-    lab.kubectl("create", "-f", "-", input=to_yaml(first))
+    answer = create(lab, *renderings, judged_only=True)
     rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
-    answer = lab.kubectl("create", "--dry-run=server", "-f", "-", input=to_yaml(rest))
     assert answer.count("created (server dry run)") == len(rest)
 
 
@@ -104,7 +120,7 @@ def environment(pod: dict[str, Any]) -> dict[str, Any]:
 
 def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespace: str) -> None:
     renderings = {name: rendered(name, namespace, queue=None) for name in NUMBERS}
-    lab.kubectl("create", "-f", "-", input=stream(renderings.values()))
+    create(lab, *renderings.values())
     for name, number in NUMBERS.items():
         first, second = nodes(lab, namespace, renderings[name].objects[-1]["metadata"]["labels"]["holdfast/run"], 2)
         told = [environment(first), environment(second)]
@@ -121,6 +137,7 @@ def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespa
 
 def of_controller(lab: Lab, namespace: str, run: str, folder: Path) -> Path:
     """A kubeconfig for whoever has the account of a run's controller."""
+    await_rights(lab, namespace, f"{run}-controller")
     document = json.loads(lab.kubeconfig.read_text())
     token = lab.kubectl("create", "token", f"{run}-controller", "-n", namespace).strip()
     document["users"][0]["user"] = {"token": token}
@@ -134,7 +151,7 @@ def test_controllers_account_can_mark_the_first_pod_and_do_without_another(
 ) -> None:
     rendering = rendered("jobset-tcp-bare", namespace, queue=None)
     run = "jobset-tcp-bare-000000"
-    lab.kubectl("create", "-f", "-", input=rendering.text)
+    create(lab, rendering)
     monkeypatch.setenv("KUBECONFIG", str(of_controller(lab, namespace, run, tmp_path)))
     for pod, later in (("one", False), ("one", False), ("another", True), ("another", True), ("one", False)):
         monkeypatch.setenv("HOSTNAME", pod)
@@ -150,7 +167,7 @@ def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it
     lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     name, here = f"{kind}-tcp-000000", ("-n", namespace)
-    lab.kubectl("create", "-f", "-", input=rendered(f"{kind}-tcp", namespace, queue=None).text)
+    create(lab, rendered(f"{kind}-tcp", namespace, queue=None))
     nodes(lab, namespace, name, 2)
     monkeypatch.setenv("KUBECONFIG", str(of_controller(lab, namespace, name, tmp_path)))
     accepted = submission(CASES[f"{kind}-tcp"]).accepted
@@ -165,7 +182,7 @@ def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it
 
 def test_controllers_account_may_do_what_it_must_and_nothing_else(lab: Lab, namespace: str) -> None:
     run = "jobset-tcp-000000"
-    lab.kubectl("create", "-f", "-", input=rendered("jobset-tcp", namespace, queue=None).text)
+    create(lab, rendered("jobset-tcp", namespace, queue=None))
     nodes(lab, namespace, run, 2)
     here = ("-n", namespace)
     account = f"--token={lab.kubectl('create', 'token', f'{run}-controller', *here).strip()}"
