@@ -26,7 +26,7 @@ ending.hasten()
 try:
     raise SystemExit(75)
 finally:
-    print("on its way out")
+    sys.stdout.write("on its way out\\n")  # whole, which print's line and its end are not beside a thread
     {more}
 """
 
