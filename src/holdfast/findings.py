@@ -49,3 +49,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     remedy: str = ""
     """What to do next, as a command or an edit where there is one."""
     fault: Fault = Fault.USER
+
+
+def of_replica(replica: int) -> str:
+    """What follows a rank's number, or an attempt's, of all replicas but the first: each counts its own from 0."""
+    return f" of replica {replica}" if replica else ""

@@ -39,7 +39,7 @@ def kept(path: Path) -> int:
 def settle(path: Path, max_bytes: int) -> list[Finding]:
     found: list[Finding] = []
     looked_after = Retention(found.append)
-    looked_after.keep(0, path, max_bytes)
+    looked_after.keep("rank 0", path, max_bytes)
     looked_after.release(path)
     return found
 
@@ -95,7 +95,7 @@ def test_rank_that_writes_on_and_on_is_kept_to_its_limit_and_loses_no_line_of_it
 
     async def watch(rank: subprocess.Popen[bytes]) -> None:
         looked_after = Retention(found.append)
-        looked_after.keep(0, path, limit)
+        looked_after.keep("rank 0", path, limit)
         watching = asyncio.ensure_future(looked_after.run())
         deadline = time.monotonic() + DEADLINE_S
         while rank.poll() is None:
@@ -133,7 +133,7 @@ def test_file_system_that_punches_no_holes_is_said_once_and_loses_nothing(
     for attempt in range(2):
         path = log_of(tmp_path, attempt)
         path.write_bytes(b"x" * 9 * STEP_BYTES)
-        looked_after.keep(0, path, STEP_BYTES)
+        looked_after.keep("rank 0", path, STEP_BYTES)
         looked_after.release(path)
         assert kept(path) == 9 * STEP_BYTES
     assert [finding.code for finding in found] == ["log-unlimited"]

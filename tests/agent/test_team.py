@@ -99,10 +99,11 @@ class Bench:
         code: str = "",
         env: dict[str, str] | None = None,
         ranks_each: int = 1,
+        replica: int = 0,
     ) -> Team:
         ranks = tuple(self.launch(rank, command, attempt, ranks_each) for rank, command in enumerate(commands))
         order = StartRanks(
-            replica=0, attempt=attempt, ranks=ranks, env=env or {}, step_deadline_s=deadline_s, code=code
+            replica=replica, attempt=attempt, ranks=ranks, env=env or {}, step_deadline_s=deadline_s, code=code
         )
         return Team(
             order,
@@ -347,7 +348,7 @@ def test_stop_with_grace_lets_ranks_end_by_themselves_even_when_they_are_stopped
 def test_rank_that_ignores_sigterm_is_killed_when_the_first_grace_is_over(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: Bench) -> None:
         ready = bench.pipe()
-        team = bench.team(shell(f"trap '' TERM; echo ready > {ready}; while :; do sleep 0.01; done"))
+        team = bench.team(shell(f"trap '' TERM; echo ready > {ready}; while :; do sleep 0.01; done"), replica=1)
         await team.start()
         await heard(ready)
         team.stop(0.2)
@@ -356,7 +357,7 @@ def test_rank_that_ignores_sigterm_is_killed_when_the_first_grace_is_over(tmp_pa
         assert (exited.how, exited.code, exited.stopped) == (RankExit.SIGNAL, 9, True)
         (found,) = bench.all(FindingRaised)
         assert found.finding.code == "ignored-sigterm"
-        assert found.finding.what.startswith("rank 0 was still there 0.2 s after SIGTERM")
+        assert found.finding.what.startswith("rank 0 of replica 1 was still there 0.2 s after SIGTERM")
 
     play(tmp_path, sockets, scene)
 

@@ -14,6 +14,8 @@ from holdfast.events import (
     ControllerStarted,
     RankExit,
     RankExited,
+    RankHung,
+    RanksStopped,
     RecoveryDecided,
     StepCommitted,
 )
@@ -63,6 +65,19 @@ def test_sentence_cannot_carry_control_characters() -> None:
         at=1, node=0, replica=0, attempt=0, rank=0, how=RankExit.CODE, code=1, error="\x1b[31mbad\x1b[0m\nnews\x07"
     )
     assert sentence(event) == "rank 0 on node0 exited with code 1: bad\\nnews\\x07"
+
+
+def test_rank_of_another_replica_than_the_first_is_told_with_it() -> None:
+    told = [
+        RankExited(at=1, node=1, replica=1, attempt=0, rank=0, how=RankExit.SIGNAL, code=9),
+        RankHung(at=1, node=1, replica=1, attempt=0, rank=0, waited_s=5.0, last_step=3, last_step_at=1.0),
+        RanksStopped(at=1, node=1, replica=1, attempt=2, port=1),
+    ]
+    assert [sentence(event) for event in told] == [
+        "rank 0 of replica 1 on node1 ended by signal 9",
+        "rank 0 of replica 1 on node1 has passed no step for 5.0 s, after step 3",
+        "no rank of attempt 2 of replica 1 is left on node1",
+    ]
 
 
 def test_step_tells_its_figures() -> None:

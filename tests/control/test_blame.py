@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.control.blame import first_failure
 from holdfast.control.policy import Failure, FailureKind
@@ -27,6 +28,11 @@ def lost(node: int, at: float) -> Failure:
 
 def blamed(**learnt: object) -> Failure:
     return first_failure(ReplicaState(replica=0, attempt=0, started_at=1.0, step=9, **learnt), at=99.0)  # type: ignore[arg-type]
+
+
+def test_rank_that_hangs_is_told_with_its_replica() -> None:
+    whole = ReplicaState(replica=1, attempt=0, started_at=1.0, step=9, hangs=(replace(hung(2), replica=1),))
+    assert first_failure(whole, at=99.0).who == "rank 2 of replica 1 on node2"
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,13 @@ def test_third_failure_in_a_row_replaces_the_node_and_waits_for_it() -> None:
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
+def test_failure_of_another_replica_than_the_first_is_told_with_it() -> None:
+    run = training()
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1), killed(0, rank=0), stopped(0))
+    told = [event.finding.what for event in run.decisions if isinstance(event, RecoveryDecided)]
+    assert told == ["rank 0 of replica 1 on node1 was ended by SIGKILL", "rank 0 on node0 was ended by SIGKILL"]
+
+
 def test_replica_lost_after_another_has_finished_is_left() -> None:
     run = training()
     run.do(exited(0, replica=0, rank=0), stopped(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.diagnose.classes import Class
@@ -43,6 +44,13 @@ def failure(*events: AnyEvent) -> Failed:
 
 
 KILLED = decided("rank-killed", "rank 1 on node1 was ended by SIGKILL", 1)
+
+
+def test_output_of_a_rank_of_another_replica_is_asked_for_by_its_number_among_all() -> None:
+    started = msgspec.structs.replace(STARTED, replica=1, attempt=2)
+    crashed = msgspec.structs.replace(decided("rank-crashed", "rank 1 of replica 1 on node3 crashed", 1), replica=1)
+    fact = failure(started, crashed).fact
+    assert (fact.values["rank"], fact.who.rank) == ("3", 1)
 
 
 def test_last_decision_is_the_failure_with_its_rank_and_node() -> None:

@@ -164,7 +164,7 @@ def test_what_was_dropped_is_said_and_all_that_is_kept_is_read(tmp_path: Path) -
     content = b"".join(b"line %07d\n" % number for number in range(500_000))
     log.write(content)
     retention = Retention(lambda finding: None)
-    retention.keep(0, log.path, 2 * STEP_BYTES)
+    retention.keep("rank 0", log.path, 2 * STEP_BYTES)
     retention.release(log.path)
     first = log.tail.read(0)
     assert first is not None
@@ -178,7 +178,7 @@ def test_reader_that_is_overtaken_says_what_it_has_missed(tmp_path: Path) -> Non
     assert log.tail.read(0) == Piece(lines=["first"])
     log.write(b"x" * 4 * STEP_BYTES + b"\nlast\n")
     retention = Retention(lambda finding: None)
-    retention.keep(0, log.path, STEP_BYTES)
+    retention.keep("rank 0", log.path, STEP_BYTES)
     retention.release(log.path)
     assert log.tail.read(0) == Piece(lines=["begun"])
     missed = log.tail.read(0)

@@ -40,6 +40,12 @@ def test_loss_that_is_no_number_is_named_with_step_rank_and_the_last_good_one(ag
     assert finding.evidence == ("gradient norm 7", "before that: loss 2.25 after step 1")
 
 
+def test_loss_of_another_replica_than_the_first_is_named_with_it():
+    (found,) = Finite(rank=2, replica=1).look(3, {"loss": math.nan})
+    assert found.what.startswith("the loss of rank 2 of replica 1 is nan")
+    assert found.where == "rank 2 of replica 1"
+
+
 def test_no_checkpoint_is_taken_while_a_loss_is_no_number_and_good_ones_stay(tmp_path: Path, capsys):
     loop = session(checkpoint_path=tmp_path, checkpoint_every_steps=1, checkpoint_keep=3)
     losses = iter((1.0, 1.0, math.nan, math.nan, math.nan, 1.0))

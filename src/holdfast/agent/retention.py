@@ -38,12 +38,12 @@ class Retention:
         self._logs: dict[Path, _RankOutput] = {}
         self._told: set[str] = set()
 
-    def keep(self, rank: int, path: Path, max_bytes: int) -> None:
-        """From now on keep the newest `max_bytes` of what this rank writes to `path` and has written before."""
+    def keep(self, who: str, path: Path, max_bytes: int) -> None:
+        """From now on keep the newest `max_bytes` of what a rank writes to `path` and has written before."""
         try:
-            self._logs[path] = _RankOutput(rank, path, max_bytes)
+            self._logs[path] = _RankOutput(who, path, max_bytes)
         except OSError as error:
-            self._tell(_unlimited(rank, path, error))
+            self._tell(_unlimited(who, path, error))
 
     def release(self, path: Path) -> None:
         """Nobody writes to `path` any more: look at it for the last time."""
@@ -63,7 +63,7 @@ class Retention:
             if output.trim():
                 self._tell(_dropped(output))
         except OSError as error:
-            self._tell(_unlimited(output.rank, output.path, error))
+            self._tell(_unlimited(output.who, output.path, error))
             return LOOK_S
         return output.room_s()
 
@@ -76,8 +76,8 @@ class Retention:
 class _RankOutput:
     """What one rank has written: the file it writes now, and those of its earlier attempts."""
 
-    def __init__(self, rank: int, path: Path, max_bytes: int) -> None:
-        self.rank = rank
+    def __init__(self, who: str, path: Path, max_bytes: int) -> None:
+        self.who = who
         self.path = path
         self.max_bytes = max_bytes
         self._slack = max(max_bytes // 8, STEP_BYTES)
@@ -152,18 +152,18 @@ def _dropped(output: _RankOutput) -> Finding:
     return Finding(
         code="log-trimmed",
         severity=Severity.WARNING,
-        what=f"rank {output.rank} has written more than its log may hold; from here on the oldest of it is dropped",
+        what=f"{output.who} has written more than its log may hold; from here on the oldest of it is dropped",
         where=str(output.path),
         evidence=(f"logs.max_bytes is {output.max_bytes:,}, for each rank, over all attempts",),
         remedy="Print less, or raise `logs.max_bytes`.",
     )
 
 
-def _unlimited(rank: int, path: Path, error: OSError) -> Finding:
+def _unlimited(who: str, path: Path, error: OSError) -> Finding:
     return Finding(
         code="log-unlimited",
         severity=Severity.WARNING,
-        what=f"the log of rank {rank} cannot be kept to `logs.max_bytes`, so all that it writes stays on the disk",
+        what=f"the log of {who} cannot be kept to `logs.max_bytes`, so all that it writes stays on the disk",
         where=str(path),
         evidence=(str(error),),
         remedy="Print less, or set HOLDFAST_HOME to a folder on ext4, xfs, btrfs, tmpfs or NFS 4.2: they punch holes.",

@@ -57,7 +57,7 @@ from holdfast.events.rank import (
     StopNow,
     Turned,
 )
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding, Severity, of_replica
 from holdfast.host.processes import state_letter
 
 log = logging.getLogger("holdfast.agent")
@@ -160,7 +160,8 @@ class Team:
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
             await process.start(self._ended, wanted, self._fork(process, slot))
             if self._order.log_max_bytes is not None:
-                self._retention.keep(process.rank, Path(process.launch.log), self._order.log_max_bytes)
+                who = f"rank {process.rank}{of_replica(self.replica)}"
+                self._retention.keep(who, Path(process.launch.log), self._order.log_max_bytes)
         started = tuple(RankState(rank=each.rank, pid=each.pid, warm=each.warm) for each in self.processes)
         self._say(
             RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
@@ -300,7 +301,7 @@ class Team:
         """The grace is over: kill what is left, and say who has not used it."""
         stubborn = [process for process in self.processes if process.running]
         if stubborn:
-            ranks = ", ".join(str(process.rank) for process in stubborn)
+            ranks = ", ".join(str(process.rank) for process in stubborn) + of_replica(self.replica)
             states = tuple(
                 f"rank {process.rank}, process {process.pid}, state {state_letter(process.pid)}" for process in stubborn
             )

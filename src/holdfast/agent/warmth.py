@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast.agent.held import Cold, Held, Small, UnfitModule, Wanted
 from holdfast.agent.program import program
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding, Severity, of_replica
 
 log = logging.getLogger("holdfast.agent")
 
@@ -88,7 +88,7 @@ class Warmth:
                 raise Cold(place.why_not)
             return await held.fork(wanted, log)
         except Cold as cold:
-            self._say(wanted.rank, str(cold))
+            self._say(f"rank {wanted.rank}{of_replica(slot[0])}", str(cold))
             raise
 
     def keep(self, replica: int, wanted: Mapping[Slot, Wanted]) -> None:
@@ -183,7 +183,7 @@ class Warmth:
                 log.info("%s", unfit)
                 without.add(unfit.module)
 
-    def _say(self, rank: int, why: str) -> None:
+    def _say(self, who: str, why: str) -> None:
         if not why or why in self._said:
             return
         self._said.add(why)
@@ -192,7 +192,7 @@ class Warmth:
                 code="started-cold",
                 severity=Severity.INFO,
                 what=f"a rank was started cold: {why}",
-                where=f"rank {rank}",
+                where=who,
                 remedy="Nothing need be done; a warm start saves a restart the time of the program's imports.",
             )
         )

@@ -48,6 +48,7 @@ from holdfast.events import (
     UpdateRequested,
     WorldChanged,
 )
+from holdfast.findings import of_replica
 from holdfast.measure.words import SPLIT, UTILISATION, figure, told
 from holdfast.report.advance import exit_in_words
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
@@ -156,7 +157,7 @@ def _attempt_started(event: AttemptStarted) -> str:
     ranks = count(event.world_size, "rank")
     where = f", meeting at {event.master_addr}:{event.master_port}" if event.master_addr else ""
     code = f", with code {short(event.code)}" if event.code else ""
-    return f"attempt {event.attempt}{_of(event.replica)}: {ranks} told to start{where}{code}"
+    return f"attempt {event.attempt}{of_replica(event.replica)}: {ranks} told to start{where}{code}"
 
 
 def _step_committed(event: StepCommitted) -> str:
@@ -167,7 +168,7 @@ def _step_committed(event: StepCommitted) -> str:
     figures += told(event.metrics, UTILISATION + SPLIT)
     which = f"step {event.step}" if event.steps == 1 else f"steps {event.first}-{event.step}"
     took = f"{duration(each_s)}{'' if event.steps == 1 else ' each'}"
-    return ", ".join([f"{which}{_of(event.replica)} committed in {took}", *figures])
+    return ", ".join([f"{which}{of_replica(event.replica)} committed in {took}", *figures])
 
 
 def _recovery_decided(event: RecoveryDecided) -> str:
@@ -181,7 +182,7 @@ def _node_requested(event: NodeRequested) -> str:
 
 
 def _standby_promoted(event: StandbyPromoted) -> str:
-    return f"node{event.node}, a standby, takes the place of node{event.instead_of}{_of(event.replica)}"
+    return f"node{event.node}, a standby, takes the place of node{event.instead_of}{of_replica(event.replica)}"
 
 
 def _standby_ready(event: StandbyReady) -> str:
@@ -197,7 +198,7 @@ def _node_unavailable(event: NodeUnavailable) -> str:
 
 
 def _world_changed(event: WorldChanged) -> str:
-    return f"{in_words(event)}{_of(event.replica)}"
+    return f"{in_words(event)}{of_replica(event.replica)}"
 
 
 def _stop_decided(event: StopDecided) -> str:
@@ -223,7 +224,7 @@ def _node_leaving(event: NodeLeaving) -> str:
 
 
 def _ranks_leaving(event: RanksLeaving) -> str:
-    return f"ranks on node{event.node} have taken their last step of attempt {event.attempt}{_of(event.replica)}"
+    return f"ranks on node{event.node} have taken their last step of attempt {event.attempt}{of_replica(event.replica)}"
 
 
 def _agent_left(event: AgentLeft) -> str:
@@ -243,7 +244,7 @@ def _ranks_started(event: RanksStarted) -> str:
     ranks = listed([state.rank for state in event.ranks])
     warm = [state.rank for state in event.ranks if state.warm]
     how = f", {'all' if len(warm) == len(event.ranks) else listed(warm)} of them warm" if warm else ""
-    return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}{how}"
+    return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{of_replica(event.replica)}{how}"
 
 
 def _ranks_warmed(event: RanksWarmed) -> str:
@@ -253,39 +254,40 @@ def _ranks_warmed(event: RanksWarmed) -> str:
 def _rank_exited(event: RankExited) -> str:
     stopped = " (stopped by holdfast)" if event.stopped else ""
     error = f": {event.error}" if event.error and not event.stopped else ""
-    return f"rank {event.rank} on node{event.node} {exit_in_words(event)}{stopped}{error}"
+    return f"rank {event.rank}{of_replica(event.replica)} on node{event.node} {exit_in_words(event)}{stopped}{error}"
 
 
 def _ranks_stopped(event: RanksStopped) -> str:
-    return f"no rank of attempt {event.attempt} is left on node{event.node}"
+    return f"no rank of attempt {event.attempt}{of_replica(event.replica)} is left on node{event.node}"
 
 
 def _nodes_started(event: NodesStarted) -> str:
     nodes, ranks = listed_spans(event.nodes), listed_spans(event.ranks)
-    return f"nodes {nodes} started ranks {ranks} of attempt {event.attempt}{_of(event.replica)}"
+    return f"nodes {nodes} started ranks {ranks} of attempt {event.attempt}{of_replica(event.replica)}"
 
 
 def _nodes_stopped(event: NodesStopped) -> str:
-    return f"no rank of attempt {event.attempt}{_of(event.replica)} is left on nodes {listed_spans(event.nodes)}"
+    return f"no rank of attempt {event.attempt}{of_replica(event.replica)} is left on nodes {listed_spans(event.nodes)}"
 
 
 def _ranks_exited(event: RanksExited) -> str:
     stopped = " (stopped by holdfast)" if event.stopped else ""
-    return f"ranks {listed_spans(event.ranks)}{_of(event.replica)} {exit_in_words(event)}{stopped}"
+    return f"ranks {listed_spans(event.ranks)}{of_replica(event.replica)} {exit_in_words(event)}{stopped}"
 
 
 def _ranks_hung(event: RanksHung) -> str:
-    return f"ranks {listed_spans(event.ranks)}{_of(event.replica)} have passed no step either"
+    return f"ranks {listed_spans(event.ranks)}{of_replica(event.replica)} have passed no step either"
 
 
 def _rank_hung(event: RankHung) -> str:
     where = f" in {event.innermost}" if event.innermost else ""
     after = f", after step {event.last_step}" if event.last_step >= 0 else ""
-    return f"rank {event.rank} on node{event.node} has passed no step for {duration(event.waited_s)}{where}{after}"
+    who = f"rank {event.rank}{of_replica(event.replica)} on node{event.node}"
+    return f"{who} has passed no step for {duration(event.waited_s)}{where}{after}"
 
 
 def _checkpoint_committed(event: CheckpointCommitted) -> str:
-    return f"checkpoint of step {event.step}{_of(event.replica)} complete: {event.path}"
+    return f"checkpoint of step {event.step}{of_replica(event.replica)} complete: {event.path}"
 
 
 def _drill_done(event: DrillDone) -> str:
@@ -330,10 +332,6 @@ def _update_ended(event: UpdateEnded) -> str:
     because = f": {event.finding.what}" if event.finding else ""
     which = f"{short(event.former)} -> {short(event.digest)}" if event.digest else "of what lies in place"
     return f"the update {which} was {event.outcome} after step {event.step}{because}"
-
-
-def _of(replica: int) -> str:
-    return f" of replica {replica}" if replica else ""
 
 
 _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {

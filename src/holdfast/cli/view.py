@@ -65,9 +65,9 @@ class View:
         """Say something that is no event."""
         self._lines.append(text)
 
-    def hear(self, rank: int, lines: list[str]) -> None:
+    def hear(self, who: str, lines: list[str]) -> None:
         """What a rank wrote last."""
-        heading = Text(f"rank {rank} wrote; `holdfast logs -f` shows all ranks", style="dim")
+        heading = Text(f"{who} wrote; `holdfast logs -f` shows all ranks", style="dim")
         words = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
         self._output = Group(Text(), heading, *words)
 

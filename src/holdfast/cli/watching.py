@@ -17,6 +17,7 @@ from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.presses import Presses
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, Outcome, RunFinished
+from holdfast.findings import of_replica
 from holdfast.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class LiveScreen:
             self._drawn_at = now
             if heard := self._glimpse.look(now):
                 source, lines = heard
-                self._view.hear(source.rank, lines)
+                self._view.hear(f"rank {source.rank}{of_replica(source.replica)}", lines)
             self._live.refresh()
 
     def note(self, text: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.errors import ExitCode
-from holdfast.findings import Fault, Finding, Severity
+from holdfast.findings import Fault, Finding, Severity, of_replica
 from holdfast.host.processes import signal_name
 from holdfast.job.patience import EARLY_STEPS
 from holdfast.job.spec import Recovery
@@ -93,6 +93,7 @@ class Failure:
     """Unix seconds."""
     node: int
     attempt: int
+    replica: int = 0
     rank: int | None = None
     log_rank: int | None = None
     """The rank in whose file its output is, where that is another's."""
@@ -116,7 +117,8 @@ class Failure:
     @property
     def who(self) -> str:
         """What it happened to."""
-        return f"node{self.node}" if self.rank is None else f"rank {self.rank} on node{self.node}"
+        whose = "" if self.rank is None else f"rank {self.rank}{of_replica(self.replica)} on "
+        return f"{whose}node{self.node}"
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:

@@ -24,7 +24,7 @@ from holdfast.events import (
     RecoveryDecided,
     StopDecided,
 )
-from holdfast.findings import Finding
+from holdfast.findings import Finding, of_replica
 from holdfast.job.drilled import Drills, after, behind_of, node_of, to_do, words
 
 _BY_ITSELF = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
@@ -59,8 +59,9 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     if decided is not None:
         at, rank, finding = decided.failed_at, decided.first_rank, decided.finding
         drill = _drill(events, decided)
-        fact = _fact(finding, source, at, rank, drill)
         started = _started(events, decided.replica, decided.attempt)
+        before = decided.replica * started.world_size if started else 0
+        fact = _fact(finding, source, at, rank, drill, before=before)
         return Failed(
             replica=decided.replica,
             attempt=decided.attempt,
@@ -108,7 +109,8 @@ def _early(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) ->
         if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
             continue
         if not (event.failed or event.stopped) and event.at < decided.failed_at:
-            what = f"rank {event.rank} on node{event.node} was done, with exit code 0, while others were at work"
+            rank = f"rank {event.rank}{of_replica(event.replica)} on node{event.node}"
+            what = f"{rank} was done, with exit code 0, while others were at work"
             who = Who(rank=event.rank, node=f"node{event.node}")
             rule, values = RULES["run-rank-left-early"], {"what": what}
             yield Fact(rule=rule, source=source, line=0, text=what, who=who, at=event.at, values=values)
@@ -119,13 +121,16 @@ def _finding(event: AnyEvent) -> Finding | None:
     return event.finding if isinstance(event, StopDecided | FindingRaised) else None
 
 
-def _fact(finding: Finding, source: str, at: float, rank: int | None, drill: DrillDone | None) -> Fact:
+def _fact(
+    finding: Finding, source: str, at: float, rank: int | None, drill: DrillDone | None, *, before: int = 0
+) -> Fact:
+    """What a finding says of a rank, `before` which so many are those of other replicas."""
     rule, what = _rule(finding), finding.what
     if drill is not None:
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=(to_do(drill),))
         what = f"{what}; {words(drill)}"
     text = "; ".join((what, *finding.evidence[:3]))
-    values = {"what": what, "rank": str(rank)}
+    values = {"what": what, "rank": "" if rank is None else str(before + rank)}
     return Fact(
         rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=node_of(finding)), at=at, values=values
     )

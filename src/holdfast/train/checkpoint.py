@@ -19,7 +19,7 @@ import msgspec
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.findings import Fault, Finding, Severity
+from holdfast.findings import Fault, Finding, Severity, of_replica
 from holdfast.train import handover, seal, tensors
 from holdfast.train.behind import Behind, Task
 from holdfast.train.configured import Change, hyperparameters_changed, optimizer_changed
@@ -89,6 +89,7 @@ class Checkpoints:
         self._memory = memory
         self._copies = copies
         self._writer = writer or Writer()
+        self._who = f"rank {ranks.rank}{of_replica(self._writer.replica)}"
         self._training = training
         self._program = Program(training)
         self._ranks = ranks
@@ -167,12 +168,12 @@ class Checkpoints:
 
     def _handed_over(self, sealed: Seal) -> Finding | None:
         if self._memory is None:
-            return not_handed_over(self._ranks.rank, "it was told of no memory to leave its state in")
+            return not_handed_over(self._who, "it was told of no memory to leave its state in")
         try:
             tensors, own = self._training.tensors(), self._training.own()
             handover.write(self._memory, self._writer, self._ranks.rank, sealed, tensors, own())
         except (OSError, RuntimeError) as error:
-            return not_handed_over(self._ranks.rank, f"{type(error).__name__}: {error}")
+            return not_handed_over(self._who, f"{type(error).__name__}: {error}")
         return None
 
     def unsealed(self, step: int, samples: int | None = None, node_s: float = 0.0) -> Seal:
@@ -333,7 +334,7 @@ class Checkpoints:
             return staged
         try:
             if not self._staging.settle():
-                return inexact(f"the checkpoint {partial.stem}", self._ranks.rank, code="checkpoint-inexact")
+                return inexact(f"the checkpoint {partial.stem}", self._who, code="checkpoint-inexact")
             return None
         except (OSError, RuntimeError) as error:
             return failed(partial, self._ranks.rank, error)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding, Severity, of_replica
 
 MOST_IN_A_ROW = 20
 """Loops that skip bad batches, or scale losses, have a few in a row at most."""
@@ -41,8 +41,9 @@ def withheld(count: int) -> Finding:
 class Finite:
     """Looks at one rank's metrics, step by step."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, replica: int = 0) -> None:
         self._rank = rank
+        self._who = f"rank {rank}{of_replica(replica)}"
         self._in_a_row = 0
         self._last_good: tuple[float, int] | None = None
         """The last loss that was a number, and its step."""
@@ -76,7 +77,7 @@ class Finite:
         none = {name for name, value in metrics.items() if name != "loss" and not math.isfinite(value)}
         fresh = sorted(none - self._named)
         self._named |= none
-        return [_other(step, name, metrics[name]) for name in fresh]
+        return [_other(self._who, step, name, metrics[name]) for name in fresh]
 
     def _loss(self, step: int, metrics: Mapping[str, float]) -> Finding:
         over = self._in_a_row >= MOST_IN_A_ROW
@@ -87,9 +88,9 @@ class Finite:
         return Finding(
             code="loss-not-finite",
             severity=Severity.ERROR if over else Severity.WARNING,
-            what=f"the loss of rank {self._rank} is {metrics['loss']:g} after step {step}"
+            what=f"the loss of {self._who} is {metrics['loss']:g} after step {step}"
             + (f", and was no number in {self._in_a_row} steps: the loop ends" if over else ""),
-            where=f"rank {self._rank}",
+            where=self._who,
             evidence=tuple(filter(None, (norm, before))),
             remedy="go on from the newest checkpoint, which is of before it, with a lower learning rate, clipped "
             "gradients, or without the samples of that step; if it does not come again with the same samples, suspect "
@@ -97,11 +98,11 @@ class Finite:
         )
 
 
-def _other(step: int, name: str, value: float) -> Finding:
+def _other(who: str, step: int, name: str, value: float) -> Finding:
     return Finding(
         code="metric-not-finite",
         severity=Severity.INFO,
         what=f"{name} is {value:g} after step {step}: such figures are left out of what is shown",
-        where="rank 0",
+        where=who,
         remedy="nothing, if that is what it should be",
     )

@@ -186,13 +186,13 @@ def _refused(evidence: Sequence[str]) -> Finding:
     )
 
 
-def not_handed_over(rank: int, why: str) -> Finding:
+def not_handed_over(who: str, why: str) -> Finding:
     """Why a rank could not leave its state in memory."""
     return Finding(
         code="state-not-handed-over",
         severity=Severity.WARNING,
         what="the state could not be left in the nodes' memory, so a checkpoint is taken",
-        where=f"rank {rank}",
+        where=who,
         evidence=(why,),
         remedy="Nothing: the ranks go on from the checkpoint. A hand-over needs room for a rank's state on its node.",
         fault=Fault.CLUSTER,

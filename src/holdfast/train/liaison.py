@@ -73,7 +73,7 @@ class Liaison:
         self.meter = meter or Meter()
         self._profiler = Profiler()
         self._split_after = told.split_after_step
-        self._finite = Finite(self.ranks.rank)
+        self._finite = Finite(self.ranks.rank, told.replica)
         self._withheld = 0
         """Checkpoints in a row, up to now."""
         self._awaited = False

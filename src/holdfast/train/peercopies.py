@@ -196,7 +196,7 @@ class PeerCopies:
         piece = self._own[0]
         try:
             if not self._staging[0].settle():
-                return inexact(f"the copy of step {sealed.step}", self._rank, code="peer-copy-inexact")
+                return inexact(f"the copy of step {sealed.step}", f"rank {self._rank}", code="peer-copy-inexact")
             return handover.finish(piece.memory, piece.room, self._writer, self._rank, sealed, staged, own())
         except (OSError, RuntimeError) as error:
             return _stopped(self._rank, error)

@@ -211,13 +211,13 @@ class Staging:
         self._layout = layout
 
 
-def inexact(what: str, rank: int, *, code: str) -> Finding:
+def inexact(what: str, who: str, *, code: str) -> Finding:
     """What there is to say where `settle` has returned False."""
     return Finding(
         code=code,
         severity=Severity.WARNING,
         what=f"{what} was given up: weights were changed while they were copied",
-        where=f"rank {rank}",
+        where=who,
         remedy="Nothing: from now on they are copied before the next step begins. To have that stall less, change "
         "weights in the optimiser's step, or before session.commit().",
     )
