@@ -176,11 +176,20 @@ def unheard(run: RunFolder, *, now: float) -> Finding | None:
     from holdfast.launch.kubernetes.hearing import silence
     from holdfast.launch.kubernetes.place import recorded
 
-    if not run.place.exists() or finished(run) or (silent := silence(run)) is None or now - silent.since < STALE_S:
+    if not run.place.exists() or finished(run) or (silent := silence(run)) is None:
         return None
-    if not run.events.exists() and not silent.remedy:
-        return None  # it waits for its pods, and what keeps them away is said
     place = recorded(run)
+    if silent.ends:
+        return Finding(
+            code="namespace-ending",
+            what=f"namespace {place.namespace} is being deleted, and {run.run} with it",
+            where=run.run,
+            evidence=(f"deletionTimestamp: {silent.ends}",),
+            remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
+            fault=Fault.CLUSTER,
+        )
+    if now - silent.since < STALE_S or (not run.events.exists() and not silent.remedy):
+        return None  # before it begins it waits for its pods, and what keeps them away is said
     return Finding(
         code="cluster-unheard",
         severity=Severity.WARNING,

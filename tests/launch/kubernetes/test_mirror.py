@@ -25,6 +25,7 @@ from holdfast.launch.keeping import clients_at, take
 from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.hearing import silence
 from holdfast.launch.kubernetes.mirror import Mirror
+from holdfast.launch.kubernetes.paths import NAMESPACE
 from holdfast.launch.kubernetes.place import Place, record
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, refusal
 
@@ -63,6 +64,8 @@ class Pods:
         self.runs = False
         self.silent = ""
         """Why it does not answer, where it does not."""
+        self.ends = ""
+        """Since when the namespace is being deleted, where it is."""
         self.heard = 0
         self.removed: list[str] = []
         self.refusals: list[RefusedBy] = []
@@ -84,6 +87,8 @@ class Pods:
 
     async def read(self, path: str, **_: str) -> dict[str, Any]:
         self.answer()
+        if path == NAMESPACE:
+            return {"metadata": {"deletionTimestamp": self.ends} if self.ends else {}}
         pod = {"metadata": {"name": "controller"}, "status": {"phase": "Running"}}
         return {"items": [pod] if self.runs else []}
 
@@ -207,6 +212,20 @@ def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(p
         pods.runs = True
         pods.silent = ""
         await until(lambda: not run.silence.exists())
+
+    play(scene)
+
+
+def test_run_whose_namespace_is_being_deleted_is_not_said_to_go_on(play) -> None:
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        record(run, PLACE)
+        pods.ends = "2026-11-22T20:00:00Z"
+        while (found := asking.unheard(run, now=time.time())) is None:  # noqa: ASYNC110 - what a file says
+            await asyncio.sleep(0.02)
+        assert found.code == "namespace-ending"
+        assert "ml is being deleted" in found.what
+        assert pods.ends in found.evidence[0]
+        assert "goes on" not in found.remedy
 
     play(scene)
 

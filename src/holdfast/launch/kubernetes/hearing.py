@@ -18,6 +18,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     remedy: str = ""
     """What somebody here can do about it, where there is something."""
+    ends: str = ""
+    """Since when the run's namespace is being deleted, where it is: it says nothing any more."""
 
 
 def silence(folder: RunFolder) -> Silence | None:
@@ -41,9 +43,10 @@ class Ear:
         self._heard_at = time.time()
         self._folder.silence.unlink(missing_ok=True)
 
-    def hears_nothing(self, why: str, remedy: str = "") -> None:
+    def hears_nothing(self, why: str, remedy: str = "", *, ends: str = "") -> None:
         """It has not, for this reason."""
-        put(self._folder.silence, msgspec.json.encode(Silence(since=self._heard_at, why=why, remedy=remedy)))
+        silent = Silence(since=self._heard_at, why=why, remedy=remedy, ends=ends)
+        put(self._folder.silence, msgspec.json.encode(silent))
 
 
 def _changed(folder: RunFolder) -> float:

@@ -32,8 +32,9 @@ from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, 
 from holdfast.launch.kubernetes.ending import CANCEL, OBEYED, conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
+from holdfast.launch.kubernetes.paths import NAMESPACE
 from holdfast.launch.kubernetes.place import Place, recorded
-from holdfast.launch.kubernetes.refusals import ClusterError, Unanswered, refusal
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, refusal
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.cluster import Cluster
@@ -99,9 +100,10 @@ class Mirror:
         """Keep up until the run is over, whatever becomes of pods and connections."""
         said = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
-            why, remedy = "its controller's pod does not run", ""
+            why, remedy, ends = "its controller's pod does not run", "", ""
             try:
                 await self._keep_up()
+                ends = await self._namespace_ends()
             except RunGone:
                 self._conclude("its object was removed from the cluster")
             except (ClusterError, CommandFailed) as error:
@@ -118,7 +120,7 @@ class Mirror:
             finally:
                 self._pod = None
                 self._heard.clear()
-            self._ear.hears_nothing(why, remedy)
+            self._ear.hears_nothing(why, remedy, ends=ends)
             await asyncio.sleep(SOON_S if self._waits_for_code() else AGAIN_S)
         await self._leave()
 
@@ -192,6 +194,17 @@ class Mirror:
         if pod is None and not await self._cluster.exists(self._place.owner):
             raise RunGone
         return pod
+
+    async def _namespace_ends(self) -> str:
+        """Since when the namespace of a run that goes on is being deleted; empty where it is not, as far as is seen."""
+        latest = last_event(self._folder.events)
+        if latest is None or isinstance(latest, RunFinished):
+            return ""  # what it waits for before it begins is looked for by whoever asks
+        try:
+            namespace = await self._cluster.read(NAMESPACE)
+        except RefusedBy:
+            return ""
+        return namespace["metadata"].get("deletionTimestamp", "")
 
     async def _bring_code(self, pod: str) -> None:
         """Deliver the run's code, unless that was done already: to each pod, where a pod loses it with its folder."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PODS = "/api/v1/namespaces/{namespace}/pods"
+NAMESPACE = "/api/v1/namespaces/{namespace}"
+PODS = f"{NAMESPACE}/pods"
 
 
 def folder_of(thing: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.cluster import Cluster
 from holdfast.launch.kubernetes.names import RUN_LABEL
-from holdfast.launch.kubernetes.paths import PODS
+from holdfast.launch.kubernetes.paths import NAMESPACE, PODS
 from holdfast.launch.kubernetes.pending import Seen, Thing, pending
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, refusal
 
@@ -43,7 +43,7 @@ async def seen(cluster: Cluster, owner: str) -> Seen:
     admitted = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid}"}
     warnings = {"fieldSelector": "type=Warning", "limit": EVENTS}
     namespace, pods, events, workloads = await asyncio.gather(
-        perhaps(cluster, "/api/v1/namespaces/{namespace}"),
+        perhaps(cluster, NAMESPACE),
         perhaps(cluster, PODS, **own),
         perhaps(cluster, "/api/v1/namespaces/{namespace}/events", **warnings),
         perhaps(cluster, "/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads", **admitted),
