@@ -96,7 +96,7 @@ def test_operator_that_ends_is_started_again_and_does_its_work(lab: Lab, namespa
     before, known = lab.endings().get("jobset", 0), state.load(lab.folder)
     assert known is not None
     os.kill(known.processes["jobset"].pid, signal.SIGKILL)
-    until(lambda: lab.endings().get("jobset", 0) == before + 1 and lab.status()["jobset"], "it is started again")
+    until(lambda: lab.endings().get("jobset", 0) > before and lab.status()["jobset"], "it is started again")
     document = JOBSET.replace("NAMESPACE", namespace)
     until(lambda: accepted(lab, document), "its webhook answers")
     lab.kubectl("wait", "job/pair-node-0", "-n", namespace, "--for=create", "--timeout=60s")
