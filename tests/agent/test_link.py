@@ -136,7 +136,7 @@ def test_words_not_acknowledged_are_said_again_in_order_after_a_break() -> None:
             first = await office.next()
             assert await seqs(first, 4) == [1, 2, 3, 4]
             await first.send(encode(Acknowledge(seq=2)))
-            await link.safe(2, 10.0)
+            await link.safe(2)
             first.transport.abort()
             second = await office.next()
             link.say(word())
@@ -160,18 +160,19 @@ def test_controller_that_comes_back_finds_its_agent() -> None:
     play(scene)
 
 
-def test_wait_for_safety_ends_with_the_acknowledgement_or_its_time() -> None:
+def test_wait_for_safety_ends_with_the_acknowledgement_or_where_it_has_one_its_time() -> None:
     async def scene(port: int) -> None:
         link = link_to(port)
         office = Office(port)
         async with await office.open(), running(link):
             seq = link.say(word())
-            await link.safe(seq, 0.01)
-            waiting = asyncio.ensure_future(link.safe(seq, 1000.0))
+            await link.settled(0.01)
+            waiting = asyncio.ensure_future(link.safe(seq))
             connection = await office.next()
             await connection.send(encode(Acknowledge(seq=seq)))
             await waiting
-            await link.safe(seq, 1000.0)
+            await link.safe(seq)
+            await link.settled(1000.0)
 
     play(scene)
 

@@ -1,7 +1,8 @@
 """Owns how an agent breaks something of its node on request: one function a row of job/drills.py, each drill done once.
 
 A drill of a rank waits until the rank has a process; all others are announced first, because what does the announcing
-may be what breaks.
+may be what breaks. They are done when their controller has written that down, however long it is away: one that it had
+never heard of it would have the next agent do again.
 """
 
 from __future__ import annotations
@@ -31,10 +32,6 @@ log = logging.getLogger("holdfast.agent")
 
 SLOW_CYCLE_S = 0.1
 """A slow node's ranks are let go and stopped again this often."""
-
-FAREWELL_S = 10.0
-"""Longest a drill waits for its own announcement to be safe: of a node whose controller did not hear of it, the next
-agent does it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ class Drills:
             work.add_done_callback(self._work.discard)
 
     async def _after(self, announced: int, act: Act, order: Break) -> None:
-        await self._reach.link.safe(announced, FAREWELL_S)
+        await self._reach.link.safe(announced)
         if (lasting := act(self._reach, order)) is not None:
             await lasting
 

@@ -108,15 +108,15 @@ class Link:
 
     async def settled(self, within_s: float) -> None:
         """Wait until the controller has acknowledged all that was said, or the time is up."""
-        await self.safe(self._seq, within_s)
-
-    async def safe(self, seq: int, within_s: float) -> None:
-        """Wait until the controller has acknowledged a message, or the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while next(iter(self._outbox), seq + 1) <= seq:
-                    self._safe.clear()
-                    await self._safe.wait()
+                await self.safe(self._seq)
+
+    async def safe(self, seq: int) -> None:
+        """Wait until the controller has acknowledged a message."""
+        while next(iter(self._outbox), seq + 1) <= seq:
+            self._safe.clear()
+            await self._safe.wait()
 
     async def run(self) -> None:
         """Stay connected for ever; raises `Refused` when the token is not accepted."""
