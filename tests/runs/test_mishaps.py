@@ -26,7 +26,6 @@ from holdfast.events import (
     Outcome,
     RankExit,
     RankExited,
-    RanksStarted,
     RecoveryDecided,
     StepCommitted,
     StopDecided,
@@ -215,7 +214,6 @@ def test_run_that_may_open_few_files_opens_all_it_may_and_leaves_its_ranks_as_th
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     controller = watched.until(ControllerStarted).pid
-    watched.until(RanksStarted)
     limits = Path(f"/proc/{controller}/limits").read_text()
     assert f"Max open files            {before[1]} " in limits
     assert watched.end().outcome is Outcome.SUCCEEDED
