@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent import held as held_module
 from holdfast.agent.held import Cold, Held, UnfitModule, Wanted
 from holdfast.agent.program import Program, program
 from holdfast.host.limits import become_rank
@@ -390,6 +393,37 @@ def test_interpreter_that_cannot_be_held_never_runs_the_program(place: Place) ->
 
     play(scene)
     assert not (place.folder / "ran").exists()
+
+
+def test_held_program_that_does_not_fork_is_ended_for_all_who_wait_for_that(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor's number is another's then, which can be waited for as any: that of a rank started cold."""
+    (place.folder / "program.py").write_text("print('x')")
+    wanted = place.wanted("program.py")
+
+    async def heard(ours: socket.socket, theirs: socket.socket) -> None:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(ours, woken.set)
+        theirs.send(b"x")
+        await woken.wait()
+        loop.remove_reader(ours)
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        ended = asyncio.ensure_future(held.ended())
+        await asyncio.sleep(0)
+        os.kill(held.pid, signal.SIGSTOP)
+        monkeypatch.setattr(held_module, "FORKED_S", 0.01)
+        with (place.folder / "log").open("wb") as output, pytest.raises(Cold, match="did not fork"):
+            await held.fork(wanted, output.fileno())
+        with contextlib.ExitStack() as others:
+            for _ in range(8):
+                ours, theirs = map(others.enter_context, socket.socketpair())
+                await heard(ours, theirs)
+        await ended
+
+    play(scene)
 
 
 def test_held_program_that_has_died_is_no_way_to_start_a_rank(place: Place) -> None:

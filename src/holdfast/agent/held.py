@@ -130,6 +130,9 @@ class Held:
         """Folders that packages are installed in, and when one was added or taken away last, before the imports."""
         self._process = process
         self._link = link
+        self._over = asyncio.Event()
+        self._waiting = 0
+        """How many wait for its end."""
         self._wanted = wanted
 
     @classmethod
@@ -192,8 +195,15 @@ class Held:
 
     async def ended(self) -> None:
         """Return when it has ended, by whatever: its end of the link is closed then, a moment before it is gone."""
-        with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().sock_recv(self._link, 1)
+        self._waiting += 1
+        try:
+            if not self._over.is_set():
+                asyncio.get_running_loop().add_reader(self._link, self._over.set)
+                await self._over.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._unwatch()
         self.end()
 
     async def fork(self, wanted: Wanted, log: int) -> int:
@@ -230,12 +240,19 @@ class Held:
             ours.close()
 
     def end(self) -> None:
-        """End it, and take in its end."""
+        """End it, and take in its end; whoever waits for that is told."""
+        self._unwatch()
         self._link.close()
+        self._over.set()
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _unwatch(self) -> None:
+        """Before it is closed: else the loop takes the next descriptor of its number for one watched already."""
+        if self._link.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._link)
 
 
 async def _probe(program: Program, wanted: Wanted, log: Path) -> None:
