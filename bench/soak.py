@@ -155,6 +155,10 @@ class Watch:
     status: RunStatus = field(default_factory=RunStatus)
     moved_at: float = field(default_factory=time.monotonic)
     """When the last step or fault was seen."""
+    step_seen: float = 0.0
+    """The same of the last step, and of the last fault that was carried out: a controller that was stopped is told late
+    of a fault and of steps before it."""
+    fault_seen: float = 0.0
 
     def __post_init__(self) -> None:
         self._reader = EventReader(self.run.events)
@@ -167,6 +171,7 @@ class Watch:
             match event:
                 case StepCommitted():
                     self.unstepped, self.moved_at, self.step_at = 0, time.monotonic(), event.started
+                    self.step_seen = self.moved_at
                     continue
                 case DrillRequested():
                     self.faults, self.unstepped, self.moved_at = self.faults + 1, self.unstepped + 1, time.monotonic()
@@ -174,7 +179,7 @@ class Watch:
                         self.undone.add(event.at)
                 case DrillDone():
                     self.undone.discard(event.requested_at)
-                    self.fault_at = event.at
+                    self.fault_at, self.fault_seen = event.at, time.monotonic()
                 case CheckpointCommitted():
                     continue
                 case _:
@@ -201,9 +206,15 @@ class Watch:
 
     def settle(self) -> None:
         """Read on until every fault has been carried out, and steps begin that none of them can have let pass."""
-        while not self.well or self.step_at < self.fault_at + SETTLED_S:
+        while not self.well or not self._outlived:
             self.read()
             time.sleep(BEAT_S)
+
+    @property
+    def _outlived(self) -> bool:
+        """Whether the last step both began and was told of long after the last fault."""
+        times = ((self.step_at, self.fault_at), (self.step_seen, self.fault_seen))
+        return all(step >= fault + SETTLED_S for step, fault in times)
 
 
 def main() -> int:
