@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from holdfast.host.processes import (
     end_all,
     identify,
     marked,
+    pause,
     send,
     started_at,
     state_letter,
@@ -109,3 +111,20 @@ def test_process_that_is_gone_takes_no_signal(mark: str) -> None:
     process.wait()
     assert not send(process.pid, signal.SIGKILL)
     assert started_at(process.pid) is None
+
+
+def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.kill
+
+    def late(pid: int, number: int) -> None:
+        time.sleep(0.2)
+        real(pid, number)
+
+    monkeypatch.setattr("holdfast.host.processes.os.kill", late)
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        pause([process.pid], for_s=0.01)
+        assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])  # which only one that was stopped is
+    finally:
+        process.kill()
+        process.wait()

@@ -196,16 +196,23 @@ def _lines(path: Path) -> list[str]:
 
 def pause(pids: Sequence[int], for_s: float | None = None) -> None:
     """Stop processes with SIGSTOP, this one among them or not; they go on after so many seconds, or never."""
-    if for_s is not None:
-        later(for_s, "sh", "-c", 'kill -CONT "$@"', "sh", *map(str, pids))
-    for pid in pids:
-        send(pid, signal.SIGSTOP)
+    if for_s is None:
+        for pid in pids:
+            send(pid, signal.SIGSTOP)
+        return
+    # By one process, so that none is let go before it is stopped, however late this one is.
+    _start("sh", "-c", 'kill -STOP "$@"; sleep "$0"; kill -CONT "$@"', f"{for_s:.3f}", *map(str, pids))
 
 
 def later(delay_s: float, *argv: str) -> None:
     """Run a command after so many seconds, from a process that outlives this one."""
+    _start("sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv)
+
+
+def _start(*argv: str) -> None:
+    """Start what outlives this process."""
     subprocess.Popen(
-        ["sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv],
+        argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
