@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.diagnose.answer import Culprit
 from holdfast.diagnose.classes import Class
-from holdfast.diagnose.counting import absence, contradiction
+from holdfast.diagnose.counting import absence, contradiction, members_absent
 from holdfast.diagnose.deadlock import Deadlock
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.rules import RULES
@@ -200,7 +200,7 @@ def _from_counting(facts: Sequence[Fact], others: Sequence[Cause]) -> Iterator[C
             facts=found.facts,
             culprit=None,
         )
-    if (absent := absence(facts)) is not None:
+    if (absent := absence(facts) or (None if others else members_absent(facts))) is not None:
         came, away = len(absent.facts), ranks_in_words(absent.ranks)
         yield Cause(
             code="ranks-absent",

@@ -69,5 +69,24 @@ def absence(facts: Iterable[Fact]) -> Absence | None:
     return None
 
 
+def members_absent(facts: Iterable[Fact]) -> Absence | None:
+    """Who is missing where at least half of Lightning's ranks say that they begin to meet; None for nobody.
+
+    A log of one node of two looks the same, so this is worth a question where nothing else was found, and no more.
+    """
+    came = {
+        fact.who.rank: fact
+        for fact in facts
+        if fact.rule.code == "world-said" and fact.values.get("members") and fact.who.rank is not None
+    }
+    if not came:
+        return None
+    world = max(int(fact.values["members"]) for fact in came.values())
+    if not world / 2 <= len(came) < world <= MOST_RANKS:
+        return None
+    missing = tuple(sorted(set(range(world)) - came.keys()))
+    return Absence(ranks=missing, world=world, facts=tuple(came.values()))
+
+
 def _comm(fact: Fact) -> str:
     return fact.values.get("comm", "") if fact.rule.code == "comm-rank" else ""

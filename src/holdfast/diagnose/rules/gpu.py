@@ -139,8 +139,9 @@ RULES: tuple[Rule, ...] = (
             "'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000",
             "dcgm-health: Error: NVLink errors found on GPU 3",
             "nvvs: DCGM diagnostic memtest: Fail on GPU 3",
+            "health check: DCGM_FR_ROW_REMAP_FAILURE on GPU 3",
         ),
-        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)|NVLink: Unable to train link",
+        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)|NVLink: Unable to train link|DCGM_FR_(?:\w{0,20}PAGE_RETIREMENTS|RETIRED_PAGES|VOLATILE_DBE|UNCORRECTABLE|\w{0,9}ROW_REMAP|FAULTY_MEMORY|NVLINK_DOWN|NVSWITCH_FATAL|XID_ERROR|FALLEN_OFF_BUS)",
         unless=AT_REST
         + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
         classes=(Class.GPU_XID, Class.DRIVER),
@@ -164,6 +165,20 @@ RULES: tuple[Rule, ...] = (
         source="the kernel, AER",
     ),
     Rule(
+        code="gpu-contained",
+        lines=(
+            "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "E0000 CUDA_ERROR_CONTAINED in cuMemFreeAsync",
+        ),
+        pattern=r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained",
+        classes=(Class.GPU_XID,),
+        sure=Sureness.LIKELY,
+        says="a GPU was told of a fault that was contained: of NVLink, or of another GPU's memory",
+        remedy=(DRAIN,),
+        decides=("xid",),
+        source="CUDA 12.8 and later",
+    ),
+    Rule(
         code="gpu-ecc",
         lines=(
             "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
@@ -171,7 +186,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         ),
         unless=AT_REST,
-        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
+        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
         r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down)",
         classes=(Class.GPU_XID,),
         sure=Sureness.CERTAIN,
@@ -336,6 +351,36 @@ RULES: tuple[Rule, ...] = (
         source="torch, CUDA, NVML",
     ),
     Rule(
+        code="dmabuf-refused",
+        lines=(
+            "n1:8:9 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
+        ),
+        pattern=r"ibv_reg_dmabuf_mr failed with error (?:\d+ )?(?:Operation|Protocol) not supported",
+        classes=(Class.DRIVER, Class.VERSION_MISMATCH, Class.GDR_MISSING),
+        says="the NIC's driver refuses GPU memory by DMA-BUF, which this NCCL tries first",
+        remedy=(
+            "NCCL_DMABUF_ENABLE=0 with nvidia_peermem loaded, or a newer OFED (5.4, rdma-core 34) and the open GPU kernel modules",
+        ),
+        decides=("peermem", "versions"),
+        source="NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="gpu-memory-region",
+        lines=(
+            "Couldn't register GPU MR",
+            "Couldn't allocate MR",
+            "failed to create mr",
+        ),
+        pattern=r"Couldn't (?:register|allocate) (?:GPU )?MR\b|[Ff]ailed to create (?:mr|MR)\b",
+        classes=(Class.GDR_MISSING, Class.DRIVER, Class.MEMLOCK),
+        says="memory, mostly of a GPU, could not be registered with the NIC",
+        remedy=(
+            "modprobe nvidia_peermem, or --use_cuda_dmabuf; without --use_cuda it must work: else ulimit -l unlimited",
+        ),
+        decides=("peermem", "memlock"),
+        source="perftest, gpu_direct_rdma_access",
+    ),
+    Rule(
         code="peermem",
         lines=(
             "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
@@ -344,7 +389,7 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Invalid argument",
         ),
         pattern=r"could not insert '?nv(?:idia)?_peer_?mem|nv(?:idia)?_peer_?mem.{0,40}(?:Unknown symbol|disagrees|Invalid argument|not loaded|fail)"
-        r"|ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument|Operation not supported)"
+        r"|ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument)|ibv_reg_mr(?:_iova2?)? failed with error (?:\d+ )?Operation not supported"
         r"|ib_register_peer_memory_client",
         classes=(Class.DRIVER, Class.GDR_MISSING),
         sure=Sureness.LIKELY,

@@ -326,8 +326,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
             "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
             "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
+            "WARN: Function: find_ofi_provider Line: 500: NET/OFI Couldn't find any optimal provider",
         ),
-        pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
+        pattern=r"NET/OFI (?:Could(?: not|n't) find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
         r"|NET/OFI .*[Nn]o (?:suitable )?providers? found",
         classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
         sure=Sureness.LIKELY,

@@ -297,11 +297,12 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions.",
             "AttributeError: module 'torch.distributed' has no attribute 'device_mesh'",
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.2 does not match the version torch was compiled with 12.1",
         ),
         pattern=r"undefined symbol: |(?:libcud\w+|libnccl|libc10|libtorch\w*|libnvidia-ml|libmpi|libcublas\w*|libcudnn\w*)\.so\S*: cannot open shared object|compiled with different CUDA major|CUDA capability sm_\d+ is not compatible|mismatches the version that was used to compile"
         r"|no kernel image is available|device kernel image is invalid|named symbol not found|invalid device function|CUDA missing symbol|PFN functions not found|version `\w+[_\d.]+' not found|not defined in file \S+ with link time reference|symbol lookup error: |module 'torch\S*' has no attribute|cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)"
         r"|NCCL library (?:version )?is (?:too old|not backwards compatible)|compiled with (?:too old )?(?:version of )?NCCL|PyTorch and torch\w+ (?:were|was) compiled|incompatible with (?:this|your) (?:version|installed)"
-        r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist",
+        r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist|CUDAMismatchException",
         classes=(Class.VERSION_MISMATCH,),
         sure=Sureness.LIKELY,
         says="a library does not fit the one that loads it",
@@ -453,9 +454,10 @@ RULES: tuple[Rule, ...] = (
             "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 1234) of binary: /usr/bin/python3",
             "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
             "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
+            "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
         ),
         pattern=r"ChildFailedError|returned non-zero exit status|ProcessRaisedException|ProcessExitedException|exitcode *: *1\b|To enable traceback see|exits with return code = [1-9]\d?\b|exited with exit code [1-9]\b"
-        r"|Exception raised from \w+ at|terminated with exit code 1\b|srun: error: .{0,60}Exited with exit code|torch\.distributed\.elastic\.\S*: \[FAILED\]|MPI_ABORT was invoked on rank|processes? (?:exited with|returned a) non-zero|Child process with PID \d+ terminated with code|replica\(s\) failed\b|[Kk]illing subprocess \d",
+        r"|Exception raised from \w+ at|terminated with exit code 1\b|srun: error: .{0,60}Exited with exit code|torch\.distributed\.elastic\.\S*: \[FAILED\]|MPI_ABORT was invoked on rank|BAD TERMINATION OF ONE OF YOUR APPLICATION|processes? (?:exited with|returned a) non-zero|Child process with PID \d+ terminated with code|replica\(s\) failed\b|[Kk]illing subprocess \d",
         role=Role.SECONDARY,
         classes=(Class.PROGRAM_ERROR,),
         beyond=(Class.OOM_GPU, Class.VERSION_MISMATCH, Class.RENDEZVOUS, Class.RANK_COUNT, Class.NAN_DATA),

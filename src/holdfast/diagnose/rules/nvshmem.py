@@ -1,0 +1,70 @@
+"""Rules for what NVSHMEM writes, and what stands on it (DeepEP): GPUs that start RDMA themselves."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.rules.row import Role, Rule, Sureness
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="nvshmem-peermem",
+        lines=(
+            "/src/modules/transport/ibgda/ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
+        ),
+        pattern=r"neither nv_peer_mem",
+        classes=(Class.DRIVER, Class.GDR_MISSING),
+        sure=Sureness.LIKELY,
+        says="NVSHMEM finds neither nv_peer_mem nor nvidia_peermem, so the NIC cannot reach GPU memory",
+        remedy=("modprobe nvidia_peermem on every node, after OFED; lsmod | grep peermem",),
+        decides=("peermem",),
+        source="NVSHMEM src/modules/transport",
+    ),
+    Rule(
+        code="nvshmem-no-transport",
+        lines=(
+            "/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
+            "/src/host/transport/transport.cpp:nvshmemi_transport_init:287: Unable to initialize any transports. returning error.",
+            "WARN: device bnxt_re0 is not enumerated as an mlx5 device. Skipping...",
+            "/src/host/init/init.cu:995: non-zero status: 7 nvshmem detect topo failed",
+        ),
+        pattern=r"init failed for transport: |Unable to initialize any transports|is not enumerated as an mlx5 device|nvshmem detect topo failed",
+        classes=(Class.RDMA_DEVICE_MISSING, Class.DRIVER, Class.NETWORK_LOSS, Class.VERSION_MISMATCH),
+        says="NVSHMEM found no way to the other GPUs: IBGDA wants mlx5 devices, peer memory, and a driver that lets GPUs ring the NIC",
+        remedy=(
+            "/dev/infiniband in the container; lsmod | grep peermem; the driver's options NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1",
+            "NVSHMEM_DEBUG=INFO says which device it left out; NVSHMEM_HCA_LIST names those to use",
+        ),
+        decides=("rdma-on-node", "peermem", "versions"),
+        source="NVSHMEM src/host/transport",
+    ),
+    Rule(
+        code="nvshmem-not-begun",
+        lines=(
+            "/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting",
+            "NVSHMEM API called before NVSHMEM initialization has completed",
+            "/src/host/init/init.cu:998: non-zero status: 7 building transport map failed",
+        ),
+        pattern=r"nvshmem initialization failed|NVSHMEM API called before|building transport map failed|error in nvshmemi_init",
+        role=Role.SECONDARY,
+        classes=(Class.NETWORK_LOSS, Class.RDMA_DEVICE_MISSING, Class.DRIVER, Class.VERSION_MISMATCH),
+        says="NVSHMEM did not come up; an earlier line of a rank says at what",
+        decides=("rdma-on-node", "peermem", "all-ranks"),
+        source="NVSHMEM src/host/init",
+    ),
+    Rule(
+        code="deepep-timeout",
+        lines=(
+            "DeepEP timeout check failed: rank = 3, thread = 0, value = 1024",
+            "DeepEP error: timeout (dispatch CPU)",
+            "DeepEP combine RDMA sender timeout, channel: 4, RDMA: 1, nvl: 3, dst NVL: 3",
+        ),
+        pattern=r"DeepEP (?:error: |\w+ ){0,4}timeout",
+        classes=(Class.NETWORK_LOSS, Class.HANG_UNKNOWN, Class.STRAGGLER, Class.COLLECTIVE_MISMATCH),
+        says="a kernel of DeepEP waited for tokens of another rank that did not come",
+        remedy=(
+            "the same calls and sizes on all ranks; test_internode.py of DeepEP alone on the same nodes shows whether it is the network",
+        ),
+        decides=("all-ranks", "gid", "stacks"),
+        source="DeepEP csrc/kernels",
+    ),
+)
