@@ -100,3 +100,27 @@ def test_clocks_that_differ_a_little_turn_no_order_around() -> None:
 def test_address_of_a_gpu_is_no_xid() -> None:
     answer = told("NVRM: Xid (PCI:0000:79:00): 45, pid=8812, name=python, Ch 00000008")
     assert answer.klass is Class.UNKNOWN
+
+
+def member(rank: int, world: int = 4) -> str:
+    return f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/{world}"
+
+
+def test_rank_of_lightning_that_never_came_is_asked_for_where_nothing_else_is_known() -> None:
+    answer = told(member(0), member(1), member(3))
+    assert (answer.klass, answer.code) == (Class.UNKNOWN, "ranks-absent")
+    assert "rank 2" in answer.what
+    assert any(Class.RANK_COUNT in missing.decides for missing in answer.missing)
+
+
+def test_ranks_of_lightning_of_the_other_node_are_not_missed_where_something_failed() -> None:
+    answer = told(member(0), member(1), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert (answer.klass, answer.code) == (Class.OOM_GPU, "gpu-out-of-memory")
+    answer = told(member(0), member(1), "RuntimeError: DataLoader timed out after 600 seconds")
+    assert (answer.code, answer.also) == ("loader-waits", ())
+
+
+def test_ranks_of_lightning_that_all_came_or_of_which_few_did_tell_of_nothing() -> None:
+    for ranks in (range(4), range(1)):
+        answer = told(*(member(rank) for rank in ranks))
+        assert (answer.code, answer.evidence) == ("", ())

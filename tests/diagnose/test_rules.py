@@ -86,6 +86,63 @@ def test_fault_that_a_line_says_is_there_is_one(line: str, klass: Class):
     assert told(line).klass is klass
 
 
+@pytest.mark.parametrize(
+    ("line", "klass"),
+    [
+        ("srun: unrecognized option '--container-image'", Class.NOT_STARTED),
+        ("sbatch: unrecognized option '--gpus-per-taks=1'", Class.NOT_STARTED),
+        ('admission webhook "vjob.kb.io" denied the request: spec.queue: not found', Class.NOT_STARTED),
+        ("ssh: Could not resolve hostname gpu-7:4: Name or service not known", Class.VERSION_MISMATCH),
+        ("ssh: Could not resolve hostname gpu-7: Name or service not known", Class.RENDEZVOUS),
+        ("Error: No available node types can fulfill resource request {'GPU': 16.0}.", Class.NOT_STARTED),
+        (
+            "Error: No available node types can fulfill resource request {'node:192.0.2.7': 0.001, 'GPU': 1.0}.",
+            Class.WRONG_INTERFACE,
+        ),
+        ("THDiskFile.c:356: write error: wrote 1 blocks instead of 20", Class.STORAGE),
+        ("(raylet) System memory low at node with IP 192.0.2.7. Used memory (30.1GB)", Class.OOM_HOST),
+        ("ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected", Class.DRIVER),
+        ("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error", Class.GPU_XID),
+        ("NVRM: Timeout after 45s of waiting for RPC response from GPU0 GSP!", Class.GPU_XID),
+        ("OVERFLOW! Rank 3 Skipping step. Attempted loss scale: 1.0, reducing to 1.0", Class.NAN_DATA),
+    ],
+)
+def test_fault_is_known_in_the_words_of_who_writes_it(line: str, klass: Class):
+    answer = told(line)
+    assert answer.klass is klass
+    assert answer.sure is not Sureness.CERTAIN
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "klass"),
+    [
+        ("init failed for transport: IBRC", "nvshmem-no-transport", Class.RDMA_DEVICE_MISSING),
+        ("transport.cpp: nvshmem initialization failed, exiting", "nvshmem-not-begun", Class.DRIVER),
+        ("DeepEP dispatch NVL receiver timeout, channel: 1", "deepep-timeout", Class.NETWORK_LOSS),
+        (
+            "NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
+            "dmabuf-refused",
+            Class.DRIVER,
+        ),
+        ("Couldn't allocate MR", "gpu-memory-region", Class.GDR_MISSING),
+        ("RuntimeError: DataLoader timed out after 600 seconds", "loader-waits", Class.STORAGE),
+        ("                Physical state: Polling", "rdma-port-down", Class.NETWORK_LOSS),
+        ("RuntimeError: DataLoader worker (pid xxx) is killed by signal: Killed", "data-worker-killed", Class.OOM_HOST),
+    ],
+)
+def test_line_of_several_causes_is_a_question(line: str, code: str, klass: Class):
+    answer = told(line)
+    assert (answer.klass, answer.code) == (Class.UNKNOWN, code)
+    assert any(klass in missing.decides for missing in answer.missing)
+
+
+def test_port_that_nobody_plugged_in_or_turned_off_is_no_fault():
+    answer = told(
+        "Physical state: Disabled", "state DOWN physical_state DISABLED", "state ACTIVE physical_state LINK_UP"
+    )
+    assert (answer.klass, answer.evidence) == (Class.UNKNOWN, ())
+
+
 def test_image_without_verbs_is_no_fault_where_the_node_has_no_rdma():
     answer = told("n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]")
     assert answer.klass is Class.UNKNOWN

@@ -165,6 +165,23 @@ RULES: tuple[Rule, ...] = (
         source="the kernel, AER",
     ),
     Rule(
+        code="gsp-timeout",
+        lines=(
+            "NVRM: _kgspRpcRecvPoll: Timeout after 6s of waiting for RPC response from GPU3 GSP! Expected function 76",
+            "NVRM: Timeout waiting for RPC from GSP0!",
+        ),
+        pattern=r"[Tt]imeout (?:after \d+s of )?waiting for RPC (?:response )?from (?:GPU\d* )?GSP",
+        classes=(Class.GPU_XID, Class.DRIVER),
+        sure=Sureness.LIKELY,
+        says="the system processor of a GPU no longer answers the driver",
+        remedy=(
+            DRAIN,
+            "a driver of a later version has mended several such; NVreg_EnableGpuFirmware=0 goes without that processor where the GPU allows it",
+        ),
+        decides=("xid", "versions"),
+        source="NVIDIA driver, Xid 119 and 120",
+    ),
+    Rule(
         code="gpu-contained",
         lines=(
             "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
@@ -367,7 +384,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="gpu-memory-region",
         lines=(
-            "Couldn't register GPU MR",
+            "rank 0: Couldn't register GPU MR",
             "Couldn't allocate MR",
             "failed to create mr",
         ),

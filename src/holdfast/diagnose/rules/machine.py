@@ -86,13 +86,30 @@ RULES: tuple[Rule, ...] = (
         source="Ray GCS health check",
     ),
     Rule(
+        code="ray-other-address",
+        lines=(
+            "(autoscaler +7s) Error: No available node types can fulfill resource request {'node:10.0.0.1': 0.001, 'GPU': 1.0}. Add suitable node types to this cluster to resolve this issue.",
+        ),
+        pattern=r"\{(?:'GPU': 1\.0, )?'node:[\w.:]{1,60}': 0\.001",
+        classes=(Class.WRONG_INTERFACE, Class.NOT_STARTED),
+        sure=Sureness.LIKELY,
+        says="vLLM asks Ray for its own node by an address under which Ray does not know it, or that node has no GPU left",
+        remedy=(
+            "`ray status -v` lists the addresses that Ray knows: ray start --node-ip-address and VLLM_HOST_IP must be that one on every node",
+        ),
+        decides=("interfaces", "gpus-seen"),
+        source="vLLM ray_utils.py, Ray autoscaler",
+    ),
+    Rule(
         code="ray-not-placed",
         lines=(
             "The following resource request cannot be scheduled right now: {'GPU': 8.0}. This is likely due to all cluster resources being claimed by actors.",
             "(autoscaler +12s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
             "ValueError: Total available GPUs 8 is less than total desired GPUs 16",
+            "ValueError: Ray does not allocate any GPUs on the driver node. Consider adjusting the Ray placement group or running the driver on a GPU node.",
         ),
-        pattern=r"cannot be scheduled right now: \{|No available node types can fulfill|Total available GPUs \S+ is less than|placement group .{0,80}(?:infeasible|cannot be (?:scheduled|created))|Current node has no GPU available",
+        pattern=r"cannot be scheduled right now: \{|No available node types can fulfill resource requests? \{|Total available GPUs \S+ is less than|placement group .{0,80}(?:infeasible|cannot be (?:scheduled|created))|Current node has no GPU available|does not allocate any GPUs on the driver node",
+        unless=r"'node:[\w.:]{1,60}': 0\.001",
         classes=(Class.NOT_STARTED, Class.RANK_COUNT),
         sure=Sureness.LIKELY,
         says="Ray has no room for what the job asks for",

@@ -276,7 +276,7 @@ RULES: tuple[Rule, ...] = (
             "RuntimeError: DataLoader worker (pid(s) 4211, 4212) exited unexpectedly",
             "RuntimeError: DataLoader worker (pid 4211) is killed by signal: Segmentation fault.",
         ),
-        pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d+)[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)|Pin memory thread exited unexpectedly",
+        pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\dx.]{1,12})[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)|Pin memory thread exited unexpectedly",
         classes=(Class.OOM_HOST, Class.PROGRAM_ERROR, Class.KILLED),
         says="a process that loads data for a rank (pid {pid}) died; the line does not say of what",
         remedy=(

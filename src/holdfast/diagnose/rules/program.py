@@ -32,8 +32,9 @@ RULES: tuple[Rule, ...] = (
             "ValueError: loss is nan, stopping training",
             "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
             "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+            "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         ),
-        pattern=r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)|(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)|loss scale already at minimum|contains either `inf`, `nan`|FloatingPointError|(?i:nan (?:detected|loss|gradients?|encountered|in (?:loss|grad)))|cannot convert float NaN|reducing loss scale to 0\.0$"
+        pattern=r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)|(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)|loss scale already at minimum|contains either `inf`, `nan`|FloatingPointError|(?i:nan (?:detected|loss|gradients?|encountered|in (?:loss|grad)))|cannot convert float NaN|reducing loss scale to 0\.0$|loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?\b|loss scale from 1(?:\.0)? to 1(?:\.0)?\b"
         r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|(?:grad_norm|grad norm|loss)['\"]?[:=] ?['\"]?nan\b",
         classes=(Class.NAN_DATA,),
         sure=Sureness.LIKELY,

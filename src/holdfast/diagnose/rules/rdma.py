@@ -195,14 +195,32 @@ RULES: tuple[Rule, ...] = (
         source="NCCL src/transport/net_ib.cc, mlx5_core",
     ),
     Rule(
+        code="rdma-port-down",
+        lines=(
+            "link mlx5_3/1 subnet_prefix fe80:0000:0000:0000 lid 3 sm_lid 1 lmc 0 state DOWN physical_state POLLING",
+            "                Physical state: Polling",
+        ),
+        pattern=r"state DOWN physical_state (?:POLLING|LINK_UP|LINK_ERROR_RECOVER)|Physical state: (?:Polling|LinkErrorRecovery)|phys_state:\s{0,8}(?:POLLING|LINK_ERROR_RECOVERY)",
+        classes=(Class.NETWORK_LOSS, Class.RDMA_DEVICE_MISSING),
+        says="a port of an RDMA device finds no partner at the other end of its cable: a fault only where that port is used",
+        remedy=(
+            "ibstat and rdma link on every node; the cable, the switch's port and the subnet manager; NCCL_IB_HCA without that port",
+        ),
+        decides=("link-counters", "which-pairs"),
+        source="iproute2 rdma, ibstat, ibv_devinfo",
+        degrades=True,
+    ),
+    Rule(
         code="no-rdma-device",
         lines=(
             "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
             "ibv_devinfo: No IB devices found",
             "ibv_devinfo: 0 HCAs found",
+            "Fatal error:  device 'mlx5_0': sys files not found (/sys/class/infiniband/mlx5_0/ports)",
+            "Failed to get IB devices list: Function not implemented",
         ),
         pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
-        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|\b0 HCAs found",
+        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|sys files not found \(/sys/class/infiniband|Failed to get IB devices list|\b0 HCAs found",
         classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
         says="no RDMA device is visible to the process, so NCCL goes over TCP: a loss only where the node has some",
         remedy=GIVE_DEVICES,
@@ -326,9 +344,8 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
             "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
             "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
-            "WARN: Function: find_ofi_provider Line: 500: NET/OFI Couldn't find any optimal provider",
         ),
-        pattern=r"NET/OFI (?:Could(?: not|n't) find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
+        pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
         r"|NET/OFI .*[Nn]o (?:suitable )?providers? found",
         classes=(Class.TCP_FALLBACK, Class.RDMA_DEVICE_MISSING),
         sure=Sureness.LIKELY,
@@ -346,8 +363,9 @@ RULES: tuple[Rule, ...] = (
             "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
             "libfabric:85:1::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
             "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
+            "WARN: Function: find_ofi_provider Line: 500: NET/OFI Couldn't find any optimal provider",
         ),
-        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|No valid EFA devices found|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)",
+        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|find_ofi_provider Line: \d+: NET/OFI Could(?: not|n't) find|No valid EFA devices found|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)",
         classes=(Class.RDMA_DEVICE_MISSING, Class.TCP_FALLBACK),
         sure=Sureness.LIKELY,
         says="libfabric sees no device of the fast network that it can open, so NCCL goes over TCP",

@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="daemons-not-started",
-        lines=("ORTE was unable to reliably start one or more daemons.",),
+        lines=("PRTE was unable to reliably start one or more daemons.",),
         pattern=r"(?:ORTE|PRTE) was unable to reliably start|PRTE daemon.{0,60}failed to (?:start|launch)",
         classes=(Class.RENDEZVOUS, Class.NOT_STARTED, Class.FIREWALL),
         sure=Sureness.LIKELY,
