@@ -116,7 +116,7 @@ def _stop_node(peer: Peer) -> None:
     peer.agents[1].send_signal(signal.SIGSTOP)
 
 
-_DEADLINE = ("recovery.step_deadline_s=1",)
+_DEADLINE = ("recovery.step_deadline_s=3",)
 _GRACE = ("recovery.node_grace_s=9",)
 _KILL, _STOP, _SKEW, _FILL = DrillAction.KILL, DrillAction.STOP, DrillAction.SKEW, DrillAction.FILL
 _QUORUM = DrillTarget.QUORUM

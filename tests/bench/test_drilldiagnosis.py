@@ -13,7 +13,7 @@ from holdfast.diagnose.rules.row import Sureness
 from holdfast.events import DrillAction, DrillTarget
 from holdfast.job.drills import DRILLS
 
-QUICK = {(DrillAction.KILL, DrillTarget.RANK), (DrillAction.STOP, DrillTarget.RANK)}
+QUICK = {(DrillAction.KILL, DrillTarget.RANK)}
 
 OF_ONE_REPLICA = [
     (DrillAction.KILL, DrillTarget.RANK),
