@@ -55,8 +55,8 @@ def test_run_without_faults_succeeds_in_one_attempt(runs: Runs) -> None:
     ],
 )
 def test_killed_part_is_recovered_from_the_last_checkpoint(runs: Runs, target: DrillTarget, code: str) -> None:
-    watched = runs.steps(40)
-    watched.drill(target, 1, DrillAction.KILL, at_step=23)
+    watched = runs.steps(40, 0.05)  # the next checkpoint is four steps away, which even a slow drill is not
+    watched.drill(target, 1, DrillAction.KILL, at_step=21)
     assert watched.end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
     assert decided.finding.code == code

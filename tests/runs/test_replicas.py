@@ -44,7 +44,7 @@ def test_failure_of_one_replica_is_nothing_to_the_other(
     runs: Runs, target: DrillTarget, action: DrillAction, code: str
 ) -> None:
     watched = runs.steps(LONG, 0.05, overrides=("recovery.replicas=2", "recovery.step_deadline_s=auto"))
-    watched.drill(target, 1, action, at_step=23)
+    watched.drill(target, 1, action, at_step=21)
     watched.until(StepCommitted, lambda step: (step.replica, step.attempt) == (1, 1))
     (decided,) = watched.all(RecoveryDecided)
     assert (decided.replica, decided.finding.code) == (1, code)
