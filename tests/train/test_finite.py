@@ -106,13 +106,14 @@ def test_newest_good_checkpoint_is_brought_to_the_store_though_the_last_loss_is_
     assert saved(tmp_path / "store") == ["step-00000001.0", "step-00000002.0"]
 
 
-def test_loop_ends_after_many_such_losses_in_a_row_and_says_so_to_the_agent(agent):
+def test_loop_ends_after_many_such_losses_in_a_row_and_says_so_to_the_agent(agent, capsys):
     loop = session(rank_socket=agent.path)
     for _ in range(MOST_IN_A_ROW - 1):
         loop.commit(loss=math.nan)
     with pytest.raises(HoldfastError) as ended:
         loop.commit(loss=math.nan)
     assert ended.value.findings[0].code == "loss-not-finite"
+    assert "the loop ends" not in capsys.readouterr().err  # the program's last words say it
     line = agent.accept()
     line.await_(Found, lambda said: said.finding.severity is Severity.WARNING)
     line.await_(Found, lambda said: said.finding.severity is Severity.ERROR)

@@ -24,6 +24,14 @@ WORDS = """holdfast: error [no-such-thing]: it is not there
   what to do: look for it
   fault of: the machines or the cluster
 """
+LOSES = """
+import math, torch
+from holdfast.train import Session
+model = torch.nn.Linear(2, 2)
+session = Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in session.steps(1000):
+    session.commit(loss=math.nan)
+"""
 GROUP = """
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -42,6 +50,15 @@ def test_error_of_holdfast_ends_a_program_in_words_and_with_its_code(before: str
     assert ended.stderr.endswith(WORDS)
     assert "Traceback" not in ended.stderr
     assert ended.returncode == ExitCode.STORAGE
+
+
+@pytest.mark.slow
+def test_finding_that_ends_a_bare_program_is_said_once():
+    ended = run(LOSES)
+    assert ended.stderr.count("error [loss-not-finite]") == 1
+    assert ended.stderr.count("warning [loss-not-finite]") == 1
+    assert "\n  what to do: " in ended.stderr
+    assert ended.returncode == ExitCode.IMPOSSIBLE
 
 
 def test_other_error_ends_a_program_as_it_always_did():

@@ -82,13 +82,13 @@ class Channel:
         while self._outgoing and self._hand_over() and (left_s := until - time.monotonic()) > 0:
             writable.poll(left_s * 1000)
 
-    def found(self, finding: Finding) -> None:
-        """Tell the agent, and whoever reads the rank's log, what the session noticed."""
-        where = finding.where and f"where: {finding.where}"
-        remedy = finding.remedy and f"what to do: {finding.remedy.removesuffix('.')}"
-        fault = "" if finding.fault is Fault.USER else f"fault of: {FAULTS[finding.fault]}"
-        words = filter(None, (finding.what, where, *finding.evidence, remedy, fault))
-        say(f"{finding.severity} [{finding.code}]: {'; '.join(words)}")
+    def found(self, finding: Finding, *, ends: bool = False) -> None:
+        """Tell the agent, and whoever reads the rank's log, what the session noticed.
+
+        What `ends` the program is its last words (parting.py), and is said there.
+        """
+        if not ends:
+            say(_in_a_line(finding))
         self.send(Found(finding=finding))
 
     def requests(self) -> list[AgentToRank]:
@@ -137,6 +137,14 @@ class Channel:
             self._link.close()
             self._link = None
             say(f"lost the agent ({why}): the session runs alone")
+
+
+def _in_a_line(finding: Finding) -> str:
+    where = finding.where and f"where: {finding.where}"
+    remedy = finding.remedy and f"what to do: {finding.remedy.removesuffix('.')}"
+    fault = "" if finding.fault is Fault.USER else f"fault of: {FAULTS[finding.fault]}"
+    words = filter(None, (finding.what, where, *finding.evidence, remedy, fault))
+    return f"{finding.severity} [{finding.code}]: {'; '.join(words)}"
 
 
 def say(words: str) -> None:

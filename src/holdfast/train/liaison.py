@@ -147,8 +147,9 @@ class Liaison:
             self._journal.take(step, finite | {"checkpoint_stall_s": stalled_s})
             self._tell(self._journal.noted())
         for finding in self._finite.look(step, given):
-            self._channel.found(finding)
-            if finding.severity is Severity.ERROR:
+            ends = finding.severity is Severity.ERROR
+            self._channel.found(finding, ends=ends)
+            if ends:
                 raise HoldfastError((finding,), ExitCode.IMPOSSIBLE)
 
     def turn(self, to: Doing) -> None:
@@ -191,10 +192,10 @@ class Liaison:
         if self.ranks.rank == 0:
             say(f"resumed after step {step} from {where}")
 
-    def found(self, finding: Finding) -> None:
-        """Say what was noticed, once for all ranks, of which every one calls this."""
+    def found(self, finding: Finding, *, ends: bool = False) -> None:
+        """Say what was noticed, or what `ends` the program, once for all ranks, of which every one calls this."""
         if self.ranks.rank == 0:
-            self._channel.found(finding)
+            self._channel.found(finding, ends=ends)
 
     def saving(self) -> None:
         """A checkpoint is begun: the seconds until the next count from here."""

@@ -49,6 +49,7 @@ class Sealer:
         if sealed.problem is None:
             self._liaison.committed(sealed.step, sealed.path, took_s=sealed.took_s)
             return
-        self._liaison.found(sealed.problem)
-        if must or sealed.problem.code in REFUSALS:
+        ends = must or sealed.problem.code in REFUSALS
+        self._liaison.found(sealed.problem, ends=ends)
+        if ends:
             raise error_of(sealed.problem)

@@ -327,8 +327,9 @@ class Session:
         """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
         if problem is None:
             return
-        self._liaison.found(problem)
-        if must or problem.code in REFUSALS:
+        ends = must or problem.code in REFUSALS
+        self._liaison.found(problem, ends=ends)
+        if ends:
             raise error_of(problem)
 
     def _resume(self) -> Standing:
