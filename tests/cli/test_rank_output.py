@@ -64,6 +64,7 @@ def test_log_is_kept_to_its_limit_while_the_rank_writes(cli: Cli, tmp_path: Path
         assert os.lseek(file.fileno(), 0, os.SEEK_DATA) > 0
 
 
+@pytest.mark.slow
 def test_whatever_a_rank_writes_is_shown_safely_and_kept_to_the_byte(
     cli: Cli, terminal: Callable[..., Terminal]
 ) -> None:

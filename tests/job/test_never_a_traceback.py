@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -102,18 +103,21 @@ def refused(findings: tuple[Finding, ...]) -> None:
         assert "\n" not in finding.what + finding.where + "".join(finding.evidence)
 
 
+@pytest.mark.slow
 @nonsense(4000)
 @given(mutated(), overrides)
 def test_valid_file_mutated_job_or_findings(text: str, sets: list[str]) -> None:
     judge(lambda: parse_job(text, "job.yaml", sets, FABRICS))
 
 
+@pytest.mark.slow
 @nonsense(2000)
 @given(st.dictionaries(st.sampled_from(FIELDS) | keys, trees, max_size=4), overrides)
 def test_random_tree_as_yaml_job_or_findings(tree: dict[Any, Any], sets: list[str]) -> None:
     judge(lambda: parse_job(yaml.dump(tree), "job.yaml", sets, FABRICS))
 
 
+@pytest.mark.slow
 @nonsense(2000)
 @given(st.dictionaries(st.sampled_from(FIELDS) | keys, trees, max_size=4), overrides)
 def test_random_tree_as_python_data_job_or_findings(tree: dict[Any, Any], sets: list[str]) -> None:
