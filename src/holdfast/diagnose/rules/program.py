@@ -5,6 +5,12 @@ from __future__ import annotations
 from holdfast.diagnose.classes import Class
 from holdfast.diagnose.rules.row import AT_REST, Role, Rule, Sureness
 
+# Written out, so that one search for all rules looks for `loss: nan` and not for `nan` alone: a fifth of its speed. For the
+# same reason a number in a pattern that begins with a word of every line, such as `rank`, has at most so many digits.
+_NAN_PRINTED = "|".join(
+    rf"{name}['\"]?{sign}['\"]?nan\b" for name in ("grad_norm", "grad norm", "loss") for sign in (":", ": ", "=", "= ")
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         code="index-out-of-range",
@@ -35,7 +41,7 @@ RULES: tuple[Rule, ...] = (
             "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         ),
         pattern=r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)|(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)|loss scale already at minimum|contains either `inf`, `nan`|FloatingPointError|(?i:nan (?:detected|loss|gradients?|encountered|in (?:loss|grad)))|cannot convert float NaN|reducing loss scale to 0\.0$|loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?\b|loss scale from 1(?:\.0)? to 1(?:\.0)?\b"
-        r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|(?:grad_norm|grad norm|loss)['\"]?[:=] ?['\"]?nan\b",
+        r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|" + _NAN_PRINTED,
         classes=(Class.NAN_DATA,),
         sure=Sureness.LIKELY,
         says="the loss or the gradients are no numbers any more",
@@ -242,7 +248,7 @@ RULES: tuple[Rule, ...] = (
             "StragglerDetector: rank 12 is a straggler, GPU relative performance score 0.61",
             "Stragglers detected: rank 5 on node n3",
         ),
-        pattern=r"(?i:rank (?P<rank>\d+) is (?:a )?(?:straggler|slow|lagging))|[Ss]traggler(?:s)? (?:detected|found)|(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_(?:thermal_)?slowdown\W{1,4}active)",
+        pattern=r"(?i:rank (?P<rank>\d{1,6}) is (?:a )?(?:straggler|slow|lagging))|[Ss]traggler(?:s)? (?:detected|found)|(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_(?:thermal_)?slowdown\W{1,4}active)",
         unless=AT_REST,
         classes=(Class.STRAGGLER,),
         sure=Sureness.LIKELY,
