@@ -82,13 +82,14 @@ class Given(TypedDict, total=False):
     command: Sequence[str]
     overrides: Sequence[str]
     nodes: int | str | None
+    gpus_per_node: int | None
     ranks_per_node: int | None
     name: str | None
 
 
 def load(path: Path | None, **given: Unpack[Given]) -> Loaded:
     """Read a job file, or make a job of a command line, with what is to be said of it; raises when it is wrong."""
-    fields = {key: given.get(key) for key in ("nodes", "ranks_per_node", "name")}
+    fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
     asked = [f"{key}={value}" for key, value in fields.items() if value is not None]
     overrides = [*asked, *given.get("overrides", ())]
     if path is not None:
@@ -397,13 +398,17 @@ def runs() -> list[RunFolder]:
 
 
 def find_run(prefix: str | None) -> RunFolder:
-    """The run whose id begins with `prefix`, or has it as its last part; the latest run when there is no prefix."""
+    """The run whose id begins with `prefix`, or has it as its last part; the latest run when there is no prefix.
+
+    A job's whole name means its latest run.
+    """
     known = runs()
     if not known:
         raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
     if prefix is None:
         return _followed(_own(known[0]))
     exact = [run for run in known if prefix in (run.run, run.run.rpartition("-")[2])]
+    exact = exact or [run for run in known if run.run.rpartition("-")[0] == prefix][:1]
     found = exact or [
         run for run in known if run.run.startswith(prefix) or run.run.rpartition("-")[2].startswith(prefix)
     ]

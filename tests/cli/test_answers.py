@@ -87,6 +87,8 @@ def test_explain_offers_what_is_alike(cli: Cli) -> None:
         (["drill", "kill", "rank:1:2"], "nothing that can be broken"),
         (["drill", "kill", "controller:0"], "nothing that can be broken"),
         (["run", "job.yaml", "--", "true"], "a job file and a command were given"),
+        (["run", "--nodes", "2", "sh", "-c", "true"], "Run `holdfast run --nodes 2 -- sh -c true`."),
+        (["run", "--show", "0-x", "--", "true"], "`--show 0-x` names no ranks"),
     ],
 )
 def test_wrong_command_line_is_told_in_findings(cli: Cli, words: list[str], told: str) -> None:
@@ -96,6 +98,29 @@ def test_wrong_command_line_is_told_in_findings(cli: Cli, words: list[str], told
     assert answer.err.startswith("error: ")
     refused = json.loads(cli(*[*words[:1], "-o", "json", *words[1:]]).err)
     assert refused["exit_code"] == ExitCode.USAGE
+
+
+def test_command_line_job_that_cannot_start_is_refused_with_the_fix(cli: Cli) -> None:
+    Path("tool").write_text("#!/bin/sh\n")
+    refused = cli("run", "--", "./tool")
+    assert "`./tool` is not executable" in refused.err
+    assert "chmod +x ./tool" in refused.err
+    assert "`nodes` must be a whole number such as 4" in cli("run", "--nodes", "2.5", "--", "true").err
+
+
+def test_render_of_a_python_script_is_what_its_command_renders_as_torchrun_takes_it(cli: Cli) -> None:
+    Path("train.py").touch()
+    rendered = cli("render", "--nodes", "2", "train.py", "--lr", "1e-3")
+    assert rendered.out == cli("render", "--nodes", "2", "--", "python", "train.py", "--lr", "1e-3").out
+    assert "$ python train.py --lr 1e-3" in rendered.out
+
+
+def test_render_of_a_hundred_thousand_nodes_shows_the_first_and_the_last(cli: Cli) -> None:
+    rendered = cli("render", "--nodes", "100000", "--", "true").out
+    assert "\nRANK=7\n" in rendered
+    assert "\nRANK=99999\n" in rendered
+    assert "# nodes 8 to 99998 differ from these in their own numbers only" in rendered
+    assert rendered.count("\nWORLD_SIZE=") == 9
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,18 @@ def test_run_shows_lines_then_a_summary_and_every_verb_tells_of_it(cli: Cli, ste
     assert cli("cancel").code != 0
 
 
+def test_piped_run_shows_what_rank_0_or_every_rank_writes_before_what_came_of_it(cli: Cli) -> None:
+    script = "import os; print(f'hello from {os.environ[\"RANK\"]}', flush=True)"
+    words = ("--nodes", "2", "--name", "twice", "--", "python", "-c", script)
+    lines = [line.partition(" ")[2] if line[:1].isdigit() else line for line in cli("run", *words).out.splitlines()]
+    assert lines.index("hello from 0") < lines.index("run succeeded (exit code 0)")
+    assert not any("hello from 1" in line for line in lines)
+    assert not any("where the time went" in line for line in lines)
+    shown = cli("run", "--show", "all", *words).out.splitlines()
+    assert {" [rank 0] hello from 0", " [rank 1] hello from 1"} <= {*shown}
+    assert cli("status", "twice").out.startswith(api.find_run(None).run)
+
+
 def test_exit_code_is_the_jobs_and_the_first_failing_rank_is_marked(cli: Cli, stepper: list[str]) -> None:
     words = ["run", "--nodes", "2", "--set", "recovery.max_restarts=0", "--", *stepper, "20", "0.01", "exit@1@3"]
     ran = cli(*words)

@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from typing import Any
 
+from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
+
+from holdfast.errors import ExitCode, failure
 
 
 class WithCommand(TyperCommand):
     """A verb that takes a command of the user's after `--`: those words are put into the context's `obj`.
 
-    Left to Typer, they would fill the verb's own arguments.
+    Left to Typer, they would fill the verb's own arguments. A Python script needs no `--`: it and all that follows it
+    are the command, as with torchrun.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        cut = args.index("--") if "--" in args else len(args)
-        ctx.obj = tuple(args[cut + 1 :])
-        return super().parse_args(ctx, args[:cut])
+        if "--" in args:
+            cut = args.index("--")
+            ctx.obj = tuple(args[cut + 1 :])
+            return super().parse_args(ctx, args[:cut])
+        rest = self._from_first_argument(ctx, args)
+        own = args[: len(args) - len(rest)]
+        if rest and rest[0].endswith(".py"):
+            ctx.obj = (_python(), *rest)
+            return super().parse_args(ctx, own)
+        if rest and shutil.which(rest[0]):
+            raise failure(
+                "command-without-dashes",
+                f"`{rest[0]}` is a program, and a command goes after `--`",
+                exit_code=ExitCode.USAGE,
+                remedy=f"Run `{shlex.join([*ctx.command_path.split(), *own, '--', *rest])}`.",
+            )
+        ctx.obj = ()
+        return super().parse_args(ctx, args)
+
+    def _from_first_argument(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words from the first one on that is neither an option nor an option's value."""
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            values, rest, _ = parser.parse_args(list(args))
+        except TyperException:  # a wrong option; the verb's own parsing says so
+            return []
+        return [values["file"], *rest] if values.get("file") else rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def _python() -> str:
+    """The name under which this machine has Python: some have only `python3`."""
+    return "python" if shutil.which("python") or not shutil.which("python3") else "python3"
 
 
 class WithNumbers(TyperCommand):

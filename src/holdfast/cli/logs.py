@@ -57,7 +57,7 @@ def logs(
     from holdfast.report.logs import MergedLog, first_failures, rank_logs
 
     found = api.find_run(run)
-    wanted = _ranks(rank, api.accepted(found).job, found)
+    wanted = named_ranks(rank, api.accepted(found).job, found.run)
     known = {one: path for one, path in rank_logs(found).items() if wanted is None or (one.replica, one.rank) in wanted}
     if not follow and not any(attempt in (None, source.attempt) for source in known):
         which = f" in attempt {attempt}" if attempt is not None else ""
@@ -87,7 +87,7 @@ def _say_who_wrote(logs: Mapping[RankLog, Path]) -> None:
     console(stderr=True).print(f"nothing was written in this attempt{hint}")
 
 
-def _ranks(text: str | None, job: Job, run: RunFolder) -> frozenset[tuple[int, int]] | None:
+def named_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> frozenset[tuple[int, int]] | None:
     """The ranks, each with its replica, that `0-7,12` names, counted through the replicas; None for all."""
     if text is None:
         return None
@@ -97,11 +97,11 @@ def _ranks(text: str | None, job: Job, run: RunFolder) -> frozenset[tuple[int, i
         span = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if span is None:
             raise failure(
-                "bad-ranks", f"`--rank {text}` names no ranks", exit_code=ExitCode.USAGE, remedy="Write 3, or 0-7,12."
+                "bad-ranks", f"`{flag} {text}` names no ranks", exit_code=ExitCode.USAGE, remedy="Write 3, or 0-7,12."
             )
         first, last = int(span[1]), int(span[2] or span[1])
         if last >= world_size or first > last:
-            what = f"{run.run} has no rank {part.strip()}"
+            what = f"{run} has no rank {part.strip()}"
             remedy = f"It has ranks 0 to {world_size - 1}."
             raise failure("no-such-rank", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
         ranks.update(range(first, last + 1))
@@ -142,11 +142,12 @@ def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -
 
 
 class Printer:
-    """Prints what ranks wrote, each line with its rank."""
+    """Prints what ranks wrote, each line with its rank; `bare` lines, of a single rank, come without it."""
 
-    def __init__(self, output: Output, *, colours: bool) -> None:
+    def __init__(self, output: Output, *, colours: bool, bare: bool = False) -> None:
         self.output = output
         self._colours = colours
+        self._bare = bare
         self._unfinished: dict[RankLog, str] = {}
         """How each rank's last line was shown before its end had come."""
 
@@ -164,18 +165,20 @@ class Printer:
     def _print_text(self, said: Said) -> None:
         source, piece = said.source, said.piece
         replica = f"replica {source.replica} " if source.replica else ""
-        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}]"
+        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}] "
         if self._colours:
-            mark = f"{RED if said.failed_first else DIM}{mark}{PLAIN}"
+            mark = f"{RED if said.failed_first else DIM}{mark[:-1]}{PLAIN} "
+        if self._bare:
+            mark = ""
         if piece.dropped_bytes:
-            say(f"{mark} ({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
+            say(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
         lines = piece.lines
         if lines and self._unfinished.pop(source, None) == lines[0]:
             lines = lines[1:]  # it was shown already, and nothing has come but its end
         if piece.unfinished:
             self._unfinished[source] = piece.lines[0]
         if lines:
-            say(f"{mark} " + f"\n{mark} ".join(lines))
+            say(mark + f"\n{mark}".join(lines))
 
 
 def _print_json(said: Said) -> None:

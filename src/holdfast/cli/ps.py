@@ -37,7 +37,8 @@ def ps(
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True)
+        # An id that is cut cannot be copied; where the window is narrow, the other columns give way.
+        table.add_column(heading, no_wrap=True, min_width=max(map(len, known)) if heading == "run" else None)
     for run, brief in known.items():
         table.add_row(run, *_cells(brief))
     show(table)

@@ -8,6 +8,7 @@ from holdfast.cli.output import Output, say, say_json
 from holdfast.cli.request import (
     LOCAL,
     FileArgument,
+    GpusOption,
     NameOption,
     NodesOption,
     OnOption,
@@ -24,6 +25,7 @@ def render(
     on: OnOption = LOCAL,
     overrides: SetOption = None,
     nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
     name: NameOption = None,
     output: OutputOption = Output.TEXT,
@@ -35,7 +37,15 @@ def render(
     from holdfast import api
     from holdfast.cli.findings import tell
 
-    loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
+    loaded, base = asked_job(
+        file,
+        ctx.obj,
+        overrides,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        ranks_per_node=ranks_per_node,
+        name=name,
+    )
     rendered = api.render(loaded, on, base=base)
     if rendered.findings:
         tell(rendered.findings, output)

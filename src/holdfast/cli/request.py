@@ -29,6 +29,7 @@ NodesOption = Annotated[
 RanksOption = Annotated[
     int | None, typer.Option("--ranks-per-node", metavar="N", help="Same as --set ranks_per_node=N.")
 ]
+GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", help="Same as --set gpus_per_node=N.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
@@ -40,6 +41,7 @@ def asked_job(
     overrides: Sequence[str] | None,
     *,
     nodes: str | None = None,
+    gpus_per_node: int | None = None,
     ranks_per_node: int | None = None,
     name: str | None = None,
 ) -> tuple[Loaded, Path]:
@@ -57,6 +59,7 @@ def asked_job(
         command=command,
         overrides=overrides or (),
         nodes=nodes,
+        gpus_per_node=gpus_per_node,
         ranks_per_node=ranks_per_node,
         name=name,
     )

@@ -11,6 +11,7 @@ from holdfast.cli.output import Output, say, say_json
 from holdfast.cli.request import (
     LOCAL,
     FileArgument,
+    GpusOption,
     NameOption,
     NodesOption,
     OnOption,
@@ -32,14 +33,21 @@ def run(
     overrides: SetOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run is under way.")] = False,
     nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
     name: NameOption = None,
+    show: Annotated[
+        str,
+        typer.Option(
+            "--show", metavar="RANKS", help="Whose output goes to a pipe or file: 0 (the default), 0-7,12, all, none."
+        ),
+    ] = "0",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Start a job and show it until it ends.
 
-    The job is a file, or a command after `--`. The exit code is the job's. Ctrl-C once ends the run gently, twice at
-    once. Closing the terminal leaves it running.
+    The job is a file, a Python script with its arguments, or a command after `--`. The exit code is the job's. Ctrl-C
+    once ends the run gently, twice at once. Closing the terminal leaves it running.
     """
     if on != LOCAL:
         from holdfast.launch.kubernetes.envoy import send_ahead
@@ -48,13 +56,25 @@ def run(
     from holdfast import api
     from holdfast.cli.presses import Presses
 
-    loaded, base = asked_job(file, ctx.obj, overrides, nodes=nodes, ranks_per_node=ranks_per_node, name=name)
+    loaded, base = asked_job(
+        file,
+        ctx.obj,
+        overrides,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        ranks_per_node=ranks_per_node,
+        name=name,
+    )
+    if show not in ("all", "none"):
+        from holdfast.cli.logs import named_ranks
+
+        named_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
     with Presses() as presses:
         started = api.start(loaded, on, base=base, tell=lambda findings: _tell(findings, output))
         if presses.count or not detach:
             from holdfast.cli.watching import cancel_run, watch  # the run begins while this is loaded
 
-            code = watch(started, output, cancel_run(started), presses)
+            code = watch(started, output, cancel_run(started), presses, ranks=show)
             raise typer.Exit(ExitCode.CANCELLED if code is None else code)
     if output is Output.JSON:
         say_json({"run": started.run, "folder": str(started.path)})

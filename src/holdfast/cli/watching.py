@@ -16,7 +16,7 @@ from holdfast.cli.lines import Narrator
 from holdfast.cli.output import Output, console, is_plain, say, say_json
 from holdfast.cli.presses import Presses
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, Outcome, RunFinished
+from holdfast.events import AnyEvent, Outcome, RecoveryDecided, RunFinished, StopDecided
 from holdfast.findings import of_replica
 from holdfast.folder import RunFolder
 
@@ -32,12 +32,13 @@ Answer = Callable[[int], str | None]
 """Given how often Ctrl-C was pressed, does something about it and says what; None leaves the run to itself."""
 
 
-def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses) -> int | None:
+def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses, *, ranks: str | None = None) -> int | None:
     """Show a run until it ends, then how it went, and why where it failed; returns its exit code.
 
-    None when it was left to itself.
+    `ranks` are those whose output goes between the lines where the terminal shows no live view: `0-7,12`, `all` or
+    `none`. None is returned when the run was left to itself.
     """
-    with _screen(run, output) as screen:
+    with _screen(run, output, ranks) as screen:
         finished = _show(run, screen, presses, answer)
     if finished is None:
         console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
@@ -101,10 +102,10 @@ class Screen(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def _screen(run: RunFolder, output: Output) -> Screen:
+def _screen(run: RunFolder, output: Output, ranks: str | None) -> Screen:
     if output is Output.JSON:
         return JsonScreen()
-    return LineScreen() if is_plain(sys.stdout) else LiveScreen(run)
+    return LineScreen(run, ranks or "none") if is_plain(sys.stdout) else LiveScreen(run)
 
 
 class _Lasting:
@@ -129,12 +130,24 @@ class JsonScreen(_Lasting):
 
 
 class LineScreen(_Lasting):
-    """Notable events as plain lines."""
+    """Notable events as plain lines, and between them what these ranks write; a single rank's stay as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunFolder, ranks: str) -> None:
+        from holdfast.cli.logs import Printer, named_ranks
+        from holdfast.report.logs import MergedLog
+
         self._narrator = Narrator()
+        self._printer = Printer(Output.TEXT, colours=False, bare=ranks.isdecimal())
+        self._merged: MergedLog | None = None
+        if ranks != "none":
+            wanted = named_ranks(None if ranks == "all" else ranks, api.accepted(run).job, run.run)
+            self._merged = MergedLog(run, ranks=wanted)
 
     def take(self, event: AnyEvent | None) -> None:
+        now = time.monotonic()
+        if self._merged is not None:
+            ended = isinstance(event, RecoveryDecided | StopDecided | RunFinished)  # what ranks wrote comes before it
+            self._printer.print(self._merged.rest(now) if ended else self._merged.look(now))
         if event is not None:
             for line in self._narrator.tell(event):
                 say(line)

@@ -196,7 +196,9 @@ NodesInput = Annotated[int, Field(ge=1, le=MAX_NODES)] | Annotated[str, Field(pa
 
 
 def _nodes_object(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, float) or value is True or value is False:
+        raise PydanticCustomError("bad-nodes", "must be a whole number such as 4, or a range such as 2..4")
+    if not isinstance(value, int | str):
         return value
     if isinstance(value, str) and not re.fullmatch(NODES_PATTERN, value):
         raise PydanticCustomError("bad-nodes", "is not a number of nodes such as 4, or a range such as 2..4")

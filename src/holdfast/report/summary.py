@@ -239,7 +239,7 @@ def tell(summary: Summary) -> str:
     """The summary as text, for people."""
     blocks = [
         _result(summary),
-        _time(summary.account),
+        *_time(summary.account),
         *_failures(summary),
         *_noticed(summary),
         *_worlds(summary),
@@ -268,8 +268,14 @@ def _places(summary: Summary) -> str:
     return "\n".join([*code, f"{Heading.LOGS}  {summary.logs}"])
 
 
-def _time(account: Account) -> str:
-    lines = [Heading.TIME.value]
+PLAIN_PARTS = frozenset({Part.STARTING, Part.RUNNING, Part.STOPPING})
+"""Where time goes in a run that reports no steps and in which nothing fails: a table of these says nothing."""
+
+
+def _time(account: Account) -> list[str]:
+    if account.parts.keys() <= PLAIN_PARTS:
+        return []
+    lines: list[str] = []
     for part in Part:
         spent = account.parts.get(part, 0.0)
         if spent <= 0:
@@ -282,7 +288,7 @@ def _time(account: Account) -> str:
             else ""
         )
         lines.append(f"  {part.value:<14}{duration(spent):>13}{share(fraction):>9}  {bar}{note}")
-    return "\n".join(lines)
+    return _block(Heading.TIME, lines)
 
 
 def _failures(summary: Summary) -> list[str]:

@@ -86,7 +86,7 @@ def test_program_looked_up_as_a_rank_would(tmp_path: Path) -> None:
     tool = tmp_path / "work" / "bin" / "tool"
     tool.parent.mkdir(parents=True)
     tool.write_text("#!/bin/sh\n")
-    assert codes(tmp_path, workdir="work", command=["bin/tool"]) == ["missing-program"]
+    assert codes(tmp_path, workdir="work", command=["bin/tool"]) == ["not-executable"]
     tool.chmod(0o755)
     assert codes(tmp_path, workdir="work", command=["bin/tool"]) == []
     assert codes(tmp_path, workdir="work", command=["tool"]) == ["missing-program"]

@@ -41,6 +41,10 @@ from holdfast.launch.local import allowance
 from holdfast.launch.local.isolation import Networks
 from holdfast.launch.local.share import shares
 
+RENDERED_NODES = 64
+"""Most nodes that `render` shows whole: of more, the first ones and the last."""
+RENDERED_FIRST = 8
+
 END_S = 10.0
 """Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
 
@@ -350,7 +354,14 @@ def render(accepted: Accepted) -> str:
     job = accepted.job
     folder = RunFolder(runs_root() / "RUN_ID")
     lines = [*_sizes(job), *_shipped(accepted)]
-    for node, share in enumerate(shares(job, os.environ)):
+    of_nodes = shares(job, os.environ)
+    for node in _shown(len(of_nodes)):
+        if node is None:
+            lines.append(
+                f"# nodes {RENDERED_FIRST} to {len(of_nodes) - 2} differ from these in their own numbers only\n"
+            )
+            continue
+        share = of_nodes[node]
         plan = Plan.of(accepted, folder, _first_attempt(job, node), dict.fromkeys(job.secrets, "SECRET"))
         place = NodePlace(node=node, generation=0)
         mark = {"HOLDFAST_NODE": _mark(folder.run, place)}
@@ -359,6 +370,14 @@ def render(accepted: Accepted) -> str:
             code = Path("CODE") if accepted.code else Path()
             lines.extend(_section(place, launch, code, env | launch.env | mark | _from_agent(launch, env)))
     return "\n".join(lines)
+
+
+def _shown(nodes: int) -> Iterator[int | None]:
+    """The nodes to render; None stands for all between the first ones and the last."""
+    if nodes <= RENDERED_NODES:
+        yield from range(nodes)
+    else:
+        yield from (*range(RENDERED_FIRST), None, nodes - 1)
 
 
 def _from_agent(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:

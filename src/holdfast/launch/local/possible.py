@@ -9,7 +9,9 @@ import importlib.util
 import os
 import re
 import resource
+import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -115,6 +117,10 @@ def program(job: Job, here: Here) -> Iterator[Finding]:
     name = job.command[0]
     search = job.env.get("PATH", here.environ.get("PATH", os.defpath))
     if not _found(name, workdir, search):
+        if "/" in name and (workdir / name).is_file():
+            remedy = f"Run `chmod +x {shlex.quote(name)}`, or name its interpreter: `python {name}`, `bash {name}`."
+            yield _error("not-executable", "command", f"`{name}` is not executable", remedy, _mode(workdir / name))
+            return
         near = [other for other in ("python3", "python") if PurePath(name).name == "python" and shutil.which(other)]
         remedy = f"Write `{near[0]}`." if near else "Install it, or write its whole path."
         evidence = (f"relative to {workdir}",) if "/" in name else (f"PATH={search}",)
@@ -274,6 +280,10 @@ def _found(name: str, workdir: Path, search: str) -> bool:
     if "/" in name:
         return _executable(workdir / name)
     return any(_executable(workdir / folder / name) for folder in search.split(os.pathsep))
+
+
+def _mode(path: Path) -> tuple[str, ...]:
+    return (f"{stat.filemode(path.stat().st_mode)} {path}",)
 
 
 def _executable(path: Path) -> bool:
