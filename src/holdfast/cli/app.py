@@ -63,7 +63,7 @@ app = typer.Typer(
     cls=Sections,
     help="Run multi-node training that starts correctly, holds fast when things break, and says what happened.",
     epilog="Each verb takes --help. Where no run is named, the latest is meant; ids can be shortened.",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

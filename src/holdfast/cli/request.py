@@ -18,8 +18,33 @@ DEFAULT_FILE = Path("job.yaml")
 LOCAL = "local"
 """Where to run by default, and the one place that is known to be no cluster before its profile is read."""
 
+
+def _runs_beginning(incomplete: str) -> list[str]:
+    """What a shell offers for a run: ids, newest first."""
+    from holdfast import api
+
+    return [run.run for run in api.runs() if run.run.startswith(incomplete)]
+
+
+def _profiles_beginning(incomplete: str) -> list[str]:
+    """What a shell offers for `--on`."""
+    import os
+
+    from holdfast.job.profile import known_profiles
+
+    return [name for name in known_profiles(Path.cwd(), os.environ) if name.startswith(incomplete)]
+
+
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file; job.yaml when none is given.")]
-OnOption = Annotated[str, typer.Option("--on", metavar="PROFILE", help="Where to run; `holdfast profile` lists them.")]
+OnOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="PROFILE",
+        help="Where to run; `holdfast profile` lists them.",
+        autocompletion=_profiles_beginning,
+    ),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field of the job; may be repeated.")
 ]
@@ -31,7 +56,10 @@ RanksOption = Annotated[
 ]
 GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", help="Same as --set gpus_per_node=N.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.")]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.", autocompletion=_runs_beginning),
+]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
 
