@@ -55,6 +55,7 @@ from holdfast.job.rules import check_job
 from holdfast.job.source import Source
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
+from holdfast.launch.script import launcher_in_script
 from holdfast.launch.starting import start_keeper
 from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import status_of
@@ -107,8 +108,9 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
     from holdfast.launch.local.possible import possible
 
     place, loaded = _profile(profile, base), _loaded(job)
+    known = (*loaded.findings, *map(loaded.placed, launcher_in_script(loaded.job, base)))
     if place.backend == KUBERNETES:
-        return (*loaded.findings, *_possible_there(loaded, place, profile, base))
+        return (*known, *_possible_there(loaded, place, profile, base))
     code = survey_of(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
     here = possible(
         loaded.job,
@@ -118,7 +120,7 @@ def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]
         storage=place.storage,
         capacity=place.capacity,
     )
-    return (*loaded.findings, *map(loaded.placed, (*here, *code)))
+    return (*known, *map(loaded.placed, (*here, *code)))
 
 
 def check_place(loaded: Loaded | None, profile: str, *, base: Path) -> tuple[Finding, ...]:

@@ -69,7 +69,8 @@ def test_secret_among_env_warned_of(name: str, secret: bool) -> None:
         "srun python train.py",
     ],
 )
-def test_launcher_for_every_rank_warned_of(command: str) -> None:
+def test_launcher_for_every_rank_refused_and_for_a_single_rank_warned_of(command: str) -> None:
+    assert codes(command=command, nodes=2) == [("launcher-per-rank", Severity.ERROR, "command")]
     assert codes(command=command) == [("launcher-per-rank", Severity.WARNING, "command")]
     assert codes(command=command, launch="per-node") == []
 

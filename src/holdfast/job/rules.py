@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import PurePath
 
+from msgspec.structs import replace
+
 from holdfast.findings import Finding, Severity
 from holdfast.job.complaints import nearest
-from holdfast.job.launchers import LAUNCHERS, find_launcher
+from holdfast.job.launchers import LAUNCHERS, Launcher, find_launcher
 from holdfast.job.replicas import parts
 from holdfast.job.source import shown
 from holdfast.job.spec import GlobalBatch, Job, Launch, LearningRate
@@ -96,13 +98,26 @@ def launcher_for_every_rank(job: Job) -> Iterator[Finding]:
     found = find_launcher(job.command)
     if found is None or job.launch is not Launch.PER_RANK:
         return
-    launcher = found.launcher
+    yield launcher_per_rank(found.launcher, alone=job.world_size == 1)
+
+
+def launcher_per_rank(
+    launcher: Launcher, *, where: str = "command", evidence: tuple[str, ...] = (), alone: bool = False
+) -> Finding:
+    """That a launcher is started once for every rank; harmless where there is one rank, which is `alone`."""
     instead = (
         f"Write `launch: {launcher.launch}`, or leave" if launcher.launch else "Let holdfast start the ranks: leave"
     )
     what = f"`{launcher.name}` starts its own ranks, and with `launch: per-rank` it is started once for every rank"
-    remedy = f"{instead} the launcher and its flags out of the command."
-    yield _warning("launcher-per-rank", "command", what, remedy)
+    consequence = "" if alone else ", so that each would train a model of its own"
+    finding = _finding(
+        Severity.WARNING if alone else Severity.ERROR,
+        "launcher-per-rank",
+        where,
+        what + consequence,
+        f"{instead} the launcher and its flags out of the command.",
+    )
+    return replace(finding, evidence=evidence)
 
 
 def launcher_unaware_of_nodes(job: Job) -> Iterator[Finding]:

@@ -130,8 +130,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "launcher-per-rank",
-        "The command is a launcher and would be started once for each rank, each time starting all.",
-        "`launch` in the job file.",
+        "The command, or a line of its shell script, is a launcher and would be started once for each rank, each time "
+        "starting all: several models would be trained side by side.",
+        "`launch` in the job file, and the line that is named.",
         "`launch: per-node`, or the script itself.",
     ),
     (
