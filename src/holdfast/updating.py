@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.asking import UPDATE, after, ask, refuse_finished
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AttemptStarted, StepCommitted, UpdateEnded, UpdateOutcome, UpdateRequested
+from holdfast.findings import Fault
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.profile import KUBERNETES
@@ -38,6 +39,8 @@ def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 
     seconds, and where the code cannot be shipped; then nothing was stopped.
     """
     refuse_finished(run)
+    if after_s == 0.0:
+        _refuse_without_steps(run)
     request = _update_requested(run, code, after_s)
     updated = Updated(digest=request.digest, former=request.former)
     if after_s != 0.0:
@@ -55,6 +58,22 @@ def update(run: RunFolder, *, code: Path | None = None, after_s: float | None = 
             case _:
                 pass
     raise AssertionError("it is waited for until it is there or will not be")
+
+
+def _refuse_without_steps(run: RunFolder) -> None:
+    """Raise where ranks would be stopped without handing anything over, for a first step that nobody would report."""
+    if any(replica.step is not None for replica in status_of(run).replicas.values()):
+        return
+    raise failure(
+        "update-without-steps",
+        f"no rank of {run.run} has reported a step, so an update would stop the program and start it from the "
+        "beginning, or from a checkpoint of its own",
+        exit_code=ExitCode.IMPOSSIBLE,
+        where=run.run,
+        remedy="If it has a holdfast.train Session, wait for its first step. If not, `holdfast update --when restart` "
+        "has it run the new code from its next restart on.",
+        fault=Fault.USER,
+    )
 
 
 def _update_requested(run: RunFolder, code: Path | None, after_s: float | None) -> UpdateRequested:

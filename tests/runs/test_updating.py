@@ -13,10 +13,12 @@ from tests.runs.conftest import Runs, Watched
 from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import (
+    AttemptStarted,
     DrillAction,
     DrillTarget,
     FindingRaised,
     Outcome,
+    RanksStarted,
     RecoveryDecided,
     StepCommitted,
     UpdateEnded,
@@ -103,6 +105,16 @@ def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(
         assert [step.loss for step in mine] == [step.loss for step in project.steps(rank, "plain")]
         changed = next(step for step in mine if step.word == "second")
         assert (changed.step, changed.attempt) == (updated.step.first, 1)
+
+
+def test_update_of_a_program_without_a_session_is_refused_and_stops_nothing(runs: Runs) -> None:
+    watched = runs.start("sleep", "600")
+    watched.until(RanksStarted)
+    with pytest.raises(HoldfastError, match="no rank of"):
+        api.update(watched.folder, within_s=WITHIN_S)
+    cut(watched)
+    assert not watched.all(UpdateEnded)
+    assert len(watched.all(AttemptStarted)) == 1
 
 
 def test_code_that_fails_before_or_after_its_first_steps_is_taken_back_and_no_step_is_lost(project: Project) -> None:

@@ -43,6 +43,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing, if steps are long.",
     ),
     (
+        "update-without-steps",
+        "An update at once was asked for while no rank had reported a step: it would have restarted the program.",
+        "Whether the program has a holdfast.train Session; `holdfast status` shows its step.",
+        "Wait for the first step; without a Session, `--when restart`, or cancel the run and start it again.",
+    ),
+    (
         "nothing-handed-over",
         "Ranks that had told of no step were stopped for an update.",
         "Whether the program has a holdfast.train Session, and had made a step since it was started.",
