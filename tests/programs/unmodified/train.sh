@@ -1,0 +1,5 @@
+#!/bin/sh
+# A wrapper as many keep it: settings first, then the program.
+set -eu
+export OMP_NUM_THREADS=1
+exec "${PYTHON:-python}" ddp_snapshot.py "$@"
