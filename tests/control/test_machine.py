@@ -39,6 +39,7 @@ from holdfast.events import (
     DrillDone,
     DrillRequested,
     DrillTarget,
+    NodeEvicted,
     NodeGone,
     NodeLeaving,
     NodeRequested,
@@ -168,6 +169,14 @@ def gone(node: int, *, at: float = 20.0, generation: int = 0) -> NodeGone:
     return NodeGone(at=at, node=node, generation=generation, reason="its agent ended")
 
 
+def leaving(node: int, *, at: float = 20.0) -> NodeLeaving:
+    return NodeLeaving(at=at, node=node, grace_s=GRACE_S)
+
+
+def evicted(node: int, *, at: float = 19.0, generation: int = 0) -> NodeEvicted:
+    return NodeEvicted(at=at, node=node, generation=generation, reason="its JobSet is suspended")
+
+
 def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> Stop:
     return Stop(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
 
@@ -221,6 +230,72 @@ def test_node_lost_while_gathering_is_replaced_within_the_budget_only() -> None:
     assert run.do(gone(1, generation=2)) == [Finish()]
     assert run.state.ending is not None
     assert run.state.ending.exit_code == 79
+
+
+def failures(run: Run, *events: AnyEvent) -> list[tuple[str, str]]:
+    """What each of these events has judged: the finding's code and what is done."""
+    judged = list[tuple[str, str]]()
+    for event in events:
+        run.do(event)
+        judged += [(one.finding.code, one.action) for one in run.decisions if isinstance(one, RecoveryDecided)]
+    return judged
+
+
+GANG = range(4)
+"""More nodes than restarts in the budget, so that one failure per node would end the run."""
+
+
+def test_gang_that_is_deleted_at_once_is_one_failure() -> None:
+    run = Run(nodes=len(GANG)).running()
+    judged = failures(
+        run, *map(leaving, GANG), *map(stopped, GANG), *map(gone, GANG), *(joined(node, generation=1) for node in GANG)
+    )
+    assert judged == [("node-preempted", "replace the node and restart")]
+    assert run.phase() is ReplicaPhase.RUNNING
+
+
+def test_each_further_loss_of_the_same_slot_before_ranks_start_is_a_failure() -> None:
+    run = Run(nodes=len(GANG)).running()
+    judged = failures(run, *map(gone, GANG), *(gone(node, generation=1) for node in GANG))
+    assert judged == [("node-lost", "replace the node and restart")] * 2
+    again = failures(run, *(gone(node, generation=2) for node in GANG))
+    assert again == [("node-lost", "stop")]
+    assert run.state.ending is not None
+    assert run.state.ending.exit_code == 79
+
+
+def test_crash_whose_node_is_lost_afterwards_is_one_failure() -> None:
+    run = Run().running()
+    assert failures(run, killed(1), stopped(0), stopped(1), gone(1)) == [("rank-killed", "restart in place")]
+    waiting = Run().running()
+    waiting.do(killed(1), left(1), stopped(0))
+    judged = failures(waiting, gone(1), gone(0))
+    assert judged == [("rank-killed", "restart in place")]
+
+
+@pytest.mark.parametrize("known", ["before", "after"])
+def test_eviction_by_the_queue_costs_no_restart(known: str) -> None:
+    """Whether the back end sees it before the agents get SIGTERM, or only when the attempt has been judged."""
+    run = Run(nodes=len(GANG), max_restarts=1).running()
+    for generation in range(3):
+        told = [evicted(node, generation=generation) for node in GANG]
+        parting = [*map(leaving, GANG), *(stopped(node, attempt=generation) for node in GANG)]
+        judged = failures(
+            run,
+            *((*told, *parting) if known == "before" else (*parting, *told)),
+            *(gone(node, generation=generation) for node in GANG),
+            *(joined(node, generation=generation + 1) for node in GANG),
+        )
+        assert judged == [("node-preempted", "replace the node and restart")]
+    assert run.phase() is ReplicaPhase.RUNNING
+    assert failures(run, killed(1, attempt=3), *(stopped(node, attempt=3) for node in GANG))[0][1] == "restart in place"
+
+
+def test_node_that_is_evicted_without_notice_costs_no_restart_where_none_is_allowed() -> None:
+    run = Run(max_restarts=0).running()
+    run.do(evicted(0), evicted(1), gone(0), gone(1))
+    assert run.state.ending is None
+    assert run.phase() is ReplicaPhase.GATHERING
 
 
 # Success
@@ -338,10 +413,6 @@ def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
     commands = run.do(gone(1))
     assert commands == [stop(0), ReplaceNode(place=NodePlace(node=1, generation=1), reason="its agent ended")]
     assert run.do(gone(1)) == []
-
-
-def leaving(node: int) -> NodeLeaving:
-    return NodeLeaving(at=20.0, node=node, grace_s=GRACE_S)
 
 
 def test_node_that_is_taken_away_gives_every_rank_its_grace_and_is_replaced_once_it_is_gone() -> None:

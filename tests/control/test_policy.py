@@ -161,3 +161,12 @@ def test_program_without_steps_that_lives_long_between_equal_failures_is_no_cras
     assert judge(killed, (killed, killed), RECOVERY).action is Action.RESTART
     brief = replace(killed, lived_s=5.0)
     assert judge(brief, (brief, brief), RECOVERY).action is Action.STOP
+
+
+def test_eviction_is_outside_the_budget_and_says_so() -> None:
+    evicted = replace(LOSS, kind=FailureKind.NODE_PREEMPTED, evicted=True)
+    verdict = judge(evicted, (LOSS,) * 3, RECOVERY)
+    assert verdict.action is Action.REPLACE_NODE
+    assert "recovery.max_restarts" in verdict.finding.remedy
+    assert judge(LOSS, (evicted,) * 3, RECOVERY).action is Action.REPLACE_NODE
+    assert judge(LOSS, (LOSS,) * 3, RECOVERY).action is Action.STOP

@@ -21,6 +21,7 @@ from holdfast.events import (
     DrillDone,
     DrillRequested,
     FindingRaised,
+    NodeEvicted,
     NodeGone,
     NodeLeaving,
     NodeMade,
@@ -215,6 +216,10 @@ def _deadline_passed(event: DeadlinePassed) -> str:
     return f"deadline {event.deadline} passed"
 
 
+def _node_evicted(event: NodeEvicted) -> str:
+    return f"node{event.node}.{event.generation} is evicted by its queue: {event.reason}"
+
+
 def _node_gone(event: NodeGone) -> str:
     return f"node{event.node}.{event.generation} is gone: {event.reason}"
 
@@ -347,6 +352,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     StopDecided: _stop_decided,
     RunFinished: _finished,
     DeadlinePassed: _deadline_passed,
+    NodeEvicted: _node_evicted,
     NodeGone: _node_gone,
     NodeLeaving: _node_leaving,
     RanksLeaving: _ranks_leaving,

@@ -56,6 +56,7 @@ from holdfast.events import (
     DrillDone,
     DrillRequested,
     FindingRaised,
+    NodeEvicted,
     NodeGone,
     NodeMade,
     NodeUnavailable,
@@ -537,6 +538,8 @@ def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
             return NodeMade(at=at, node=node, generation=generation, known_as=seen.known_as)
         case Sight.UNAVAILABLE:
             return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
+        case Sight.EVICTED:
+            return NodeEvicted(at=at, node=node, generation=generation, reason=seen.reason)
         case Sight.GONE:
             return NodeGone(at=at, node=node, generation=generation, reason=seen.reason)
 

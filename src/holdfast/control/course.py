@@ -150,6 +150,8 @@ def _quiet(job: Job, state: State, replica: ReplicaState, at: float) -> Transiti
         state = state.with_replica(replace(_cleared(replica), growths=growths))
         return proceed(job, state, replica.replica, at)
     failure = first_failure(replica, at)
+    if any(loss.evicted for loss in replica.losses):
+        failure = replace(failure, evicted=True)  # whatever else went wrong, the attempt was at its end
     if state.trained:
         record = _record(replica, left(failure), failure, at)
         state, commands = _done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
@@ -216,6 +218,7 @@ def _launch(job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeStat
     replica = replace(
         versions.with_code(state, replica, nodes),
         members=members,
+        lost=0,
         phase=ReplicaPhase.RUNNING,
         attempt=replica.attempt + 1,
         started_at=at,

@@ -15,6 +15,7 @@ from holdfast.events import (
     AgentLeft,
     ControllerStarted,
     FindingRaised,
+    NodeEvicted,
     NodeGone,
     NodeLeaving,
     NodeMade,
@@ -176,6 +177,26 @@ def node_gone(job: Job, state: State, event: NodeGone) -> Transition:
     return lose(job, state, (node,), event.at, event.reason, buried=True)
 
 
+def node_evicted(job: Job, state: State, event: NodeEvicted) -> Transition:
+    """The queue takes a node back: what this ends, or has just ended, costs no restart."""
+    node = state.nodes[event.node]
+    if event.generation != node.generation or node.missing:
+        return state, ()
+    state = state.with_node(node.but(evicted=True))
+    if node.replica is None:
+        return state, ()
+    replica = state.replicas[node.replica]
+    losses = tuple(replace(loss, evicted=loss.evicted or loss.node == node.node) for loss in replica.losses)
+    known = replica.failures
+    if known and known[-1].attempt == replica.attempt and _is_of(known[-1], node):
+        known = (*known[:-1], replace(known[-1], evicted=True))
+    return state.with_replica(replace(replica, losses=losses, failures=known)), ()
+
+
+def _is_of(failure: Failure, node: NodeState) -> bool:
+    return failure.kind in (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED) and failure.node == node.node
+
+
 def node_leaving(job: Job, state: State, event: NodeLeaving) -> Transition:
     """A node will be gone soon: its replica's ranks, all of them healthy, have their grace to save and end."""
     node = state.nodes[event.node]
@@ -216,7 +237,9 @@ def lose(
     gone = tuple(state.nodes[node.node] for node in gone)
     if state.ending or replica.phase is ReplicaPhase.DONE:
         return proceed(job, state, replica.replica, at)
-    if _needed(job, state, nodes):
+    needed = _needed(job, state, nodes)
+    state = _disrupted(state, replica.replica, nodes, anew=needed and replica.phase is ReplicaPhase.GATHERING)
+    if needed:
         state, commands = fail(job, state, nodes, at, reason, kind=kind, failed_at=failed_at)
     else:
         state, commands = proceed(job, state, replica.replica, at)
@@ -227,7 +250,10 @@ def lose(
 
 
 def _needed(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
-    """Whether the loss of these nodes, as they were, is a failure of their replica and not only of theirs."""
+    """Whether the loss of these nodes, as they were, is a failure of their replica and not only of theirs.
+
+    Nodes that are lost while their replica is down for a failure belong to that one, unless a slot is lost again.
+    """
     replica = _replica_of(state, nodes)
     match replica.phase:
         case ReplicaPhase.RUNNING | ReplicaPhase.JUDGING:
@@ -236,7 +262,20 @@ def _needed(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
             return any(node.node in replica.members for node in nodes)
         case _:
             there = [node for node in state.nodes_of(replica.replica) if not node.missing]
-            return not job.nodes.elastic or len(there) < world.least(job, state)
+            if job.nodes.elastic and len(there) >= world.least(job, state):
+                return False
+            known = replica.failures
+            down = bool(known) and known[-1].attempt == replica.attempt
+            return not down or any(replica.lost >> node.node & 1 for node in nodes)
+
+
+def _disrupted(state: State, index: int, nodes: tuple[NodeState, ...], *, anew: bool) -> State:
+    """Remember which slots were lost while no attempt could run; `anew` starts another disruption."""
+    replica = state.replicas[index]
+    if replica.at_work and not any(node.busy for node in nodes):
+        return state  # its attempt goes on without them
+    lost = sum(1 << node.node for node in nodes)
+    return state.with_replica(replace(replica, lost=lost if anew else replica.lost | lost))
 
 
 def fail(
@@ -264,6 +303,7 @@ def fail(
             step=replica.step,
             headway=replica.steps >= HEADWAY_STEPS,
             lived_s=at - replica.started_at,
+            evicted=node.evicted,
         )
         for node in nodes
     )

@@ -111,6 +111,8 @@ class Failure:
     lived_s: float = 0.0
     secondary: bool = False
     """Whether its error only speaks of a peer that went away."""
+    evicted: bool = False
+    """Whether the run's queue took the node back: that is no fault of the run's, and costs no restart."""
     awaited_by: int | None = None
     """The rank that gave up waiting for this one."""
 
@@ -186,6 +188,10 @@ _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVE
 
 _WHERE_TO_LOOK = (
     "Its agent's own log says why, where the place keeps one: nodes/node{node}.*/agent.log in the run's folder."
+)
+
+_ADMITTED_AGAIN = (
+    "Nothing: the run resumes when its queue admits it again. An eviction costs no restart of recovery.max_restarts."
 )
 
 
@@ -311,8 +317,8 @@ def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recov
 
 
 def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    recent = [one for one in earlier if one.at > failure.at - recovery.window_s]
-    if len(recent) < recovery.max_restarts:
+    recent = [one for one in earlier if one.at > failure.at - recovery.window_s and not one.evicted]
+    if failure.evicted or len(recent) < recovery.max_restarts:
         return None
     why = f"{len(recent)} restarts within {recovery.window_s:g} s, and recovery.max_restarts is {recovery.max_restarts}"
     if recovery.max_restarts == 0:
@@ -323,7 +329,8 @@ def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
 def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     if failure.kind not in _OF_NODES:
         return None
-    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", "Nothing: the node is replaced."))
+    remedy = _ADMITTED_AGAIN if failure.evicted else "Nothing: the node is replaced."
+    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy))
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:

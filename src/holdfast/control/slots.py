@@ -19,6 +19,7 @@ def emptied(node: NodeState, at: float, reason: str, *, haunted: bool) -> NodeSt
         reason=reason,
         haunted=haunted or node.haunted,
         busy=False,
+        evicted=False,
         incarnation="",
         generation=node.generation + 1,
     )

@@ -98,6 +98,8 @@ class NodeState:
     """Whether a node in this slot did not join in time, and none has since."""
     haunted: bool = False
     """Whether ranks of the node that was lost may still live: its back end has yet to say that nothing is left."""
+    evicted: bool = False
+    """Whether its queue takes this node back."""
     incarnation: str = ""
     address: str = ""
     port: int = 0
@@ -198,6 +200,8 @@ class ReplicaState:
     hangs: tuple[RankHung, ...] = ()
     losses: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
+    lost: int = 0
+    """Node slots lost since its last attempt was running, a bit each: together they are one disruption."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 

@@ -41,6 +41,7 @@ from holdfast.events.run import (
     DeadlinePassed,
     Effect,
     FindingRaised,
+    NodeEvicted,
     NodeGone,
     NodeMade,
     NodeRequested,
@@ -86,6 +87,7 @@ RunEvent = (
     | StopDecided
     | RunFinished
     | DeadlinePassed
+    | NodeEvicted
     | NodeGone
     | NodeMade
     | NodeUnavailable
@@ -98,10 +100,11 @@ AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
 __all__ = [
     "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
     "CheckpointCommitted", "CheckpointRequested", "CodeFetched", "CodeShipped", "ControllerStarted", "CrowdEvent",
-    "DeadlinePassed", "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event", "FindingRaised",
-    "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable", "NodesStarted", "NodesStopped",
-    "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState", "RanksExited", "RanksHung",
-    "RanksLeaving", "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided", "RunCreated", "RunEvent",
-    "RunFinished", "Spans", "SplitRequested", "StandbyPromoted", "StandbyReady", "StepCommitted", "StopDecided",
-    "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged", "numbers", "spans",
+    "DeadlinePassed", "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event",
+    "FindingRaised", "NodeEvicted", "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable",
+    "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState",
+    "RanksExited", "RanksHung", "RanksLeaving", "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided",
+    "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested", "StandbyPromoted", "StandbyReady",
+    "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged", "numbers",
+    "spans",
 ]  # fmt: skip

@@ -205,6 +205,14 @@ class DeadlinePassed(Event, frozen=True, kw_only=True):
     deadline: str
 
 
+class NodeEvicted(Event, frozen=True, kw_only=True):
+    """The queue takes a node back, with the rest of the run; it counts nothing against `recovery.max_restarts`."""
+
+    node: int
+    generation: int
+    reason: str
+
+
 class NodeGone(Event, frozen=True, kw_only=True):
     """The back end says that a node, or the agent on it, no longer exists."""
 

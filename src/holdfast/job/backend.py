@@ -29,6 +29,8 @@ class Sight(StrEnum):
     """It exists, and its agent is on its way."""
     UNAVAILABLE = "unavailable"
     """There is no machine for it now; it is made, unasked, as soon as there is one."""
+    EVICTED = "evicted"
+    """It is there, and its queue takes it back: the whole run is to wait for admission again."""
     GONE = "gone"
     """It, or the agent on it, has ceased to exist."""
 
@@ -55,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as they are made, are found unavailable or cease to exist, while nobody was looking included."""
+        """Nodes as they are made, found unavailable, evicted or gone; what happened while nobody looked included."""
         ...
 
     def generation(self, node: int, address: str) -> int | None:
