@@ -114,6 +114,18 @@ def test_node_that_was_made_is_waited_for_until_it_should_have_joined() -> None:
     assert [event.finding.code for event in run.told(FindingRaised)] == ["node-never-joined"]  # type: ignore[attr-defined]
 
 
+def test_gang_that_was_away_as_a_whole_is_waited_for_as_a_whole_again() -> None:
+    run = Run().whole()
+    run.do(*(gone(node) for node in range(4)), *(unavailable(node, at=20.0) for node in range(4)))
+    run.pass_("wait:0", 20.0 + WAIT_S)
+    late = 1000.0
+    run.do(*(NodeMade(at=late, node=node, generation=1) for node in (0, 1)))
+    assert run.do(*(joined(node, at=late + 1, generation=1) for node in (0, 1))) == []
+    (start,) = run.do(*(joined(node, at=late + 2, generation=1) for node in (2, 3)))
+    assert isinstance(start, Start)
+    assert start.nodes == (0, 1, 2, 3)
+
+
 def test_lost_node_that_is_replaced_in_time_shrinks_nothing() -> None:
     run = Run().whole()
     run.do(gone(1), *(stopped(node) for node in (0, 2, 3)))

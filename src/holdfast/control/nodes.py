@@ -70,8 +70,19 @@ def node_made(job: Job, state: State, event: NodeMade) -> Transition:
     node = state.nodes[event.node]
     if event.generation != node.generation or not node.missing or _unwanted(state, node.replica):
         return state, ()
+    state = _awaiting_the_rest(job, state, node, event.at)
     state = expect(job, state, replace(node, phase=NodePhase.MADE, since=event.at, haunted=False))
     return _go_on(job, state, node.replica, event.at)
+
+
+def _awaiting_the_rest(job: Job, state: State, node: NodeState, at: float) -> State:
+    """The first node to come after a time in which none was there has the others waited for: a gang comes together."""
+    if not job.nodes.elastic or node.replica is None or Deadline.WAIT.of(node.replica) in state.deadlines:
+        return state
+    awaited = (NodePhase.REQUESTED, NodePhase.UNAVAILABLE)
+    if any(other.phase not in awaited for other in state.nodes_of(node.replica)):
+        return state
+    return state.with_deadline(Deadline.WAIT.of(node.replica), at + job.nodes.wait_s)
 
 
 def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -90,6 +91,13 @@ class Site:
         )
         return said.split()
 
+    async def suspend(self, suspended: bool) -> None:
+        patch = json.dumps({"spec": {"suspend": suspended}})
+        await self.kubectl("patch", "jobset", "run", "--type=merge", "-p", patch)
+
+    async def next(self) -> NodeObservation:
+        return await anext(self._seen)
+
     async def sees(self, *expected: tuple[NodePlace, Sight]) -> None:
         """Wait for these, in any order, passing over what is said of nodes that are still awaited."""
         missing = set(expected)
@@ -161,6 +169,24 @@ def test_pod_that_finds_no_machine_says_why(play) -> None:
             assert seen.sight is Sight.UNAVAILABLE
             if "didn't match Pod's node affinity/selector" in seen.reason:
                 return
+
+    play(scene)
+
+
+def test_gang_that_is_suspended_is_evicted_and_waits_until_it_is_admitted(play) -> None:
+    async def scene(here: Site) -> None:
+        here.make()
+        await here.backend.submit((at(0, 0), at(1, 0)))
+        await here.sees((at(0, 0), Sight.MADE), (at(1, 0), Sight.MADE))
+        await here.suspend(True)
+        gone = ((at(node, 0), sight) for node in (0, 1) for sight in (Sight.EVICTED, Sight.GONE))
+        await here.sees(*gone)
+        for node in (0, 1):
+            await here.backend.replace_node(at(node, 1), "its pod is gone")
+        waiting = {(seen.place, seen.sight, seen.reason) for seen in [await here.next() for _ in range(2)]}
+        assert waiting == {(at(node, 1), Sight.UNAVAILABLE, "JobSet run is suspended") for node in (0, 1)}
+        await here.suspend(False)
+        await here.sees((at(0, 1), Sight.MADE), (at(1, 1), Sight.MADE))
 
     play(scene)
 

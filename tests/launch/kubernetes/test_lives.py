@@ -59,6 +59,28 @@ def test_what_an_earlier_controller_knew_is_said_to_be_gone_when_it_is() -> None
     assert settled(Lives(held={FIRST: "a"}).see(A))[1] == []
 
 
+def test_gang_that_its_queue_takes_back_is_evicted_once_and_its_nodes_wait_for_admission() -> None:
+    waiting, seen = Lives().want(FIRST).suspend("JobSet run is suspended").settle()
+    assert [(each.sight, each.reason) for each in seen] == [(Sight.UNAVAILABLE, "JobSet run is suspended")]
+    lives, seen = settled(waiting.suspend("").see(A))
+    assert seen == [(FIRST, Sight.MADE)]
+    lives, seen = settled(lives.suspend("JobSet run is suspended"))
+    assert seen == [(FIRST, Sight.EVICTED)]
+    lives, seen = settled(lives.see(OVER_A))
+    assert seen == [(FIRST, Sight.GONE)]
+    lives, seen = settled(lives.want(SECOND))
+    assert seen == [(SECOND, Sight.UNAVAILABLE)]
+    lives, seen = settled(lives.suspend("").see(B))
+    assert seen == [(SECOND, Sight.MADE)]
+    assert settled(lives.suspend("again"))[1] == [(SECOND, Sight.EVICTED)]
+    assert Lives().belied((OVER_A,))
+    assert not Lives().belied((A,))
+    assert Lives(suspended="it is").belied((A,))
+    assert not Lives(suspended="it is").belied((OVER_A,))
+    unnoticed = Lives().want(FIRST).see(A).settle()[0].suspend("it was quick").see(OVER_A)
+    assert settled(unnoticed)[1] == [(FIRST, Sight.EVICTED), (FIRST, Sight.GONE)]
+
+
 _STEPS = st.one_of(
     st.tuples(st.just("see"), st.sampled_from("abcd"), st.sampled_from(("pending", "running", "over"))),
     st.tuples(st.just("want"), st.just(""), st.just("")),

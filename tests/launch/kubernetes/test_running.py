@@ -26,6 +26,7 @@ from holdfast.events import (
     FindingRaised,
     Outcome,
     RankExited,
+    RecoveryDecided,
     RunFinished,
     StepCommitted,
 )
@@ -178,6 +179,58 @@ def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
     assert said["terminalState"] == "Failed"
     assert [each["message"] for each in said["conditions"]] == [f"{finished.reason} (exit code 3)"]
     until(lambda: not site.pods("node"), "no node is made again")
+
+
+QUEUES = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: NAME}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: NAME}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+  - coveredResources: [cpu]
+    flavors: [{name: NAME, resources: [{name: cpu, nominalQuota: "1"}]}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: default, namespace: NAME}
+spec: {clusterQueue: NAME}
+"""
+"""A queue that also takes, by its name, every pod that no queue is asked for by what owns it."""
+
+
+@pytest.fixture
+def queues(lab: Lab, namespace: str) -> Iterator[str]:
+    lab.kubectl("create", "-f", "-", input=QUEUES.replace("NAME", namespace))
+    yield "default"
+    lab.kubectl("delete", f"clusterqueue/{namespace}", f"resourceflavor/{namespace}", "--wait=false")
+
+
+def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_restart(site: Site, queues: str) -> None:
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    options: dict[str, Any] = {"nodes": 3, "queue": queues, "resources.cpu": 0.1, "recovery.max_restarts": 0}
+    run = site.start("python", "wait.py", str(enough), **options)
+    reach(run, lambda known: known.phase is Phase.RUNNING)
+
+    def set_active(active: bool) -> None:
+        (workload,) = site.kubectl("get", "workloads", "-o", "name").split()
+        site.kubectl("patch", workload, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
+
+    set_active(False)
+    waits = f"JobSet {run.run} is suspended until queue default admits it"
+    reach(run, lambda known: all(node.reason == waits for node in known.nodes.values()))
+    assert site.pods("node") == {}
+    set_active(True)
+    reach(run, lambda known: known.phase is Phase.RUNNING)
+    enough.touch()
+    finished, heard = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"]
 
 
 def test_code_that_no_secret_holds_is_brought(site: Site) -> None:

@@ -22,11 +22,11 @@ from holdfast.job.profile import Workload
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Share
 from holdfast.launch.kubernetes.cluster import Cluster
-from holdfast.launch.kubernetes.failing import declare_failed
+from holdfast.launch.kubernetes.failing import GANGS, declare_failed
 from holdfast.launch.kubernetes.lives import Lives, Pod, known
-from holdfast.launch.kubernetes.names import NODE, PART_LABEL, RUN_LABEL, Names
+from holdfast.launch.kubernetes.names import NODE, PART_LABEL, QUEUE_LABEL, RUN_LABEL, Names
 from holdfast.launch.kubernetes.paths import PODS
-from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
+from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered
 
 log = logging.getLogger("holdfast.controller")
 
@@ -96,7 +96,7 @@ class KubernetesBackend:
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         """Nodes as their pods begin to run, cannot be placed, or are gone."""
-        looking = asyncio.ensure_future(self._look())
+        looking = asyncio.gather(self._look(), self._look_at_gang())
         try:
             while True:
                 seeing = asyncio.ensure_future(self._seen.get())
@@ -118,8 +118,8 @@ class KubernetesBackend:
         What comes without being asked for comes after a pause, which is longer each time.
         """
         self._change(self._lives.want(place))
-        if self._lives.coming(place):
-            return
+        if self._lives.coming(place) or self._lives.suspended:
+            return  # a gang that is suspended gets all of its pods when it is admitted
         log.info("node%s is made anew: %s", place.node, reason)
         if self._numbering.own_job:
             await self._insist(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{place.node}")
@@ -165,15 +165,33 @@ class KubernetesBackend:
             all_of_them = True
             try:
                 async for known in self._cluster.pods(selector):
+                    pods = [pod for each in known if (pod := as_pod(each, self._numbering))]
+                    if all_of_them or self._lives.belied(pods):
+                        await self._ask_gang()
                     lives = replace(self._lives, pods={}) if all_of_them else self._lives
-                    for seen in filter(None, (as_pod(each, self._numbering) for each in known)):
-                        lives = lives.see(seen)
+                    for pod in pods:
+                        lives = lives.see(pod)
                     self._looked.set()
                     self._change(lives)
                     all_of_them = False
             except Unanswered as error:
                 log.warning("the API server does not say what becomes of pods: %s", error)
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _look_at_gang(self) -> None:
+        """Keep up with whether the gang is suspended, as long as nodes are missing or leave."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            lives = self._lives
+            if lives.wanted or lives.suspended or any(pod.leaving for pod in lives.pods.values()):
+                await self._ask_gang()
+
+    async def _ask_gang(self) -> None:
+        try:
+            gang = await self._cluster.read(f"{GANGS[self._workload].path}/{self._run}")
+        except ClusterError:
+            return  # what was known stands; that nobody answers is said of the pods
+        self._change(self._lives.suspend(_suspended(gang)))
 
     def _change(self, lives: Lives) -> None:
         """Take new knowledge in, with what follows from it."""
@@ -195,6 +213,15 @@ class KubernetesBackend:
             except Unanswered as error:
                 log.warning("%s cannot be removed yet: %s", path, error)
                 await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def _suspended(gang: Mapping[str, Any]) -> str:
+    """Why a gang has no pods, where its object says so; empty where it is to run."""
+    spec, meta = gang["spec"], gang["metadata"]
+    if not (spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")):
+        return ""
+    queue = meta.get("labels", {}).get(QUEUE_LABEL)
+    return f"{gang['kind']} {meta['name']} is suspended{f' until queue {queue} admits it' if queue else ''}"
 
 
 def as_pod(said: Mapping[str, Any], numbering: Numbering) -> Pod | None:

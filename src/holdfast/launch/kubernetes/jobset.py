@@ -8,7 +8,7 @@ from holdfast.launch.kubernetes.agent import agent
 from holdfast.launch.kubernetes.command import command, place_in_jobset
 from holdfast.launch.kubernetes.desk import KEPT_S
 from holdfast.launch.kubernetes.manifest import Because, Node
-from holdfast.launch.kubernetes.names import NODE
+from holdfast.launch.kubernetes.names import NODE, QUEUE_LABEL
 from holdfast.launch.kubernetes.pod import Occupant, template
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -49,7 +49,7 @@ def owner_metadata(asked: Submission) -> Node:
     """Name and labels of the object that stands for the run: what owns the others, and what a queue admits."""
     labels = asked.names.labels()
     if asked.queue:
-        labels |= {"kueue.x-k8s.io/queue-name": asked.queue}
+        labels |= {QUEUE_LABEL: asked.queue}
     return {"name": asked.names.name, "namespace": asked.profile.namespace, "labels": labels}
 
 

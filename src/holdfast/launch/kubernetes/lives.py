@@ -41,6 +41,10 @@ class Lives:
     """Generations that a pod is awaited for, by node."""
     spent: frozenset[str] = frozenset()
     """Pods that are to be no generation any more."""
+    suspended: str = ""
+    """Why no pod is made for any node: the queue has not admitted the run, or has evicted it. Empty once it has."""
+    evicted: frozenset[NodePlace] = frozenset()
+    """Generations that are said to be evicted."""
     told: Mapping[int, str] = field(default_factory=dict[int, str])
     """Why a node is not there yet, as far as that was said."""
 
@@ -58,9 +62,24 @@ class Lives:
         pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
         return replace(self, pods=pods if pod.over else {**pods, pod.uid: pod})
 
+    def suspend(self, why: str) -> Lives:
+        """Take in whether the gang is suspended, and why; nothing where it runs."""
+        return self if why == self.suspended else replace(self, suspended=why, evicted=frozenset())
+
+    def belied(self, pods: Iterable[Pod]) -> bool:
+        """Whether the gang may have been suspended, or admitted, since it was asked for: that comes before its pods."""
+        return any(pod.running and not pod.leaving if self.suspended else pod.leaving or pod.over for pod in pods)
+
     def settle(self) -> tuple[Lives, tuple[NodeObservation, ...]]:
         """Give awaited generations to pods that run, take them from pods that are over, and say so."""
         lives, seen = self, tuple[NodeObservation, ...]()
+        if self.suspended:
+            seen = tuple(
+                NodeObservation(place=place, sight=Sight.EVICTED, reason=self.suspended)
+                for place in self.held
+                if place not in self.evicted
+            )
+            lives = replace(lives, evicted=frozenset(self.held))
         for place, uid in self.held.items():
             if uid not in lives.pods:
                 lives = replace(lives, held={held: of for held, of in lives.held.items() if held != place})
@@ -98,7 +117,7 @@ class Lives:
                 wanted = {node: other for node, other in self.wanted.items() if node != place.node}
                 lives = replace(self, held={**self.held, place: pod.uid}, wanted=wanted)
                 return lives, (NodeObservation(place=place, sight=Sight.MADE, known_as=pod.uid),)
-        why = next((pod.why for pod in candidates if pod.why), "")
+        why = next((pod.why for pod in candidates if pod.why), self.suspended)
         if why and why != self.told.get(place.node):
             lives = replace(self, told={**self.told, place.node: why})
             return lives, (NodeObservation(place=place, sight=Sight.UNAVAILABLE, reason=why),)

@@ -19,6 +19,7 @@ LONGEST = 43
 (the JobSet webhook counts them so), and a point to spare."""
 
 RUN_LABEL = "holdfast/run"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PART_LABEL = "holdfast/part"
 NODE = "node"
 CONTROLLER = "controller"

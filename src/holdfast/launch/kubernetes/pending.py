@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.launch.kubernetes.names import QUEUE_LABEL
 from holdfast.launch.kubernetes.reason import ADMISSION, Reason, understood
 
 Thing = Mapping[str, Any]
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 @dataclass(frozen=True, kw_only=True)
