@@ -105,6 +105,25 @@ def test_queue_that_makes_nothing_of_a_run_is_told_from_one_that_lets_it_wait() 
     assert waiting.code == "run-queued"
 
 
+def test_pod_that_is_gated_names_its_gates() -> None:
+    told = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "SchedulingGated",
+        "message": "Scheduling is blocked due to non-empty scheduling gates",
+    }
+    gated = {
+        "metadata": {"name": f"{RUN}-controller-x"},
+        "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        "status": {"phase": "Pending", "conditions": [told]},
+    }
+    owner = {"kind": "JobSet", "metadata": {"name": RUN}, "spec": {}}
+    finding = pending(Seen(owner=owner, pods=[gated]))
+    assert finding is not None
+    assert (finding.code, finding.where) == ("pods-gated", f"pod {RUN}-controller-x")
+    assert "until kueue.x-k8s.io/admission is taken away" in finding.what
+
+
 @pytest.mark.parametrize(
     ("waiting", "code"),
     [

@@ -116,6 +116,13 @@ REASONS: tuple[Reason, ...] = (
         remedy="It starts again from its last checkpoint when there is room.",
         severity=Severity.INFO,
     ),
+    # Scheduling is blocked due to non-empty scheduling gates: kueue.x-k8s.io/admission
+    Reason(
+        pattern=r"blocked due to non-empty scheduling gates: (?P<gates>.+)",
+        code="pods-gated",
+        says="a pod of it may not be scheduled until {gates} is taken away",
+        remedy="Whoever set the gate says what it waits for; Kueue gates pods that are in none of its queues.",
+    ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
     Reason(
         pattern=r'persistentvolumeclaim "(?P<name>[^"]+)" (?P<state>not found|is being deleted)',
@@ -264,7 +271,8 @@ def _of_pod(pod: Thing) -> Iterator[Clue]:
     status = pod.get("status", {})
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
-            yield Clue(where=f"pod {_name(pod)}", text=condition["message"])
+            gates = ", ".join(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", ()))
+            yield Clue(where=f"pod {_name(pod)}", text=f"{condition['message']}{f': {gates}' if gates else ''}")
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         if text := _of_container(container):
             yield Clue(where=f"pod {_name(pod)}", text=text)

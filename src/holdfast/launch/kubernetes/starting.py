@@ -127,10 +127,9 @@ async def make(cluster: Cluster, destination: Destination, errand: Errand) -> Pl
             made.append(path_of(owner))  # it may be made though nobody says so
             raise
         made.append(path_of(owner))
-        owners = {"ownerReferences": [_reference(said)]}
         for each in filter(_is_runs_own, before):
-            await cluster.change(path_of(each), {"metadata": owners})
-        ready = [{**each, "metadata": each["metadata"] | owners} for each in owned]
+            await cluster.change(path_of(each), {"metadata": _owned_by(said, each)})
+        ready = [{**each, "metadata": each["metadata"] | _owned_by(said, each)} for each in owned]
         for wave in (True, False):
             await _all(cluster.make(folder_of(each), each) for each in ready if (each["kind"] in ASKED) == wave)
     except BaseException as error:
@@ -191,11 +190,16 @@ async def _made(cluster: Cluster, thing: Mapping[str, Any]) -> bool:
     return True
 
 
-def _reference(owner: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What has an object removed with its owner, which does not take it for a part of its own."""
+def _owned_by(owner: Mapping[str, Any], one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata that has an object removed with its owner.
+
+    Kueue follows `controller: true` alone: the controller's pods then belong to the run that it has admitted, and are
+    not gated as pods that are in no queue (manageJobsWithoutQueueName, or a LocalQueue named `default`).
+    """
     meta = owner["metadata"]
     kind = {key: owner[key] for key in ("apiVersion", "kind")}
-    return {**kind, "name": meta["name"], "uid": meta["uid"], "controller": False}
+    reference = {**kind, "name": meta["name"], "uid": meta["uid"], "controller": one["kind"] == "ReplicaSet"}
+    return {"ownerReferences": [reference]}
 
 
 def _is_runs_own(thing: Mapping[str, Any]) -> bool:
