@@ -20,7 +20,7 @@ from holdfast.job.complaints import finding_at, nearest
 from holdfast.job.document import placed_in, read_text, validate
 from holdfast.job.isolation import Isolation
 from holdfast.job.source import Source, parse, shown
-from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Filled, Model
+from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Filled, Model, Number
 
 LOCAL = "local"
 KUBERNETES = "kubernetes"
@@ -95,6 +95,25 @@ class Toleration(Model):
     """The taint's effect; none means any."""
 
 
+class ControllerPod(Model):
+    """The pod of a run's controller: it needs no GPU, and is best kept off the machines that nodes need whole."""
+
+    image: Filled | None = None
+    """Its image, with the same version of holdfast as the job's; none means the job's."""
+    cpu: Annotated[Number, Field(gt=0)] = 0.25
+    """CPU cores that it asks for."""
+    cpu_limit: Annotated[Number, Field(gt=0)] | None = None
+    """Most CPU cores that it may use; none means what its machine has to spare."""
+    memory: Bytes = 256 << 20
+    """Memory that it asks for, in bytes or such as `256MiB`."""
+    memory_limit: Bytes = 1 << 30
+    """Most memory that it may use; a run of 2,048 nodes takes 142 MiB."""
+    node_selector: dict[QualifiedName, str] = {}
+    """Labels that its machine must have; the profile's own are for nodes alone."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that it puts up with; the profile's own are for nodes alone."""
+
+
 class Profile(Model):
     """A place to run jobs."""
 
@@ -135,6 +154,8 @@ class Profile(Model):
     """Kubernetes: labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Kubernetes: taints of nodes that are put up with."""
+    controller: ControllerPod = ControllerPod()
+    """Kubernetes: the pod of the run's controller: image, size, and the machines that it may run on."""
     fabric: Filled | None = None
     """What `fabric: auto` means here; none means the back end's own choice, which is `tcp` locally."""
     storage: Filled | None = None

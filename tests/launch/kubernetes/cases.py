@@ -57,6 +57,15 @@ CASES: Mapping[str, Case] = {
             "tolerations": [{"key": "nvidia.com/gpu"}, {"key": "team", "value": "ml", "effect": "NoSchedule"}],
             "image_pull_secrets": ["registry"],
             "user": 0,
+            "controller": {
+                "image": "registry.example/holdfast:1",
+                "cpu": 2,
+                "cpu_limit": 4,
+                "memory": "1GiB",
+                "memory_limit": "2GiB",
+                "node_selector": {"node-group": "system"},
+                "tolerations": [{"key": "CriticalAddonsOnly"}],
+            },
         },
     ),
     "jobset-sriov": Case(

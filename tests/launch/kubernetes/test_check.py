@@ -130,11 +130,60 @@ def test_namespace_that_may_never_hold_all_nodes_is_named(
         assert findings["quota-too-small"].evidence == (f"ResourceQuota team allows {most}",)
 
 
+WHOLE = Case(job={"resources": {"cpu": 100, "memory": "1TiB"}})
+"""Its nodes need all cores of a machine."""
+
+
+@pytest.mark.parametrize(
+    ("own", "machines", "words"),
+    [
+        ({}, "ab", "the controller's pod takes the room of a node: on a it leaves room for 1 of 2 nodes"),
+        ({}, "abc", None),
+        ({}, "ab+", "the controller's pod may take the room of a node: on a it leaves room for 1 of 2 nodes"),
+        ({"node_selector": {"pool": "cpu"}}, "ab+", None),
+        ({"node_selector": {"pool": "none"}}, "ab+", "no machine takes the controller's pod"),
+        ({"tolerations": [{"key": "gpu"}]}, "AB", "the controller's pod takes the room of a node"),
+        ({}, "AB", "no machine takes the controller's pod"),
+        ({"cpu": 100}, "abc", None),
+        ({"cpu": 101}, "abc", "no machine takes the controller's pod"),
+    ],
+)
+def test_controller_has_a_machine_that_no_node_needs_whole(
+    own: dict[str, Any], machines: str, words: str | None
+) -> None:
+    """Small letters are machines for nodes, capitals the same with a taint, and `+` is one without GPUs."""
+    taint = [{"key": "gpu", "effect": "NoSchedule"}]
+    nodes = [machine(name, taints=taint if name.isupper() else None) for name in machines.replace("+", "")]
+    if "+" in machines:
+        nodes.append(machine("small", cpu="2", **{"nvidia.com/gpu": "0"}))
+        nodes[-1]["metadata"]["labels"]["pool"] = "cpu"
+    place = {"controller": own, "tolerations": [{"key": "gpu"}]}
+    findings = check(submission(replace(WHOLE, place=place)), replace(GOOD, nodes=nodes))
+    assert [words in finding.what for finding in findings if words] == [True] * bool(words)
+    assert words or not findings
+
+
+def test_small_nodes_share_machines_but_not_on_the_host_network() -> None:
+    job = {"nodes": 4, "gpus_per_node": 4, "resources": {"cpu": 40}}
+    assert found(GOOD, Case(job=job)) == {}
+    shared = found(GOOD, Case(job={**job, "fabric": "oke-roce"}))["machines-too-few"]
+    assert "2 of its 4 fit" in shared.what
+
+
+def test_controllers_own_needs_count_in_the_namespaces_quota() -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.cpu": "192"}}}
+    assert set(found(replace(GOOD, resource_quotas=[quota]))) == {"quota-too-small"}
+    alone = Case(job={"launch": "per-node", "command": ["torchrun", "train.py"]}, place={"agent": False})
+    assert found(replace(GOOD, resource_quotas=[quota]), alone) == {}
+
+
 def test_names_that_pods_rely_on_are_looked_for() -> None:
     case = CASES["jobset-rdma-shared"]
     offers = {"rdma/hca_shared_devices_a": "63"}
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    cluster = replace(GOOD, nodes=[machine(name, taints=[taint], **offers) for name in "ab"], no_secrets=["registry"])
+    machines = [machine(name, taints=[taint], **offers) for name in "ab"]
+    system = {**machine("c"), "metadata": {"name": "c", "labels": {"node-group": "system"}}}
+    cluster = replace(GOOD, nodes=[*machines, system], no_secrets=["registry"])
     assert set(found(cluster, case)) == {"name-missing"}
     there = replace(cluster, no_secrets=(), priority_classes=frozenset({"training"}))
     assert found(there, case) == {}

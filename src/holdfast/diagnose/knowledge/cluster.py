@@ -182,6 +182,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Ask for less; an autoscaler may add machines.",
     ),
     (
+        "controller-in-the-way",
+        "The controller's pod takes CPU or memory of a machine that a node of the job needs whole.",
+        "Compare `allocatable` of `kubectl describe nodes` with the job's `resources` and the profile's `controller`.",
+        "Set `controller.node_selector` in the profile to other machines, or ask for less on each node.",
+    ),
+    (
+        "pods-gated",
+        "A pod has scheduling gates, and is not scheduled until whoever set them takes them away.",
+        "`kubectl get pod POD -o jsonpath={.spec.schedulingGates}`.",
+        "Whoever set the gate says what it waits for; Kueue gates pods that are in none of its queues.",
+    ),
+    (
         "claim-missing",
         "The volume's claim is not there.",
         "`kubectl get pvc`.",

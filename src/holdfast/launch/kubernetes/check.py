@@ -5,14 +5,16 @@ Pure. Refuses to own how the cluster is asked, and what is wrong whatever the cl
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Fault, Finding, Severity
-from holdfast.job.profile import Workload
+from holdfast.job.profile import Toleration, Workload
 from holdfast.launch.kubernetes.access import GROUPS
+from holdfast.launch.kubernetes.controller import requests
 from holdfast.launch.kubernetes.manifest import plain
 from holdfast.launch.kubernetes.paths import folder_of
 from holdfast.launch.kubernetes.pending import Thing
@@ -165,9 +167,11 @@ def namespace_quota(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The fewest nodes that will do ask for no more than the namespace may hold when nobody else is in it."""
     nodes = asked.job.nodes.min
     asks = {"pods": float(nodes + asked.profile.agent)}
+    of_controller = _of_controller(asked)
     for resource, each in plain(limits(asked)).items():
         needed = _number(str(each)) * nodes
-        asks |= dict.fromkeys((resource, f"requests.{resource}", f"limits.{resource}"), needed)
+        requested = needed + of_controller.get(resource, 0.0)
+        asks |= {resource: requested, f"requests.{resource}": requested, f"limits.{resource}": needed}
     there = asked.profile.namespace
     for quota in cluster.resource_quotas:
         if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
@@ -201,7 +205,8 @@ def nodes(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     if cluster.nodes is None:
         return
     asks: Mapping[str, Any] = plain(limits(asked))
-    chosen = [node for node in cluster.nodes if _may_be_used(node, asked)]
+    profile = asked.profile
+    chosen = [node for node in cluster.nodes if _may_be_used(node, profile.node_selector, profile.tolerations)]
     if not chosen:
         what = "no machine has the profile's labels and no other taints than it tolerates"
         yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
@@ -213,12 +218,52 @@ def nodes(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
         remedy = "Its device plugin is not installed or not healthy, or goes by another name in the profile."
         yield _finding("device-missing", resource, what, remedy, f"machines looked at: {len(chosen)}")
         return
-    fitting = sum(all(_offers(node, name) >= _number(str(amount)) for name, amount in asks.items()) for node in chosen)
-    if fitting < asked.job.nodes.max:
-        what = f"{fitting} machines are large enough for a node of the job, which has {asked.job.nodes.max}"
+    needs = {name: _number(str(amount)) for name, amount in asks.items()}
+    wanted = asked.job.nodes.max
+    most = 1 if asked.access.host_network else wanted
+    room = {_name(node): _room(node, needs, most) for node in chosen}
+    if sum(room.values()) < wanted:
+        fitting = sum(map(bool, room.values()))
+        what = f"{fitting} machines are large enough for a node of the job: {sum(room.values())} of its {wanted} fit"
         remedy = "Ask for less on each node, or for fewer nodes; an autoscaler may add machines."
         amounts = ", ".join(f"{name}: {amount}" for name, amount in asks.items())
         yield _finding("machines-too-few", "nodes", what, remedy, amounts, severity=Severity.WARNING)
+    elif profile.agent:
+        yield from _controllers_machine(asked, cluster.nodes, needs, most, room)
+
+
+def _controllers_machine(
+    asked: Submission, machines: Sequence[Thing], needs: Mapping[str, float], most: int, room: Mapping[str, int]
+) -> Iterator[Finding]:
+    """The controller's pod has a machine, and leaves the nodes of the job those that they need whole."""
+    own, its = asked.profile.controller, _of_controller(asked)
+    hosts = [node for node in machines if _may_be_used(node, own.node_selector, own.tolerations)]
+    hosts = [node for node in hosts if _room(node, its, 1)]
+    wanted, everywhere = asked.job.nodes.max, sum(room.values())
+    asks = ", ".join(f"{name}: {amount}" for name, amount in plain(requests(asked)).items())
+    if not hosts:
+        what = "no machine takes the controller's pod: its labels and taints are not the profile's, but `controller`'s"
+        remedy = "Set `controller.node_selector` and `controller.tolerations` in the profile to those of some machine."
+        yield _finding("no-machines", "controller", what, remedy, f"it asks for {asks}")
+        return
+    beside = {
+        _name(node): everywhere
+        - room.get(_name(node), 0)
+        + min(room.get(_name(node), 0), _room(node, needs, most, its))
+        for node in hosts
+    }
+    taken = [name for name, left in beside.items() if left < wanted]
+    if taken:
+        always = len(taken) == len(beside)
+        takes, left = "takes" if always else "may take", f"room for {beside[taken[0]]} of {wanted} nodes"
+        what = f"the controller's pod {takes} the room of a node: on {taken[0]} it leaves {left}"
+        remedy = (
+            "Add a machine for it, or ask for less on each node."
+            if always
+            else "Set `controller.node_selector` in the profile to a machine that no node needs whole."
+        )
+        seen = (f"it asks for {asks}", f"{len(taken)} of the {len(beside)} machines that it may run on")
+        yield _finding("controller-in-the-way", "controller", what, remedy, *seen, severity=Severity.WARNING)
 
 
 def storage(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
@@ -317,14 +362,21 @@ def _into_pods(asked: Submission) -> tuple[tuple[str, str], ...]:
     return (("get", "exec"), ("create", "exec")) if asked.profile.agent else (("get", "log"),)
 
 
-def _may_be_used(node: Thing, asked: Submission) -> bool:
+def _of_controller(asked: Submission) -> Mapping[str, float]:
+    """What the controller's pod asks its machine for; nothing where there is none."""
+    if not asked.profile.agent:
+        return {}
+    return {name: _number(str(amount)) for name, amount in plain(requests(asked)).items()}
+
+
+def _may_be_used(node: Thing, selector: Mapping[str, str], tolerated: Sequence[Toleration]) -> bool:
     """Whether the scheduler would look at a machine at all."""
     labels = node["metadata"].get("labels", {})
     spec = node.get("spec", {})
-    if spec.get("unschedulable") or any(labels.get(key) != value for key, value in asked.profile.node_selector.items()):
+    if spec.get("unschedulable") or any(labels.get(key) != value for key, value in selector.items()):
         return False
     taints = [taint for taint in spec.get("taints", ()) if taint["effect"] != "PreferNoSchedule"]
-    return all(any(_tolerates(each, taint) for each in asked.profile.tolerations) for taint in taints)
+    return all(any(_tolerates(each, taint) for each in tolerated) for taint in taints)
 
 
 def _tolerates(toleration: Any, taint: Mapping[str, str]) -> bool:
@@ -333,6 +385,21 @@ def _tolerates(toleration: Any, taint: Mapping[str, str]) -> bool:
         and toleration.value in (None, taint.get("value", ""))
         and toleration.effect in (None, taint["effect"])
     )
+
+
+def _room(node: Thing, needs: Mapping[str, float], most: int, beside: Mapping[str, float] | None = None) -> int:
+    """How many pods of these needs an empty machine has room for, `most` of all, beside one of others."""
+    taken = beside or {}
+    fits = ((_offers(node, name) - taken.get(name, 0.0)) / amount for name, amount in needs.items() if amount)
+    return max(0, min((most, *(math.floor(times + _ROUNDING) for times in fits))))
+
+
+def _name(node: Thing) -> str:
+    return str(node["metadata"]["name"])
+
+
+_ROUNDING = 1e-9
+"""What a quotient of quantities may be off by."""
 
 
 def _offers(node: Thing, resource: str) -> float:

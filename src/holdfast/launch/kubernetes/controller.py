@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.names import CONTROLLER
-from holdfast.launch.kubernetes.pod import confined, home_mount, home_volume, tolerations, user
+from holdfast.launch.kubernetes.pod import confined, cores, home_mount, home_volume, quantity, tolerations, user
 from holdfast.launch.kubernetes.submission import Submission
 
 PORT = 7433
@@ -56,7 +56,7 @@ def mark(asked: Submission) -> list[Mapping[str, Node]]:
 
 def replicaset(asked: Submission) -> Mapping[str, Node]:
     """What keeps one controller alive, until that says that the run is over."""
-    names, profile = asked.names, asked.profile
+    names, profile, own = asked.names, asked.profile, asked.profile.controller
     labels = names.labels(CONTROLLER)
     return {
         "apiVersion": "apps/v1",
@@ -71,7 +71,8 @@ def replicaset(asked: Submission) -> Mapping[str, Node]:
                     "serviceAccountName": names.controller,
                     "enableServiceLinks": False,
                     "priorityClassName": profile.priority_class,
-                    "tolerations": tolerations(asked) or None,
+                    "nodeSelector": own.node_selector or None,
+                    "tolerations": tolerations(own.tolerations) or None,
                     "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets] or None,
                     "securityContext": user(profile.user),
                     "containers": [_container(asked)],
@@ -89,11 +90,18 @@ def replicaset(asked: Submission) -> Mapping[str, Node]:
     }
 
 
+def requests(asked: Submission) -> Mapping[str, Node]:
+    """What the controller's pod asks its machine for."""
+    own = asked.profile.controller
+    return {"cpu": cores(own.cpu), "memory": quantity(own.memory)}
+
+
 def _container(asked: Submission) -> Node:
+    own = asked.profile.controller
     listens: Node = {"tcpSocket": {"port": PORT}}
     return {
         "name": CONTROLLER,
-        "image": asked.job.image,
+        "image": own.image or asked.job.image,
         "command": [
             "python",
             "-m",
@@ -108,8 +116,13 @@ def _container(asked: Submission) -> Node:
         ],
         "ports": [{"name": "agents", "containerPort": PORT}],
         "resources": {
-            "requests": {"cpu": "250m", "memory": "256Mi"},
-            "limits": {"memory": Because("1Gi", "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong.")},
+            "requests": requests(asked),
+            "limits": {
+                "cpu": cores(own.cpu_limit),
+                "memory": Because(
+                    quantity(own.memory_limit), "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong."
+                ),
+            },
         },
         "startupProbe": Because(
             {**listens, "periodSeconds": 2, "failureThreshold": 150}, "Five minutes to read a long log."

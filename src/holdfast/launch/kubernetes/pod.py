@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.job.profile import Toleration
 from holdfast.launch.kubernetes.manifest import Because, Node
 from holdfast.launch.kubernetes.names import HOME, NODE
 from holdfast.launch.kubernetes.submission import Submission
@@ -49,7 +50,7 @@ def aside(asked: Submission, container: Mapping[str, Node], *, part: str) -> Nod
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "priorityClassName": profile.priority_class,
-            "tolerations": tolerations(asked) or None,
+            "tolerations": tolerations(profile.tolerations) or None,
             "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets] or None,
             "securityContext": user(profile.user),
             "containers": [{**container, "securityContext": confined(), "volumeMounts": [home_mount()]}],
@@ -72,7 +73,7 @@ def _spec(asked: Submission, occupant: Occupant, restart: str | None) -> Node:
         ),
         "priorityClassName": profile.priority_class,
         "nodeSelector": profile.node_selector or None,
-        "tolerations": tolerations(asked) or None,
+        "tolerations": tolerations(profile.tolerations) or None,
         "affinity": _apart(asked) if access.host_network else None,
         "hostNetwork": Because(True, f"{asked.fabric.name}: its adapters belong to the machine's own network.")
         if access.host_network
@@ -203,8 +204,8 @@ def _attachments(asked: Submission) -> Node:
     }
 
 
-def tolerations(asked: Submission) -> list[Node]:
-    """Taints that the run's pods put up with."""
+def tolerations(tolerated: Sequence[Toleration]) -> list[Node]:
+    """Taints that a pod of the run puts up with."""
     return [
         {
             "key": each.key,
@@ -212,7 +213,7 @@ def tolerations(asked: Submission) -> list[Node]:
             "value": each.value,
             "effect": each.effect,
         }
-        for each in asked.profile.tolerations
+        for each in tolerated
     ]
 
 
