@@ -115,7 +115,27 @@ def test_view_shows_last_events_and_findings() -> None:
     assert "recovering" in text
     assert "decision: restart in place" in text
     assert "ending the run" in text
-    assert "error: node1 was lost  [node-lost]" in text
+    assert "warning, 30.0 s ago: node1 was lost  [node-lost]" in text
+
+
+def test_speed_is_shown_only_while_ranks_take_steps() -> None:
+    metrics = {"tokens": 2048.0, "total_steps": 100.0}
+    steps = [
+        StepCommitted(
+            at=10 + number, replica=0, attempt=0, step=number, started=9 + number, ended=10 + number, metrics=metrics
+        )
+        for number in range(1, 41)
+    ]
+    known = fold([*log(1, 1), *steps])
+    assert "2,048 tokens/s" in shown(picture(known, now=90))
+    hung = shown(picture(known, now=150))
+    assert "tokens/s" not in hung
+    assert "step 40/100" in hung
+    assert "no step for 1 min 40 s" in hung
+    decided = RecoveryDecided(at=52, replica=0, attempt=0, action="restart in place", failed_at=52, finding=LOST)
+    recovering = shown(picture(fold([decided], known), now=53))
+    assert "tokens/s" not in recovering
+    assert " a step" not in recovering
 
 
 def test_nothing_known_yet_can_be_shown() -> None:

@@ -32,7 +32,7 @@ from holdfast.events import (
     StepCommitted,
     StopDecided,
 )
-from holdfast.findings import Fault, Finding
+from holdfast.findings import Fault, Finding, Severity
 from holdfast.report.advance import WINDOW_STEPS, advance, fold
 from holdfast.report.ranks import RankPhase
 from holdfast.report.status import NodePhase, Phase, RunStatus
@@ -266,6 +266,10 @@ def test_finding_said_twice_in_a_row_is_kept_once() -> None:
     other = Finding(code="slow-disk", what="slow")
     status = fold([*STARTED, FindingRaised(at=20, finding=other), decided(), stop])
     assert status.findings == (other, CRASHED)
+    assert status.findings_at == (20, 32)
+    recovered = fold([*STARTED, FindingRaised(at=20, finding=other), decided()])
+    assert recovered.findings == (other, msgspec.structs.replace(CRASHED, severity=Severity.WARNING))
+    assert recovered.findings_at == (20, 31)
     assert (status.phase, status.exit_code, status.reason) == (Phase.STOPPING, 1, "crashed")
 
 

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.text import Text
 
 from holdfast.cli.output import Output, console
 from holdfast.findings import FAULTS, Fault, Finding, Severity
-from holdfast.report.words import clean
+from holdfast.report.words import clean, duration
+
+if TYPE_CHECKING:
+    from holdfast.report.status import RunStatus
 
 _STYLES: dict[Severity, str] = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _LABEL_WIDTH = 12
 
 
-def block(finding: Finding) -> Text:
-    """A finding on a few lines, ending without a newline."""
+def block(finding: Finding, age_s: float | None = None) -> Text:
+    """A finding on a few lines, ending without a newline; with its age, where it is of the past."""
     style = _STYLES[finding.severity]
-    head = Text.assemble((finding.severity.value, style), f": {clean(finding.what)}", (f"  [{finding.code}]", "dim"))
+    ago = "" if age_s is None else f", {duration(age_s)} ago"
+    words = f"{ago}: {clean(finding.what)}"
+    head = Text.assemble((finding.severity.value, style), words, (f"  [{finding.code}]", "dim"))
     return Text("\n").join([head, *_rows(finding)])
 
 
 def blocks(findings: Iterable[Finding]) -> Text:
     """Findings one below the other."""
-    return Text("\n\n").join(map(block, findings))
+    return below(map(block, findings))
+
+
+def below(told: Iterable[Text]) -> Text:
+    """Blocks one below the other."""
+    return Text("\n\n").join(told)
+
+
+def past(status: RunStatus, now: float, *, most: int = 0) -> list[Text]:
+    """A block for each of the latest findings of a run (`most` of them, or all that are kept), with its age."""
+    told = list(zip(status.findings, status.findings_at, strict=True))
+    return [block(finding, max(0.0, now - at)) for finding, at in told[-most:]]
 
 
 def tell(findings: Sequence[Finding], output: Output) -> None:

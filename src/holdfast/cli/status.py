@@ -25,7 +25,7 @@ def status(
     Of a run that waits, it says what for.
     """
     from holdfast import api
-    from holdfast.cli.findings import blocks
+    from holdfast.cli.findings import below, block, past
     from holdfast.cli.summary import print_summary
     from holdfast.cli.view import picture
     from holdfast.report.status import Phase
@@ -38,7 +38,11 @@ def status(
     unheard = api.unheard(found)
     waits = api.waits_for(found) if known.phase in (Phase.PENDING, Phase.RECOVERING) else None
     if output is Output.JSON:
-        speed = {"tokens_per_s": known.tokens_per_s, "tokens_per_s_per_device": known.tokens_per_s_per_device}
+        moves = known.moves(known.now)
+        speed = {
+            "tokens_per_s": known.tokens_per_s if moves else None,
+            "tokens_per_s_per_device": known.tokens_per_s_per_device if moves else None,
+        }
         now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "unheard": unheard}
         say_json({**now, **speed, "abandoned": abandoned, "status": known, "summary": api.summary(found)})
     elif known.finished_at is not None:
@@ -48,12 +52,7 @@ def status(
     else:
         show(picture(known, known.now))
         storage = api.storage_finding(found)
-        findings = (
-            *((unheard,) if unheard else ()),
-            *((waits,) if waits else ()),
-            *known.findings,
-            *((storage,) if storage else ()),
-            *(api.controller_gone(found).findings if abandoned else ()),
-        )
-        if findings:
-            show(blocks(findings))
+        present = [finding for finding in (unheard, waits, storage) if finding]
+        present += api.controller_gone(found).findings if abandoned else ()
+        if findings := [*past(known, known.now), *map(block, present)]:
+            show(below(findings))

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.findings import block
+from holdfast.cli.findings import past
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
 from holdfast.measure.words import DETAILS, SPLIT, figure, told
@@ -73,8 +73,9 @@ class View:
 
     def __rich__(self) -> RenderableType:
         recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
-        findings = [block(finding) for finding in self.status.findings[-FINDINGS_SHOWN:]]
-        return Group(picture(self.status, self._clock(self.status)), self._output, Text(), recent, *findings)
+        now = self._clock(self.status)
+        findings = past(self.status, now, most=FINDINGS_SHOWN)
+        return Group(picture(self.status, now), self._output, Text(), recent, *findings)
 
 
 def picture(status: RunStatus, now: float) -> RenderableType:
@@ -120,21 +121,30 @@ def _progress(status: RunStatus, now: float) -> Iterator[Text]:
     figures = [_step(lead)]
     if lead.loss is not None:
         figures.append(f"loss {figure(lead.loss)}")
-    if status.tokens_per_s is not None:
-        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if status.devices > 1 else ""
-        figures.append(f"{status.tokens_per_s:,.0f} tokens/s{each}")
-    if lead.seconds_per_step is not None:
-        figures.append(f"{duration(lead.seconds_per_step)} a step")
-    if lead.remaining_s is not None and status.phase is Phase.RUNNING:
-        figures.append(f"{duration(lead.remaining_s)} left")
+    moves = status.moves(now)
+    if moves:
+        figures += _speed(status)
+    elif still_s := lead.still_s(now):
+        figures.append(f"no step for {duration(still_s)}")
     yield Text("   ".join(figures))
-    if details := told(lead.metrics, DETAILS):
+    if moves and (details := told(lead.metrics, DETAILS)):
         yield Text("   ".join(details), style="dim")
-    for words in told(lead.metrics, SPLIT):
+    for words in told(lead.metrics, SPLIT) if moves else ():
         yield Text(words, style="dim")
     if status.checkpoint is not None:
         ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
         yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")
+
+
+def _speed(status: RunStatus) -> Iterator[str]:
+    lead = status.lead
+    if status.tokens_per_s is not None:
+        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if status.devices > 1 else ""
+        yield f"{status.tokens_per_s:,.0f} tokens/s{each}"
+    if lead.seconds_per_step is not None:
+        yield f"{duration(lead.seconds_per_step)} a step"
+    if lead.remaining_s is not None and status.phase is Phase.RUNNING:
+        yield f"{duration(lead.remaining_s)} left"
 
 
 def _step(replica: ReplicaStatus) -> str:

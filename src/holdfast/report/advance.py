@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.events import (
     AgentJoined,
     AgentLeft,
@@ -46,7 +48,7 @@ from holdfast.events import (
     numbers,
 )
 from holdfast.events.log import EventReader
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.job import drilled
 from holdfast.report.ranks import Change, RankPhase, Ranks, RankStatus
@@ -64,6 +66,8 @@ from holdfast.shortage import settled
 WINDOW_STEPS = 20
 """Steps over which speed is measured."""
 FINDINGS_KEPT = 10
+STOP = "stop"
+"""The decision after which a failure ends the run."""
 
 
 def advance(status: RunStatus, event: AnyEvent) -> RunStatus:
@@ -156,10 +160,12 @@ def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
 def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunStatus:
     """A decision to stop repeats the finding of the failure before it; that is one finding."""
     finding = drilled.told(finding, drilled.behind_of(status.drills, event))
-    if any(_is_same(finding, known) for known in status.findings[-1:]):
-        return status
-    known = tuple(settled(known, finding) for known in status.findings)
-    return replace(status, findings=(*known, finding)[-FINDINGS_KEPT:])
+    known, at = status.findings, status.findings_at
+    if any(_is_same(finding, last) for last in known[-1:]):
+        again = structs.replace(known[-1], severity=finding.severity)
+        return replace(status, findings=(*known[:-1], again), findings_at=(*at[:-1], event.at))
+    known = (*(settled(one, finding) for one in known), finding)
+    return replace(status, findings=known[-FINDINGS_KEPT:], findings_at=(*at, event.at)[-FINDINGS_KEPT:])
 
 
 # Nodes
@@ -403,7 +409,10 @@ def _is_same(finding: Finding, known: Finding) -> bool:
 
 def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:
     status = _with_replica(status, replace(_replica(status, event.replica), recovering=True))
-    status = _with_finding(status, event.finding, event)
+    finding = event.finding
+    if event.action != STOP:
+        finding = structs.replace(finding, severity=Severity.WARNING)
+    status = _with_finding(status, finding, event)
     return replace(status, drills=drilled.after(status.drills, event))
 
 

@@ -14,6 +14,11 @@ from holdfast.events import DrillDone, Outcome, WorldChanged
 from holdfast.findings import Finding
 from holdfast.report.ranks import Ranks
 
+STILL_S = 45.0
+"""A replica without a step for this long, in seconds, has no speed; a long run's steps are written within 30 s."""
+STILL_STEPS = 10
+"""The same in steps at its pace, where those take longer."""
+
 
 class Phase(StrEnum):
     """What a run is doing."""
@@ -119,6 +124,13 @@ class ReplicaStatus:
             return None
         return max(0, self.total_steps - self.step) * seconds
 
+    def still_s(self, now: float) -> float:
+        """Seconds since its last step, where that is longer than steps take; 0 where it moves, or has yet to begin."""
+        if not self.window:
+            return 0.0
+        since_s = now - self.window[-1].ended
+        return since_s if since_s > max(STILL_S, STILL_STEPS * (self.seconds_per_step or 0.0)) else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStatus:
@@ -149,7 +161,9 @@ class RunStatus:
     restarts: int = 0
     checkpoint: CheckpointStatus | None = None
     findings: tuple[Finding, ...] = ()
-    """The latest, oldest first."""
+    """The latest, oldest first; a failure that the run recovers from is a warning."""
+    findings_at: tuple[float, ...] = ()
+    """Unix seconds at which each of them was told last."""
     drills: Sequence[DrillDone] = ()
     """Those from which no failure has come yet."""
     cancelling: bool = False
@@ -193,6 +207,10 @@ class RunStatus:
     def tokens_per_s(self) -> float | None:
         """All replicas together: each tells the tokens of all that take part in a step."""
         return self.lead.tokens_per_s
+
+    def moves(self, now: float) -> bool:
+        """Whether its speed is that of ranks which take steps, and not what it was before they stood still."""
+        return self.finished_at is not None or not (self.lead.recovering or self.lead.still_s(now))
 
     @property
     def devices(self) -> int:
