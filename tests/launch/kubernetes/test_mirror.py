@@ -22,15 +22,17 @@ from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
 from holdfast.job.spec import Job
 from holdfast.launch.keeping import clients_at, take
+from holdfast.launch.kubernetes import mirror
 from holdfast.launch.kubernetes.ending import conclude
 from holdfast.launch.kubernetes.hearing import silence
 from holdfast.launch.kubernetes.mirror import Mirror
-from holdfast.launch.kubernetes.paths import NAMESPACE
+from holdfast.launch.kubernetes.paths import NAMESPACE, path_of
 from holdfast.launch.kubernetes.place import Place, record
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered, refusal
 
 WITHIN_S = 60.0
-PLACE = Place(context=None, namespace="ml", owner="/the/run")
+REPLICASET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "run-controller"}}
+PLACE = Place(context=None, namespace="ml", owner="/the/run", controller=REPLICASET)
 
 
 class Command:
@@ -73,6 +75,13 @@ class Pods:
         self.removing = asyncio.Event()
         self.removing.set()
         self.commands: list[asyncio.subprocess.Process] = []
+        self.owner_ends = ""
+        """Since when the run's object is being deleted, where it is."""
+        self.made: list[str] = []
+        self.looks = 0
+        """How often it was asked whether the run's object is there."""
+        self.blind = False
+        """Whether the user may not look at ReplicaSets."""
 
     def lose(self) -> None:
         """The pod is gone, and what runs in it."""
@@ -89,11 +98,23 @@ class Pods:
         self.answer()
         if path == NAMESPACE:
             return {"metadata": {"deletionTimestamp": self.ends} if self.ends else {}}
+        if path == PLACE.owner:
+            return {"metadata": {"deletionTimestamp": self.owner_ends} if self.owner_ends else {}}
         pod = {"metadata": {"name": "controller"}, "status": {"phase": "Running"}}
         return {"items": [pod] if self.runs else []}
 
     async def exists(self, path: str) -> bool:
+        self.looks += path == PLACE.owner
+        if self.blind and path != PLACE.owner:
+            raise RefusedBy(403, "may not get replicasets")
         return path not in self.removed
+
+    async def make(self, path: str, one: dict[str, Any]) -> None:
+        path = f"{path}/{one['metadata']['name']}"
+        if path not in self.removed:
+            raise RefusedBy(409, "already exists")
+        self.removed.remove(path)
+        self.made.append(path)
 
     async def remove(self, path: str) -> None:
         await self.removing.wait()
@@ -262,6 +283,34 @@ def test_run_that_is_gone_before_anybody_said_so_was_cancelled(play, monkeypatch
         monkeypatch.setattr(asking, "waits_for", lambda _: gone)
         await asyncio.to_thread(api.cancel, run, force=True)
         pods.removing.set()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["seen", "unseen"])
+def test_controllers_replicaset_that_somebody_deletes_is_made_again(
+    play, blind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a user who may not look at ReplicaSets; not once the run itself is being deleted."""
+    monkeypatch.setattr(mirror, "AGAIN_S", 0.02)
+    path = path_of(REPLICASET)
+
+    async def scene(run: RunFolder, pods: Pods, asked: asyncio.Event) -> None:
+        pods.blind = blind
+        pods.owner_ends = "2026-11-23T00:00:00Z"
+        pods.removed.append(path)
+        looks = pods.looks
+        while pods.looks < looks + 3:  # noqa: ASYNC110 - it looks by itself, and tells nobody
+            await asyncio.sleep(0.02)
+        assert pods.made == []
+        pods.owner_ends = ""
+        while not pods.made:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+        assert pods.made == [path]
+        looks = pods.looks
+        while pods.looks < looks + 3:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+        assert pods.made == [path]
 
     play(scene)
 

@@ -407,9 +407,11 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
     steps_on(run, restarts=2)
 
-    # A controller that will never come back.
+    # A controller that nobody in the cluster would bring back.
     site.kubectl("delete", "replicaset", f"{run.run}-controller", "--cascade=foreground")
-    api.cancel(run, force=True)
+    until(lambda: _controllers(run) == 3, "a controller of another ReplicaSet")
+    steps_on(run, restarts=2)
+    api.cancel(run)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
 

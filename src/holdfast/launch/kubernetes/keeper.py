@@ -42,9 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     folder = RunFolder(options.folder)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = take(folder)
-    if lock is None:
-        sys.exit("the run has a controller already")
+    lock = _lock(folder, options.port)
     _fill(folder, options.job.read_text(), options.keys)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
         keep(folder, agents, clients, lock)
@@ -53,6 +51,31 @@ def main() -> None:
         folder.control_socket.unlink(missing_ok=True)
         _retire(folder.run)
         _answer_probes(agents, math.inf, lambda: False)
+
+
+def _lock(folder: RunFolder, port: int) -> int:
+    """The run's lock, once no other controller holds it: one on a machine that the cluster has lost may live on.
+
+    This pod answers probes meanwhile, since to be started again and again would not free the lock.
+    """
+    lock = take(folder)
+    if lock is not None:
+        return lock
+    holder = folder.description()
+    where = f"at {holder['host']}:{holder['port']} (pid {holder['keeper']})" if "keeper" in holder else "elsewhere"
+    _say(f"another controller of this run, {where}, holds {folder.path}/lock; this one waits until it ends.")
+    _say("If its machine is lost, restart that machine or release the lock on the volume's server.")
+    with socket.create_server((EVERYWHERE, port)) as probes:
+        probes.settimeout(BEAT_S)
+        while (lock := take(folder)) is None:
+            _answer_one(probes)
+    _say("the lock is free; the run continues here.")
+    return lock
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
+    sys.stderr.flush()
 
 
 def _leave(_signal: int, _frame: object) -> None:
@@ -103,8 +126,12 @@ def _answer_probes(agents: socket.socket, longest_s: float, enough: Callable[[],
     agents.settimeout(BEAT_S)
     deadline = time.monotonic() + longest_s
     while not enough() and time.monotonic() < deadline:
-        with contextlib.suppress(TimeoutError):
-            agents.accept()[0].close()
+        _answer_one(agents)
+
+
+def _answer_one(agents: socket.socket) -> None:
+    with contextlib.suppress(TimeoutError):
+        agents.accept()[0].close()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, 
 from holdfast.launch.kubernetes.ending import CANCEL, OBEYED, conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
-from holdfast.launch.kubernetes.paths import NAMESPACE
+from holdfast.launch.kubernetes.paths import NAMESPACE, folder_of, path_of
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, refusal
 
@@ -191,9 +192,30 @@ class Mirror:
     async def _controllers_pod(self) -> str | None:
         """The controller's pod where it runs; raises RunGone where there will be none."""
         pod = await controllers_pod(self._cluster, self._folder.run)
-        if pod is None and not await self._cluster.exists(self._place.owner):
-            raise RunGone
+        if pod is None:
+            if not await self._cluster.exists(self._place.owner):
+                raise RunGone
+            await self._remake_controller()
         return pod
+
+    async def _remake_controller(self) -> None:
+        """Make the controller's ReplicaSet again where somebody has deleted it: nobody in the cluster would."""
+        lost = self._place.controller
+        if lost is None or last_event(self._folder.events) is None:
+            return  # before the run begins, what has just been made may not be seen yet
+        with contextlib.suppress(RefusedBy):  # who may not look may make it, which is refused where it is there
+            if await self._cluster.exists(path_of(lost)):
+                return
+        owner = await self._cluster.read(self._place.owner)
+        if "deletionTimestamp" in owner["metadata"]:
+            return
+        try:
+            await self._cluster.make(folder_of(lost), lost)
+        except RefusedBy as refused:
+            if refused.status != HTTPStatus.CONFLICT:
+                raise
+        else:
+            log.warning("ReplicaSet %s was deleted while the run goes on; it is made again", lost["metadata"]["name"])
 
     async def _namespace_ends(self) -> str:
         """Since when the namespace of a run that goes on is being deleted; empty where it is not, as far as is seen."""

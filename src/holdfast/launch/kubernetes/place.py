@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from holdfast.folder import RunFolder
@@ -16,6 +18,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     owner: str
     """Path of the object that stands for the run: removing it removes the run."""
+    controller: dict[str, Any] | None = None
+    """The ReplicaSet of its controller as it was made, so that it can be made again; none where no agent is."""
 
 
 def record(folder: RunFolder, place: Place) -> None:

@@ -138,7 +138,12 @@ async def make(cluster: Cluster, destination: Destination, errand: Errand) -> Pl
             names = ", ".join("/".join(path.rsplit("/", 2)[1:]) for path in left)
             raise error_of({**words_of(error), "said": f"{error.said}; not removed: {names}"}) from error
         raise
-    return Place(context=destination.context, namespace=destination.namespace, owner=path_of(owner))
+    return Place(
+        context=destination.context,
+        namespace=destination.namespace,
+        owner=path_of(owner),
+        controller=next((each for each in ready if each["kind"] == "ReplicaSet"), None),
+    )
 
 
 async def _undone(cluster: Cluster, made: Iterable[str]) -> list[str]:

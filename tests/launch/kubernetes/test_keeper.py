@@ -1,0 +1,57 @@
+"""The keeper of a controller's pod while a controller that the cluster has lost still holds the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.folder import RunFolder
+
+WITHIN_S = 60.0
+
+
+def until(reached: Callable[[], object], keeper: subprocess.Popen[bytes], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not reached():
+        assert keeper.poll() is None, f"it has ended with {keeper.returncode} before {what}"
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def test_keeper_waits_for_a_lock_that_another_holds_and_answers_probes(tmp_path: Path) -> None:
+    folder, keys, job = RunFolder(tmp_path / "run"), tmp_path / "keys", tmp_path / "job.json"
+    folder.path.mkdir()
+    keys.mkdir()
+    for name in ("token", "ca.pem", "identity.pem"):
+        (keys / name).write_text(name)
+    job.write_text('{"job": {}}')
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    lock = folder.lock()
+    assert lock is not None
+    words = (str(folder.path), "--job", str(job), "--keys", str(keys), "--port", str(port))
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as said:
+        keeper = subprocess.Popen([sys.executable, "-m", "holdfast.launch.kubernetes.keeper", *words], stderr=said)
+    try:
+        until(lambda: answers(port), keeper, "it answers probes")
+        assert "holds" in errors.read_text()
+        assert not folder.job.exists(), "it touches nothing before the lock is its own"
+        os.close(lock)
+        until(folder.job.exists, keeper, "it has the lock")
+        until(lambda: folder.description().get("port") == port, keeper, "it listens for agents")
+    finally:
+        keeper.terminate()
+        keeper.wait()
