@@ -41,9 +41,20 @@ from holdfast.events import (
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
-from holdfast.host.processes import adopt_orphans, descendants, identify, marked, state_letter
+from holdfast.host import cgroups
+from holdfast.host.processes import (
+    HELPER,
+    adopt_orphans,
+    descendants,
+    identify,
+    later,
+    marked,
+    port_holder,
+    state_letter,
+)
 
 DEADLINE_S = 200.0
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -402,6 +413,41 @@ def test_daemon_left_behind_is_gone_before_the_attempt_is_told_over(tmp_path: Pa
         (found,) = bench.all(FindingRaised)
         assert found.finding.code == "left-processes"
         assert found.finding.evidence == (f"process {daemon}: sleep 600",)
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["cgroup", "no-cgroup"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_daemon_with_an_emptied_environment_is_named_with_its_port_and_ended(
+    tmp_path: Path, sockets: Path, grouped: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not grouped:
+        monkeypatch.setattr(cgroups, "tracking_group", lambda name: None)
+    elif cgroups.tracking_group("test") is None:
+        pytest.skip("needs a cgroup v2 below which groups can be made")
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        program = [sys.executable, str(PROGRAMS / "squatter.py"), str(pipe), str(code)]
+        later(600.0, "true")
+        team = bench.team(program)
+        start = asyncio.ensure_future(team.start())
+        pid, port = map(int, (await heard(pipe)).split())
+        await start
+        await bench.until(RanksStopped)
+        assert not Path(f"/proc/{pid}").exists()
+        assert port_holder(port) == ""
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.code == "left-processes"
+        (line,) = found.finding.evidence
+        assert line.startswith(f"process {pid}: ")
+        assert line.endswith(f", listening on port {port}")
+        assert [path for path in tmp_path.iterdir() if path.name.startswith("group")] == []
+        helpers = marked(descendants(os.getpid()), **{HELPER: "1"})
+        assert helpers, "a helper of holdfast's own was taken for a leftover"
+        for helper in helpers:
+            os.kill(helper, signal.SIGKILL)
 
     play(tmp_path, sockets, scene)
 

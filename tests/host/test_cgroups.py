@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.host import cgroups
-from holdfast.host.cgroups import Ground, confine, dissolve, ground, members
+from holdfast.host.cgroups import (
+    Ground,
+    all_members,
+    confine,
+    dissolve,
+    enter,
+    ground,
+    kill,
+    members,
+    tracking_group,
+)
 
 
 def tree(root: Path, own: str, *, divided: str = "cpu memory pids") -> Path:
@@ -81,3 +91,36 @@ def test_group_that_stays_full_is_left_and_nothing_raised(tmp_path: Path, monkey
     (tmp_path / "cgroup.procs").touch()
     dissolve(tmp_path)
     assert tmp_path.exists()
+
+
+def test_group_that_tracks_processes_is_made_below_the_own_one_of_v2(tmp_path: Path) -> None:
+    own = tree(tmp_path, f"{APP}/run-7.scope") / "run-7.scope"
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+    )
+    (own / "cgroup.procs").write_text(f"7\n{os.getpid()}\n")
+    assert tracking_group("run-1", tmp_path) == own / "holdfast-run-1"
+    (own / "cgroup.subtree_control").write_text("memory\n")
+    assert tracking_group("run-1", tmp_path) is None  # no process may be beside groups that have controllers
+
+
+def test_process_that_forks_without_end_is_killed_with_its_group(tmp_path: Path) -> None:
+    group = tracking_group(f"test-{os.getpid()}")
+    if group is None:
+        pytest.skip("needs a cgroup v2 below which groups can be made")
+    group.mkdir()
+    ready, begun = os.pipe()
+    code = "import os, sys\nos.write(int(sys.argv[1]), b'!')\nwhile True: os.fork() and os._exit(0)"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(begun)],
+            preexec_fn=lambda: enter(group),  # noqa: PLW1509 - no other threads
+            pass_fds=(begun,),
+        )
+        process.wait()
+        assert os.read(ready, 1) == b"!"
+        assert all_members(group)
+    finally:
+        kill(group)
+        dissolve(group)
+    assert not group.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.runs.conftest import Runs, Watched, until
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import NodeGone, Outcome, RankExit, RankExited, RecoveryDecided, StopDecided
+from holdfast.host.processes import identify
 
 UP = "print('up', flush=True); signal.pause()"
 
@@ -98,6 +100,17 @@ def test_daemonised_children_end_with_the_run(runs: Runs) -> None:
     watched = runs.steps(10, fault="daemonise@1@5")
     assert watched.end().outcome is Outcome.SUCCEEDED  # that nothing is left is looked at after every test here
     assert watched.all(NodeGone) == []
+
+
+def test_daemon_of_an_agent_that_was_killed_keeps_no_port_from_the_next_attempt(runs: Runs, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    program = Path(__file__).parents[1] / "programs" / "squatter.py"
+    watched = runs.start(sys.executable, str(program), str(tmp_path / "told"), "KILL", port, nodes=1)
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(NodeGone)) == 1
+    daemon, _ = map(int, (tmp_path / "told").read_text().split())
+    assert identify(daemon) is None
 
 
 @pytest.mark.root

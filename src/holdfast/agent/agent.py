@@ -66,7 +66,7 @@ from holdfast.events.orders import (
 from holdfast.events.rank import CheckpointNow, HandOver, SplitNow, StopNow
 from holdfast.findings import Finding
 from holdfast.folder import LEFT_NAME
-from holdfast.host.processes import adopt_orphans, descendants, send
+from holdfast.host.processes import adopt_orphans, descendants, end_all
 from holdfast.job.silence import Silence
 
 log = logging.getLogger("holdfast.agent")
@@ -172,8 +172,9 @@ class Agent:
         for team in list(self._teams.values()):
             team.stop(0.0)
         link.cancel()
-        for pid in descendants(os.getpid()):
-            send(pid, signal.SIGKILL)
+        for team in list(self._teams.values()):
+            team.end_leftovers()
+        end_all(lambda: descendants(os.getpid()), within_s=PARTING_S)
         return self._dismissed
 
     def _link_ended(self, link: asyncio.Future[None]) -> None:

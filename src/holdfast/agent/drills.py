@@ -26,7 +26,7 @@ from holdfast.clock import Clock, skew
 from holdfast.events import DrillAction, DrillDone, DrillTarget
 from holdfast.events.orders import Break
 from holdfast.events.rank import Misfortune
-from holdfast.host.processes import descendants, pause, send
+from holdfast.host.processes import HELPER, descendants, pause, send
 
 log = logging.getLogger("holdfast.agent")
 
@@ -179,7 +179,8 @@ def _skew_agent(_reach: Reach, order: Break) -> None:
 
 
 def _exhaust_memory(_reach: Reach, _order: Break) -> None:
-    subprocess.Popen([sys.executable, "-m", "holdfast.agent.hoard"], stdin=subprocess.DEVNULL, start_new_session=True)
+    argv = [sys.executable, "-m", "holdfast.agent.hoard"]
+    subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | {HELPER: "1"})
 
 
 _ACTS: Mapping[tuple[DrillAction, DrillTarget], Act] = {

@@ -85,6 +85,8 @@ class Wanted:
     """Variables whose values are a guess as yet, so that no import may read them."""
     code: Path = Path()
     """The folder that its code was unpacked in, which `cwd` is in; none where that lies in place."""
+    group: Path | None = None
+    """The cgroup that it enters."""
 
     @property
     def settled(self) -> dict[str, str]:
@@ -218,6 +220,7 @@ class Held:
             "cwd": str(wanted.cwd),
             "oom_score_adj": rank_oom_score(),
             "agent": os.getpid(),
+            "group": str(wanted.group or ""),
         }
         ours, theirs = socket.socketpair()
         given = os.memfd_create("holdfast-rank", os.MFD_CLOEXEC)

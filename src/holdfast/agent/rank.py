@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,13 +90,17 @@ class RankProcess:
         """Whether it copies its state to another node's memory."""
         return self.launch.ranks == 1 and "HOLDFAST_PEER_COPIES" in self.launch.env
 
-    def wanted(self, code: Path, memory: Mapping[str, str]) -> Wanted:
-        """What it is to be started as, in the folder of its code; `memory` tells where it may leave its state."""
+    def wanted(self, code: Path, memory: Mapping[str, str], group: Path | None = None) -> Wanted:
+        """What it is to be started as, in the folder of its code; `memory` tells where it may leave its state.
+
+        It and what it starts are in the cgroup `group`, where there is one.
+        """
         ours = {"HOLDFAST_RANK_SOCKET": str(self._socket)}
         if self.launch.ranks == 1:
             ours |= memory
         environ = self.launch.defaults | os.environ | self.launch.env | ours
-        return Wanted(rank=self.rank, argv=self.launch.argv, cwd=code / self.launch.cwd, environ=environ, code=code)
+        cwd = code / self.launch.cwd
+        return Wanted(rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code=code, group=group)
 
     async def start(self, on_end: Callable[[RankProcess], None], wanted: Wanted, fork: Fork | None = None) -> None:
         """Start it, as a fork of its held program where there is one; `on_end` is called when it has ended or could
@@ -238,7 +243,7 @@ def _cold(wanted: Wanted, log: int) -> int:
         env=wanted.environ,
         cwd=wanted.cwd,
         start_new_session=True,
-        preexec_fn=become_rank,  # noqa: PLW1509 - the agent has no other threads
+        preexec_fn=partial(become_rank, wanted.group),  # noqa: PLW1509 - the agent has no other threads
     )
     process.returncode = 0  # It is reaped by its number, like one that was forked, and not by this object.
     return process.pid

@@ -117,6 +117,9 @@ class Team:
         self._on_stopped = on_stopped
         self._vigil = Vigil(order, node=node, folder=folder, clock=clock, say=say)
         self._march = March(order, node=node, say=say)
+        self._leftovers = Leftovers(
+            folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
+        )
         names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
         self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.launches]
         self._channels = {rank: RankChannel(path, self._hear, self._vigil.over) for rank, path in names.items()}
@@ -152,9 +155,10 @@ class Team:
             for process in self.processes:
                 process.give_up(problem, self._ended)
             return
+        self._leftovers.prepare()
         slots = {(self.replica, number): process for number, process in enumerate(self.processes)}
         self._programs = {
-            slot: process.wanted(code, self._handed.variables(slot, copies=process.copies))
+            slot: process.wanted(code, self._handed.variables(slot, copies=process.copies), group=self._leftovers.group)
             for slot, process in slots.items()
         }
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
@@ -277,6 +281,10 @@ class Team:
         """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these."""
         running = (process for process in self.processes if process.running)
         self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()}, everyone=everyone)
+
+    def end_leftovers(self) -> None:
+        """The agent leaves: end every process of the attempt at once, whatever is still to be reported of it."""
+        self._leftovers.end([process.pid for process in self.processes if process.pid])
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.processes:
@@ -408,12 +416,13 @@ class Team:
         for channel in self._channels.values():
             channel.close()
         ranks = [process.pid for process in self.processes if process.pid]
-        leftovers = Leftovers(replica=self.replica, attempt=self.attempt, ranks=ranks)
-        if ranks and all(process.ended_well for process in self.processes):
-            finding = leftovers.finding(f"node{self._node}")
+        if ranks:
+            well = all(process.ended_well for process in self.processes)
+            launcher = any(process.launch.ranks > 1 for process in self.processes)
+            finding = self._leftovers.finding(f"node{self._node}", ranks, well=well, launcher=launcher)
             if finding is not None:
                 self._found(finding)
-        if left := leftovers.end():
+        if left := self._leftovers.end(ranks):
             log.error("processes %s outlive SIGKILL; the kernel holds them", left)
         for process in self.processes:
             process.clear_away()

@@ -1,5 +1,8 @@
 """Owns where a process's memory group (cgroup v1 or v2) is, and how a process is held to a limit by a group of its own.
 
+Groups without a limit (v2 only) keep track of what an attempt starts, whatever it does to its environment and session.
+Each group is noted in a folder before it is made, so that whoever cleans up after a dead process finds it.
+
 Refuses to own what is read from a group: kills (agent/memory.py) and pressure (agent/pressure.py).
 """
 
@@ -18,6 +21,8 @@ PREFIX = "holdfast-"
 """Of the names of groups that are made here."""
 
 _EMPTY_S, _LOOK_S = 2.0, 0.01
+_NOTES = "group"
+"""Beginning of the names of notes."""
 
 
 def memory_group(root: Path = Path("/")) -> Path | None:
@@ -90,9 +95,63 @@ def confine(pid: int, group: Path, limit_bytes: int, *, second: bool) -> None:
     (group / "cgroup.procs").write_text(f"{pid}")
 
 
+def tracking_group(name: str, root: Path = Path("/")) -> Path | None:
+    """A group without a limit that this process may make below its own (cgroup v2); what is in it cannot leave it.
+
+    None where it cannot: there is no cgroup v2, it is read-only or another user's, or its own group hands controllers
+    down, in which case the kernel lets no group beside processes of its own have any.
+    """
+    own = _own_unified_group(root)
+    if own is None or _words(own / "cgroup.subtree_control"):
+        return None
+    writable = os.access(own, os.W_OK | os.X_OK) and os.access(own / "cgroup.procs", os.W_OK)
+    return own / f"{PREFIX}{name}" if writable else None
+
+
+def _own_unified_group(root: Path) -> Path | None:
+    """The folder of this process's group of cgroup v2, also where v1 has the controllers."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((group.removeprefix("0::") for group in groups if group.startswith("0::")), None)
+    mount = next((line.split()[4] for line in mounts if " - cgroup2 " in line), None)
+    if path is None or mount is None:
+        return None
+    top = root / mount.lstrip("/")
+    # In a container the path may be the host's, while what is mounted is the container's own group.
+    return next((folder for folder in (top / path.lstrip("/"), top) if os.getpid() in members(folder)), None)
+
+
+def enter(group: Path) -> None:
+    """Move this process to a group; what it starts from now on is in it too. Raises OSError."""
+    (group / "cgroup.procs").write_text("0")
+
+
 def members(group: Path) -> list[int]:
     """The processes of a group; none when it is gone."""
     return [int(word) for word in _words(group / "cgroup.procs")]
+
+
+def all_members(group: Path) -> list[int]:
+    """The processes of a group and of those that its processes have made below it."""
+    return [pid for folder in (group, *_below(group)) for pid in members(folder)]
+
+
+def kill(group: Path) -> None:
+    """Kill every process of a group of cgroup v2 at once, so that none can fork away; nothing happens without v2."""
+    try:
+        (group / "cgroup.kill").write_text("1")
+    except OSError:  # before Linux 5.14: nothing forks in a frozen group, and what is frozen can be killed
+        with contextlib.suppress(OSError):
+            (group / "cgroup.freeze").write_text("1")
+
+
+def _below(group: Path) -> list[Path]:
+    """Groups below a group, the deepest first."""
+    found = [Path(folder) for folder, _, _ in os.walk(group)]
+    return found[:0:-1]
 
 
 def dissolve(group: Path) -> None:
@@ -100,14 +159,32 @@ def dissolve(group: Path) -> None:
     deadline = time.monotonic() + _EMPTY_S
     while True:
         try:
-            group.rmdir()
-            return
-        except FileNotFoundError:
+            for folder in (*_below(group), group):
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
             return
         except OSError:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_LOOK_S)
+
+
+def note(folder: Path, group: Path, name: str = "") -> Path:
+    """Write down in a folder that a group may have been made; the note."""
+    path = folder / f"{_NOTES}{name}"
+    path.write_text(str(group))
+    return path
+
+
+def noted(folder: Path) -> dict[Path, Path]:
+    """The groups that were written down in a folder, by their notes; one that holdfast never makes is left out."""
+    found: dict[Path, Path] = {}
+    for path in sorted(folder.glob(f"{_NOTES}*")):
+        with contextlib.suppress(OSError, ValueError):
+            group = Path(path.read_text())
+            if group.name.startswith(PREFIX) and ".." not in group.parts:
+                found[path] = group
+    return found
 
 
 def _words(path: Path) -> list[str]:

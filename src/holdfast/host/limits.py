@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.host.cgroups import enter
 from holdfast.host.processes import die_with_parent
 
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -49,8 +50,14 @@ def rank_oom_score() -> int:
     return min(1000, int(_OOM_SCORE.read_text()) + RANK_OOM_SCORE)
 
 
-def become_rank() -> None:
-    """Called in a rank between fork and exec: it dies with its agent, and before it when memory runs out."""
+def become_rank(group: Path | None = None) -> None:
+    """Called in a rank between fork and exec: it dies with its agent, and before it when memory runs out.
+
+    It enters a cgroup, where there is one; without it the agent finds what the rank starts by other means.
+    """
+    if group is not None:
+        with contextlib.suppress(OSError):
+            enter(group)
     _become(rank_oom_score)
 
 

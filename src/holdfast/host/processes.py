@@ -88,17 +88,27 @@ def all_pids() -> Iterator[int]:
             yield int(name)
 
 
-def descendants(root: int) -> list[int]:
-    """Live descendants of a process, parents before children, without itself."""
-    children: dict[int, list[int]] = {}
+def children(parent: int) -> list[int]:
+    """Live children of a process."""
+    return _by_parent().get(parent, [])
+
+
+def _by_parent() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
     for pid in all_pids():
         fields = _stat(pid)
         if fields and fields[0] not in ("Z", "X"):
-            children.setdefault(int(fields[1]), []).append(pid)
+            found.setdefault(int(fields[1]), []).append(pid)
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Live descendants of a process, parents before children, without itself."""
+    by_parent = _by_parent()
     found: list[int] = []
     waiting = [root]
     while waiting:
-        below = children.get(waiting.pop(), [])
+        below = by_parent.get(waiting.pop(), [])
         found.extend(below)
         waiting.extend(below)
     return found
@@ -118,6 +128,46 @@ def marked(pids: Iterable[int], **marks: str) -> list[int]:
 def grouped(pids: Iterable[int], groups: Container[int]) -> list[int]:
     """Those of the processes that are in one of these process groups."""
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[2]) in groups]
+
+
+HELPER = "HOLDFAST_HELPER"
+"""Variable in the environment of processes that holdfast starts in a session of their own beside the ranks."""
+
+
+def strays(pids: Sequence[int], *, own: Container[int], known: Iterable[str], since: int = 0) -> list[int]:
+    """Those of the processes that nothing here accounts for, even with an emptied environment.
+
+    They have left every session in `own`, carry none of the `known` variables, share no session with one that does,
+    and started at `since` or later (clock ticks since boot). No process can enter another one's session.
+    """
+    accounted: set[int] = set()
+    others: list[tuple[int, int]] = []
+    for pid in pids:
+        fields = _stat(pid)
+        if fields is None or int(fields[3]) in own:
+            continue
+        session = int(fields[3])
+        if carrying((pid,), *known):
+            accounted.add(session)
+        elif int(fields[19]) >= since:
+            others.append((pid, session))
+    return [pid for pid, session in others if session not in accounted]
+
+
+def carrying(pids: Iterable[int], *names: str) -> list[int]:
+    """Those of the processes whose environment has one of these variables."""
+    prefixes = tuple(f"{name}=".encode() for name in names)
+    return [pid for pid in pids if any(entry.startswith(prefixes) for entry in _environ(pid))]
+
+
+def in_sessions(pids: Iterable[int], sessions: Container[int]) -> list[int]:
+    """Those of the processes that are in one of these sessions."""
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) in sessions]
+
+
+def ticks() -> int:
+    """The time now in clock ticks since boot, as `started_at` counts it."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def command_of(pid: int) -> str:
@@ -174,17 +224,40 @@ def port_holder(port: int) -> str:
 
     `an unknown process` where /proc does not tell.
     """
-    sockets = [line.split() for table in ("tcp", "tcp6") for line in _lines(Path(f"/proc/self/net/{table}"))[1:]]
-    wanted = {f"socket:[{words[9]}]" for words in sockets if int(words[1].rpartition(":")[2], 16) == port}
+    wanted = {inode for inode, number in _sockets("self").items() if number == port}
     if not wanted:
         return ""
     for pid in all_pids():
-        with contextlib.suppress(OSError):
-            for descriptor in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(descriptor.path) in wanted:
-                        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+        if wanted & _open_sockets(pid):
+            with contextlib.suppress(OSError):
+                return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     return "an unknown process"
+
+
+def ports_of(pid: int) -> list[int]:
+    """The TCP ports that a process listens on; none where /proc does not tell."""
+    listening = _sockets(str(pid), states=("0A",))
+    return sorted({listening[inode] for inode in listening.keys() & _open_sockets(pid)})
+
+
+def _sockets(pid: str, states: Container[str] | None = None) -> dict[str, int]:
+    """Local ports of the TCP sockets in a process's network, by the name that /proc/PID/fd gives each."""
+    found: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        for line in _lines(Path(f"/proc/{pid}/net/{table}"))[1:]:
+            words = line.split()
+            if states is None or words[3] in states:
+                found[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    return found
+
+
+def _open_sockets(pid: int) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(descriptor.path))
+    return found
 
 
 def _lines(path: Path) -> list[str]:
@@ -217,6 +290,7 @@ def _start(*argv: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env=os.environ | {HELPER: "1"},
     )
 
 
@@ -227,11 +301,11 @@ def end_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
         if time.monotonic() >= deadline:
             return pids
         wait_for_end(pids, deadline)
-        _reap(pids)
+        reap(pids)
     return []
 
 
-def _reap(pids: Iterable[int]) -> None:
+def reap(pids: Iterable[int]) -> None:
     """Take in the ends of those that are our own children, orphans we adopted among them; a zombie keeps its number."""
     for pid in pids:
         try:

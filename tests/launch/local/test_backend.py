@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.folder import RunFolder
-from holdfast.host.processes import all_pids, marked
+from holdfast.host.files import put
+from holdfast.host.processes import HELPER, adopt_orphans, all_pids, identify, marked, send, wait_for_end
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
+from holdfast.launch.local import allowance
 from holdfast.launch.local.backend import LocalBackend, sockets_folder
 from holdfast.launch.local.isolation import Networks, SharedNetwork
 
@@ -137,6 +140,41 @@ def test_agent_without_a_whole_record_is_swept_with_its_sockets(folder: RunFolde
         assert len(agents(folder)) == 1
 
     play(folder, scene)
+
+
+def test_what_a_dead_agent_left_with_an_emptied_environment_ends_with_its_node(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no cgroup to tell: the run's keeper, here this process, has adopted it."""
+    adopt_orphans()
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    helper, stray = (
+        int(subprocess.check_output(["sh", "-c", "setsid sleep 600 >&2 & echo $!"], env=os.environ | env))
+        for env in ({HELPER: "1"}, {})
+    )
+
+    async def scene(here: LocalBackend) -> None:
+        await here.submit((PLACE,))
+        await at_work(folder)
+        (agent,) = agents(folder)
+        send(agent, signal.SIGKILL)
+        wait_for_end([agent], time.monotonic() + DEADLINE_S)
+        put(folder.controller, json.dumps({"keeper": os.getpid()}).encode())
+        await here.replace_node(NodePlace(node=0, generation=1), "lost")
+        assert (identify(stray) is None, identify(helper) is None) == (True, False)
+
+    try:
+        play(folder, scene)
+    finally:
+        for pid in (helper, stray):
+            send(pid, signal.SIGKILL)
+
+
+def test_note_of_a_group_that_is_not_holdfasts_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cgroup.procs").write_text(f"{os.getpid()}")
+    (tmp_path / "group").write_text(str(tmp_path / "mine"))
+    assert allowance.processes(tmp_path) == []
 
 
 def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:

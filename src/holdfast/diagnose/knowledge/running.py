@@ -134,9 +134,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "left-processes",
-        "A rank's command ended and left children behind, which were ended.",
-        "The finding names them.",
-        "Have the program wait for its children.",
+        "The ranks of an attempt ended and left processes behind, which were killed.",
+        "The finding names them, with the ports that they listened on.",
+        "Have the program wait for what it starts, and start no daemon.",
     ),
     (
         "started-cold",

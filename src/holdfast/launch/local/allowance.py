@@ -1,39 +1,35 @@
 """Owns that a local node uses no more memory than `resources.memory`: agent, ranks and all they start, in one group.
 
 The group is written down in the node's folder before anything is in it, so that whoever takes the run over, or sweeps
-up after it, finds it.
+up after it, finds it; the groups that agents make for attempts (agent/leftovers.py) are written down there as well.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.host.cgroups import Ground, confine, dissolve, members
-
-_NOTE = "group"
+from holdfast.host.cgroups import Ground, all_members, confine, dissolve, kill, note, noted
 
 
 def allow(pid: int, limit_bytes: int, node_folder: Path, name: str, where: Ground) -> None:
     """Hold a node's agent, and what it will start, to so many bytes; raises OSError."""
-    (node_folder / _NOTE).write_text(str(where.group(name)))
+    note(node_folder, where.group(name))
     confine(pid, where.group(name), limit_bytes, second=where.second)
 
 
 def processes(node_folder: Path) -> list[int]:
-    """The processes of a node that is held to a limit, those included that have hidden all other traces."""
-    group = _group(node_folder)
-    return members(group) if group else []
+    """The processes in a node's groups, those included that have hidden all other traces."""
+    return [pid for group in noted(node_folder).values() for pid in all_members(group)]
+
+
+def end(node_folder: Path) -> None:
+    """Kill the processes in a node's groups where the kernel can do so at once."""
+    for group in noted(node_folder).values():
+        kill(group)
 
 
 def clear(node_folder: Path) -> None:
-    """Remove a node's group once its processes have ended."""
-    if group := _group(node_folder):
+    """Remove a node's groups once its processes have ended."""
+    for written, group in noted(node_folder).items():
         dissolve(group)
-        (node_folder / _NOTE).unlink(missing_ok=True)
-
-
-def _group(node_folder: Path) -> Path | None:
-    try:
-        return Path((node_folder / _NOTE).read_text())
-    except OSError:
-        return None
+        written.unlink(missing_ok=True)

@@ -31,7 +31,19 @@ from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
 from holdfast.host.files import put
 from holdfast.host.limits import give_back
-from holdfast.host.processes import ProcessId, all_pids, descendants, end_all, identify, marked, send, signal_name
+from holdfast.host.processes import (
+    HELPER,
+    ProcessId,
+    all_pids,
+    children,
+    descendants,
+    end_all,
+    identify,
+    marked,
+    send,
+    signal_name,
+    strays,
+)
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
@@ -281,10 +293,11 @@ class LocalBackend:
             send(root, signal.SIGSTOP)
 
         def tree() -> list[int]:
-            below = descendants(root) if root is not None else []
+            below = descendants(root) if root is not None else _orphans(self._folder)
             known = {*below, *marked(all_pids(), HOLDFAST_NODE=mark), *allowance.processes(node_folder)}
             return [pid for pid in known if pid != root]
 
+        allowance.end(node_folder)
         end_all(tree, within_s=END_S)
         if agent is not None and root is not None:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
@@ -318,6 +331,18 @@ def _make_private(folder: Path) -> None:
             remedy="Remove it, or set TMPDIR to a folder of your own.",
             fault=Fault.CLUSTER,
         ) from None
+
+
+def _orphans(folder: RunFolder) -> list[int]:
+    """What an agent that has died left running with an emptied environment: the run's keeper has adopted it.
+
+    A live agent adopts its own orphans, so none of these is another node's.
+    """
+    keeper = os.getppid()
+    if folder.description().get("keeper") != keeper:
+        return []
+    orphans = strays(children(keeper), own={os.getsid(keeper)}, known=(HELPER, "HOLDFAST_NODE"))
+    return [pid for orphan in orphans for pid in (orphan, *descendants(orphan))]
 
 
 def _open(agent: ProcessId) -> int | None:

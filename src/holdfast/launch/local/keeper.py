@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from holdfast.folder import AGENT_NAME, SUPERSEDED_STATUS, RunFolder
@@ -42,13 +42,21 @@ def main() -> int:
         code = keep(folder, agents, clients, lock)
     if code == SUPERSEDED_STATUS:
         return code  # what is here is another keeper's now
-    end_all(lambda: descendants(os.getpid()), within_s=SWEEP_S)
-    for node_folder in folder.nodes.glob("*"):
+    nodes = list(folder.nodes.glob("*"))
+    for node_folder in nodes:
+        allowance.end(node_folder)
+    end_all(lambda: {*descendants(os.getpid()), *_in_groups(nodes)}, within_s=SWEEP_S)
+    for node_folder in nodes:
         allowance.clear(node_folder)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
     networks.remove()
     return code
+
+
+def _in_groups(nodes: Iterable[Path]) -> Iterator[int]:
+    """What is left in the nodes' cgroups, of agents that died together with an earlier keeper."""
+    return (pid for node_folder in nodes for pid in allowance.processes(node_folder))
 
 
 def _live_agents(folder: RunFolder) -> Iterator[int]:

@@ -10,6 +10,7 @@ A rank is born by two forks, so that the agent adopts it: to the kernel it is th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.machinery
@@ -155,6 +156,7 @@ def _become(rank: dict[str, Any], log: int, nice: int | None, home: Home) -> Non
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(rank["oom_score_adj"]))
+    _enter(rank["group"])
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -162,6 +164,13 @@ def _become(rank: dict[str, Any], log: int, nice: int | None, home: Home) -> Non
     _take_environment(rank["environ"])
     _be_adopted(rank["agent"])
     _forget()
+
+
+def _enter(group: str) -> None:
+    """Be in a cgroup, where there is one; without it the agent finds what this process starts by other means."""
+    if group:
+        with contextlib.suppress(OSError), open(f"{group}/cgroup.procs", "w") as file:
+            file.write("0")
 
 
 def _take_environment(environ: dict[str, str]) -> None:
