@@ -248,6 +248,7 @@ def _start_orders(
                 env=env,
                 progress_s=progress_interval_s(job.nodes.max),
                 step_deadline_s=job.recovery.step_deadline_s,
+                exit_deadline_s=job.recovery.exit_deadline_s,
                 code=running.code.digest if running.code else "",
                 log_max_bytes=job.logs.max_bytes,
             )

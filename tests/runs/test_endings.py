@@ -12,7 +12,15 @@ from tests.runs.conftest import Runs, Watched, until
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events import NodeGone, Outcome, RankExit, RankExited, RecoveryDecided, StopDecided
+from holdfast.events import (
+    FindingRaised,
+    NodeGone,
+    Outcome,
+    RankExit,
+    RankExited,
+    RecoveryDecided,
+    StopDecided,
+)
 from holdfast.host.processes import identify
 
 UP = "print('up', flush=True); signal.pause()"
@@ -111,6 +119,26 @@ def test_daemon_of_an_agent_that_was_killed_keeps_no_port_from_the_next_attempt(
     assert len(watched.all(NodeGone)) == 1
     daemon, _ = map(int, (tmp_path / "told").read_text().split())
     assert identify(daemon) is None
+
+
+@pytest.mark.parametrize(("how", "code"), [("well", 0), ("raise", 1)])
+def test_rank_that_a_thread_keeps_alive_after_its_program_ends_as_the_program_did(
+    runs: Runs, how: str, code: int
+) -> None:
+    program = Path(__file__).parents[1] / "programs" / "lingerer.py"
+    overrides = ("recovery.exit_deadline_s=2", "recovery.max_restarts=0")
+    watched = runs.start(sys.executable, str(program), "1", how, overrides=overrides)
+    assert watched.end().exit_code == code
+    reported, killed = (
+        event.finding for event in watched.all(FindingRaised) if event.finding.code == "rank-kept-alive"
+    )
+    assert reported.where == "rank 1 on node1"
+    assert reported.evidence[0].startswith("thread uploader in wait ")
+    assert Path(reported.evidence[-1].removeprefix("stacks: ")).exists()
+    assert "2 s" in killed.what
+    (ended,) = (event for event in watched.all(RankExited) if event.rank == 1)
+    assert (ended.how, ended.code, ended.stopped) == (RankExit.CODE, code, False)
+    assert ("the evaluation has failed" in ended.error) is bool(code)
 
 
 @pytest.mark.root

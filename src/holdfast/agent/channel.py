@@ -14,7 +14,7 @@ from typing import cast
 
 import msgspec
 
-from holdfast.events.rank import AgentToRank, Hello, RankToAgent, StopNow, encode, from_rank
+from holdfast.events.rank import AgentToRank, Hello, ProgramOver, RankToAgent, StopNow, encode, from_rank
 
 log = logging.getLogger("holdfast.agent")
 
@@ -124,5 +124,7 @@ class _Conversation(asyncio.Protocol):
         if isinstance(message, Hello) and self._transport is not None:
             self._rank = message.rank
             self._channel.greet(message.rank, self._transport)
-        if self._rank is not None:
+        if isinstance(message, ProgramOver):
+            self._channel.hear(message.rank, message)
+        elif self._rank is not None:
             self._channel.hear(self._rank, message)

@@ -53,6 +53,8 @@ class RankProcess:
         self.rank = launch.rank
         self.pid = 0
         self.ended: Ended | None = None
+        self._concluded: int | None = None
+        """The exit code that it counts as ended with, once it was killed after its program had ended."""
         self._stop_signals: set[signal.Signals] = set()
         """Signals by which we have asked it to end."""
         self._socket = socket
@@ -169,6 +171,11 @@ class RankProcess:
         else:
             self.signal(number, group=True)
 
+    def conclude(self, code: int) -> None:
+        """Kill it: its program has ended with this exit code, and its process has not."""
+        self._concluded = code
+        self.signal(signal.SIGKILL, group=True)
+
     def clear_away(self) -> None:
         """Remove the folder beside its socket, where it may keep what must not outlive it."""
         shutil.rmtree(f"{self._socket}.d", ignore_errors=True)
@@ -184,6 +191,8 @@ class RankProcess:
             except (ProcessLookupError, PermissionError):
                 pass
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if self._concluded is not None and not self._stop_signals and status == -signal.SIGKILL:
+            status = self._concluded
         self.ended = self._classify(at, status)
         on_end(self)
 

@@ -37,7 +37,7 @@ class Stacks:
     """Line of `Session.commit` that its main thread stands in, past the step's report; 0 elsewhere."""
 
 
-async def take(pid: int, into: Path, *, stopped: bool) -> Stacks:
+async def take(pid: int, into: Path, *, stopped: bool = False) -> Stacks:
     """Dump a process's stacks to a file; a stopped process is read without pausing it, since it cannot be paused."""
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")

@@ -23,6 +23,7 @@ from holdfast.agent.handed import Handed
 from holdfast.agent.held import Wanted
 from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.march import March
+from holdfast.agent.overtime import Overtime
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, Fork, RankProcess
 from holdfast.agent.readiness import Readiness
@@ -52,6 +53,7 @@ from holdfast.events.rank import (
     Found,
     Hello,
     Misfortune,
+    ProgramOver,
     RankToAgent,
     Step,
     StopNow,
@@ -117,6 +119,9 @@ class Team:
         self._on_stopped = on_stopped
         self._vigil = Vigil(order, node=node, folder=folder, clock=clock, say=say)
         self._march = March(order, node=node, say=say)
+        self._overtime = Overtime(
+            order, node=node, folder=folder, pid_of=self._lingering, find=self._found, end=self._conclude
+        )
         self._leftovers = Leftovers(
             folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
         )
@@ -282,6 +287,25 @@ class Team:
         running = (process for process in self.processes if process.running)
         self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()}, everyone=everyone)
 
+    def _lingering(self, rank: int) -> int | None:
+        """A rank's own process while it runs, whether or not its Session has ended."""
+        process = next((process for process in self.processes if rank in process.ranks and process.running), None)
+        if process is None:
+            return None
+        pulse = self._vigil.pulses.get(rank)
+        return pulse.pid if pulse is not None and process.launch.ranks > 1 else process.pid
+
+    def _conclude(self, rank: int) -> bool:
+        """End the process that stands for a rank, if the programs of all its ranks have ended."""
+        process = next(process for process in self.processes if rank in process.ranks)
+        code = self._overtime.code(process.ranks)
+        if code is None:
+            return False
+        for each in process.ranks:
+            self._vigil.over(each)
+        process.conclude(code)
+        return True
+
     def end_leftovers(self) -> None:
         """The agent leaves: end every process of the attempt at once, whatever is still to be reported of it."""
         self._leftovers.end([process.pid for process in self.processes if process.pid])
@@ -358,6 +382,8 @@ class Team:
                         took_s=message.took_s,
                     )
                 )
+            case ProgramOver():
+                self._overtime.begin(message)
             case Found(finding=finding):
                 first, at = self._noticed.get(finding.code, (rank, 0.0))
                 if first == rank or time.monotonic() - at >= ECHO_S:
@@ -410,6 +436,7 @@ class Team:
     def _clear_away(self) -> None:
         """All ranks have ended: end what they left behind, then say that nothing is left."""
         self._vigil.end()
+        self._overtime.stop()
         for timer in (self._killer, self._warming):
             if timer is not None:
                 timer.cancel()

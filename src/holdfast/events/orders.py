@@ -65,6 +65,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     progress_s: float = PROGRESS_S
     """Progress is said at once when nothing was said for this long, else gathered until then."""
     step_deadline_s: float | Literal["auto"] | None = None
+    exit_deadline_s: float | None = None
+    """A rank whose program has ended is ended so long after it, where threads keep its process alive."""
     code: str = ""
     """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
     log_max_bytes: int | None = None

@@ -76,6 +76,15 @@ class Turned(RankMessage, frozen=True, kw_only=True, tag="turned"):
     to: Doing
 
 
+class ProgramOver(RankMessage, frozen=True, kw_only=True, tag="program-over"):
+    """The program has ended, and threads that are not daemons keep its process alive; sent on its own connection."""
+
+    rank: int
+    failed: bool = False
+    """Whether an exception ended it."""
+    threads: tuple[str, ...] = ()
+
+
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Something an agent asks of a rank."""
 
@@ -129,7 +138,7 @@ class Befall(RankRequest, frozen=True, kw_only=True, tag="befall"):
     what: Misfortune
 
 
-RankToAgent = Hello | Step | Turned | Checkpointed | Found
+RankToAgent = Hello | Step | Turned | Checkpointed | Found | ProgramOver
 AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack | Befall
 
 encode = msgspec.json.Encoder().encode

@@ -398,6 +398,13 @@ class Recovery(Model):
     does what comes between. Until eight more steps are known, any of them may compile again: it gets three times the
     longest so far, the first included, and 30 s. Time in which a rank could run and had no CPU is not counted.
     """
+    exit_deadline_s: Seconds | None = 600.0
+    """Seconds that threads may keep a rank's process alive after its program has ended; none means for ever.
+
+    Python waits for every thread that is not a daemon. Such a rank is reported after 10 s, and killed at this deadline:
+    it then counts as ended as its program has, well or with its error. Only ranks with a `holdfast.train` Session are
+    watched.
+    """
     join_deadline_s: Seconds = 120.0
     """Seconds that a node which was made has to join; then it is replaced, three times at most."""
     global_batch: GlobalBatch = GlobalBatch.KEEP

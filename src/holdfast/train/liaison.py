@@ -38,6 +38,7 @@ from holdfast.events.rank import (
 )
 from holdfast.findings import Finding, Severity
 from holdfast.measure.catalog import DERIVED
+from holdfast.train import shutdown
 from holdfast.train.cadence import Auto
 from holdfast.train.channel import Channel, say
 from holdfast.train.environment import Environment
@@ -66,6 +67,7 @@ class Liaison:
     def __init__(self, told: Environment, meter: Meter | None = None) -> None:
         """Made by every rank, after init_process_group; without a meter nothing is known of the model."""
         self._channel = Channel.open(told.rank_socket, rank=told.rank)
+        self._agent = told.rank_socket, told.rank
         self._clock = Clock()
         self._channel.send(Hello(rank=told.rank, pid=os.getpid(), clock=self._clock.anchor))
         self.ranks = Ranks.join(announced=told.world_size)
@@ -108,6 +110,7 @@ class Liaison:
         """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
         self.listen()
         atexit.register(time.sleep, DRAIN_S)
+        shutdown.watch(*self._agent)
         atexit.register(_finish, weakref.ref(self._channel))  # a session that is gone has closed it
         self._saved_at = time.monotonic()
         self._boundary = self._clock()

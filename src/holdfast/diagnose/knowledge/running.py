@@ -139,6 +139,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Have the program wait for what it starts, and start no daemon.",
     ),
     (
+        "rank-kept-alive",
+        "A rank's program has ended, and threads that are not daemons keep its process alive.",
+        "The finding names the threads and the file with their stacks; `holdfast logs` shows the rank's last lines.",
+        "End the thread, or start it with `daemon=True`; recovery.exit_deadline_s gives it more time.",
+    ),
+    (
         "started-cold",
         "A rank was started again with its imports still to do.",
         "The finding says what kept it from being a fork of a process that has them done.",
