@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 from msgspec.structs import replace as replace_finding
 
 from holdfast import asking, updating
-from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, after, ask, controller_gone, finished, refuse_finished
+from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, STACKS, after, ask, controller_gone, finished, refuse_finished
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
@@ -38,10 +38,12 @@ from holdfast.events import (
     Outcome,
     RunFinished,
     SplitRequested,
+    StacksRequested,
+    StacksTaken,
     StepCommitted,
 )
 from holdfast.events.log import EventReader, line_of, read_events
-from holdfast.fabric.catalog import CATALOG, NAMES, resolve
+from holdfast.fabric.catalog import CATALOG, NAMES, Fabric, resolve
 from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
@@ -58,9 +60,10 @@ from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.script import launcher_in_script
 from holdfast.launch.starting import start_keeper
 from holdfast.measure.catalog import waited_for
-from holdfast.report.advance import status_of
+from holdfast.report.advance import fold, status_of
 from holdfast.report.brief import Brief, brief
-from holdfast.report.logs import rank_logs
+from holdfast.report.logs import RankLog, rank_logs
+from holdfast.report.standstill import ASKED_S, NOTICED_S, Standstill, places, standstill
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
 from holdfast.shortage import holding_up, lacking
@@ -462,6 +465,9 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
     fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:
         outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
+        still = None if outcome else _standstill(run, fold(known), ASKED_S, known)
+        if still is not None:
+            return _where_it_stands(run, still, fabric)
         answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     logs = tuple(
@@ -475,6 +481,62 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
         return asked_for(answer, failed.drill)
     answer = without(answer, OF_STACKS) if stacks else answer
     return without(answer, OF_A_RUN) if len(logs) >= failed.world_size else answer
+
+
+STACKS_S = 20.0
+"""Longest to wait for the stacks of a live run's ranks."""
+
+
+def _standstill(
+    run: RunFolder, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
+) -> Standstill | None:
+    """Since when a live run shows no sign of work; its log is read only where nothing else tells that it does."""
+    written_s: dict[RankLog, float] = {}
+    for log, path in rank_logs(run).items():
+        with contextlib.suppress(OSError):
+            written_s[log] = max(0.0, time.time() - path.stat().st_mtime)
+    now = status.now
+    stepped_s = (now - replica.window[-1].ended for replica in status.replicas.values() if replica.window)
+    if min((*written_s.values(), *stepped_s), default=least_s) < least_s:
+        return None
+    return standstill(known or events(run), now=now, written_s=written_s, least_s=least_s)
+
+
+def standstill_finding(run: RunFolder, status: RunStatus | None = None) -> Finding | None:
+    """What is to be said of an unfinished run that has shown no sign of work for minutes."""
+    still = None if finished(run) else _standstill(run, status or status_of(run), NOTICED_S)
+    return still and still.finding(run.run)
+
+
+def stacks(run: RunFolder, of: Collection[RankLog], *, within_s: float) -> list[StacksTaken]:
+    """Have the agents take the stacks of ranks; what has come after so many seconds, at the latest."""
+    taken: list[StacksTaken] = []
+    waiting = set(of)
+    with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or nobody answers
+        for _, event in after(run, StacksRequested(at=time.time()), STACKS, within_s):
+            if isinstance(event, StacksTaken):
+                taken.append(event)
+                waiting.discard(RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank))
+            if not waiting:
+                break
+    return taken
+
+
+def _where_it_stands(run: RunFolder, still: Standstill, fabric: Fabric | None) -> Answer:
+    """What is known of a live run that shows no sign of work: its logs, and where its ranks stand now."""
+    from holdfast.diagnose.athand import OF_STACKS, standing, without
+    from holdfast.diagnose.history import left_early
+    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+
+    taken = stacks(run, still.running, within_s=STACKS_S)
+    files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
+    latest = {(log.attempt, log.replica) for log in still.running}
+    logs = tuple(path for log, path in rank_logs(run).items() if (log.attempt, log.replica) in latest)
+    early = tuple(left_early(exited, str(run.events)) for exited, _ in still.ended)
+    answer = diagnose_pile(Pile((*logs, *files)), known=early, fabric=fabric)
+    answer = standing(answer, "; ".join(filter(None, (still.what, places(taken)))))
+    return without(answer, OF_STACKS) if files else answer
 
 
 def _own(run: RunFolder) -> RunFolder:

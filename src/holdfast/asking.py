@@ -268,6 +268,9 @@ SPLIT = Wanted(
 )
 
 
+STACKS = Wanted(what="it is not known where its ranks stand", code="stacks-not-taken", hopeless={})
+
+
 UPDATE = Wanted(
     what="no step is done with the new code",
     code="update-not-seen",

@@ -61,6 +61,7 @@ from holdfast.events.orders import (
     ReplicaLost,
     StartRanks,
     StopRanks,
+    TakeStacks,
     WindDown,
 )
 from holdfast.events.rank import CheckpointNow, HandOver, SplitNow, StopNow
@@ -274,6 +275,9 @@ class Agent:
             case AskSplit():
                 for team in self._teams.values():
                     team.ask_sessions(SplitNow(), "says where its time goes")
+            case TakeStacks():
+                for team in self._teams.values():
+                    team.take_stacks()
             case WindDown():
                 for team in self._teams.values():
                     team.ask(HandOver() if order.hand_over else StopNow(reason=order.reason))

@@ -310,6 +310,12 @@ class Team:
         """The agent leaves: end every process of the attempt at once, whatever is still to be reported of it."""
         self._leftovers.end([process.pid for process in self.processes if process.pid])
 
+    def take_stacks(self) -> None:
+        """Say where every rank stands."""
+        running = (process for process in self.processes if process.running)
+        for rank, pid in ((rank, pid) for process in running for rank, pid in process.pids().items()):
+            self._vigil.take_stacks(rank, pid)
+
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.processes:
             process.stop(number)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.agent.stacks import take
 from holdfast.clock import Clock
-from holdfast.events import AgentEvent, RankHung
+from holdfast.events import AgentEvent, RankHung, StacksTaken
 from holdfast.events.orders import StartRanks
 from holdfast.events.rank import Doing
 from holdfast.host.processes import identify, queued_s, state_letter
@@ -31,6 +31,9 @@ AUTO_STEPS = 512
 
 QUEUE_LOOK_S = 0.25
 """Least time between two looks at how long a rank has waited for a CPU."""
+
+TAKEN_AT_ONCE = 4
+"""Most stacks that a node takes at a time for somebody who asks; py-spy needs most of a core."""
 
 AGAIN_S = 15.0
 """Least time between two reports of one silence: the first may have been passed over because others were to blame."""
@@ -118,6 +121,7 @@ class Vigil:
         self._began = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
         self._reports: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Semaphore(TAKEN_AT_ONCE)
 
     def begin(self) -> None:
         """Watch from now on, if the job has a deadline for steps."""
@@ -160,6 +164,31 @@ class Vigil:
                 self._report(rank, self._mute[rank])
             elif everyone and (pulse := self.pulses.get(rank)) is not None and not pulse.hung and not pulse.over:
                 self._report(rank, pulse)
+
+    def take_stacks(self, rank: int, pid: int) -> None:
+        """Say where a rank stands: somebody has asked."""
+        report = asyncio.ensure_future(self._say_where(rank, pid))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
+    async def _say_where(self, rank: int, pid: int) -> None:
+        state = state_letter(pid)
+        replica, attempt = self._order.replica, self._order.attempt
+        into = self._folder / f"stacks-asked-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
+        async with self._turn:
+            stacks = await take(pid, into, stopped=state == "T")
+        self._say(
+            StacksTaken(
+                at=self._clock(),
+                node=self._node,
+                replica=replica,
+                attempt=attempt,
+                rank=rank,
+                process_state=state,
+                stacks=stacks.path,
+                innermost=stacks.innermost,
+            )
+        )
 
     async def _watch_for_hangs(self, patience: Patience) -> None:
         ahead_s, look_s = (LOOK_AHEAD_S, AUTO_MORE_S) if patience.deadline_s == "auto" else (0.0, patience.deadline_s)

@@ -41,6 +41,8 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     SplitRequested,
+    StacksRequested,
+    StacksTaken,
     StandbyPromoted,
     StandbyReady,
     StepCommitted,
@@ -125,6 +127,7 @@ _QUIET = (
     ControllerStarted,
     RanksStarted,
     RanksWarmed,
+    StacksTaken,
     CodeFetched,
     RanksStopped,
     NodesStarted,
@@ -322,6 +325,15 @@ def _split_requested(event: SplitRequested) -> str:
     return "it was asked where a step's time goes"
 
 
+def _stacks_requested(event: StacksRequested) -> str:
+    return "the stacks of all ranks were requested"
+
+
+def _stacks_taken(event: StacksTaken) -> str:
+    at = f"is in {event.innermost}" if event.innermost else "gave no stacks"
+    return f"rank {event.rank}{of_replica(event.replica)} on node{event.node} {at}"
+
+
 def _update_requested(event: UpdateRequested) -> str:
     what = f": {short(event.former)} -> {short(event.digest)}" if event.digest else " to what lies in place now"
     when = {0.0: "at once", None: "at the next restart"}.get(event.after_s)
@@ -377,6 +389,8 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     DrillRequested: _drill_requested,
     CheckpointRequested: _checkpoint_requested,
     SplitRequested: _split_requested,
+    StacksRequested: _stacks_requested,
+    StacksTaken: _stacks_taken,
     UpdateRequested: _update_requested,
     CodeFetched: _code_fetched,
     UpdateEnded: _update_ended,

@@ -52,7 +52,8 @@ def status(
     else:
         show(picture(known, known.now))
         storage = api.storage_finding(found)
-        present = [finding for finding in (unheard, waits, storage) if finding]
+        still = api.standstill_finding(found, known)
+        present = [finding for finding in (unheard, waits, storage, still) if finding]
         present += api.controller_gone(found).findings if abandoned else ()
         if findings := [*past(known, known.now), *map(block, present)]:
             show(below(findings))

@@ -147,6 +147,11 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """Have every node say where its ranks stand."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Write down a decision; it changes no state, so replaying the log does not need it."""
 
@@ -175,6 +180,7 @@ Command = (
     | Inject
     | Checkpoint
     | Split
+    | Stacks
     | Record
     | Finish
 )

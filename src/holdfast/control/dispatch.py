@@ -13,6 +13,7 @@ from holdfast.control.commands import (
     Look,
     Release,
     Split,
+    Stacks,
     Stop,
     TellBack,
     TellLost,
@@ -60,5 +61,7 @@ def dispatch_of(command: Command, *, replica_world_size: int) -> Dispatch:
             return None, orders.AskCheckpoint()
         case Split():
             return None, orders.AskSplit()
+        case Stacks():
+            return None, orders.TakeStacks()
         case _:
             raise AssertionError(f"{command} is no order")

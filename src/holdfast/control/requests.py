@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.commands import Checkpoint, Split
+from holdfast.control.commands import Checkpoint, Split, Stacks
 from holdfast.control.course import end
 from holdfast.control.state import Ending, State, Transition
 from holdfast.errors import ExitCode
-from holdfast.events import CancelRequested, CheckpointRequested, Outcome, SplitRequested
+from holdfast.events import CancelRequested, CheckpointRequested, Outcome, SplitRequested, StacksRequested
 from holdfast.job.spec import Job
 
 
@@ -29,3 +29,8 @@ def checkpoint(job: Job, state: State, event: CheckpointRequested) -> Transition
 def split(job: Job, state: State, event: SplitRequested) -> Transition:
     """Somebody wants to know where the time of a step goes."""
     return state, (Split(),)
+
+
+def stacks(job: Job, state: State, event: StacksRequested) -> Transition:
+    """Somebody wants to know where every rank stands."""
+    return state, (Stacks(),)

@@ -57,6 +57,12 @@ def asked_for(answer: Answer, drill: DrillDone) -> Answer:
     )
 
 
+def standing(answer: Answer, what: str) -> Answer:
+    """The answer for a run that shows no sign of work: `what` says since when, and where its ranks stand."""
+    known = answer.klass is not Class.UNKNOWN
+    return replace(answer, what=f"{answer.what}; {what}" if known else f"the run stands still: {what}")
+
+
 def nothing_failed(answer: Answer, outcome: Outcome | None) -> Answer:
     """The answer for a run in which nothing failed: what its ranks wrote of errors has ended nothing.
 

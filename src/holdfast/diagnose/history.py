@@ -109,11 +109,16 @@ def _early(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) ->
         if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
             continue
         if not (event.failed or event.stopped) and event.at < decided.failed_at:
-            rank = f"rank {event.rank}{of_replica(event.replica)} on node{event.node}"
-            what = f"{rank} was done, with exit code 0, while others were at work"
-            who = Who(rank=event.rank, node=f"node{event.node}")
-            rule, values = RULES["run-rank-left-early"], {"what": what}
-            yield Fact(rule=rule, source=source, line=0, text=what, who=who, at=event.at, values=values)
+            yield left_early(event, source)
+
+
+def left_early(event: RankExited, source: str) -> Fact:
+    """What is said of a rank that ended well while others were at work."""
+    rank = f"rank {event.rank}{of_replica(event.replica)} on node{event.node}"
+    what = f"{rank} was done, with exit code 0, while others were at work"
+    who = Who(rank=event.rank, node=f"node{event.node}")
+    rule, values = RULES["run-rank-left-early"], {"what": what}
+    return Fact(rule=rule, source=source, line=0, text=what, who=who, at=event.at, values=values)
 
 
 def _finding(event: AnyEvent) -> Finding | None:

@@ -19,6 +19,7 @@ from holdfast.events.agent import (
     RanksStopped,
     RankState,
     RanksWarmed,
+    StacksTaken,
     StandbyReady,
 )
 from holdfast.events.base import Event
@@ -30,6 +31,7 @@ from holdfast.events.operator import (
     DrillRequested,
     DrillTarget,
     SplitRequested,
+    StacksRequested,
     UpdateRequested,
 )
 from holdfast.events.run import (
@@ -62,6 +64,7 @@ AgentEvent = (
     AgentJoined
     | RanksStarted
     | RanksWarmed
+    | StacksTaken
     | CodeFetched
     | StandbyReady
     | RankExited
@@ -73,7 +76,9 @@ AgentEvent = (
     | DrillDone
     | FindingRaised
 )
-OperatorEvent = CancelRequested | DrillRequested | CheckpointRequested | SplitRequested | UpdateRequested
+OperatorEvent = (
+    CancelRequested | DrillRequested | CheckpointRequested | SplitRequested | StacksRequested | UpdateRequested
+)
 RunEvent = (
     RunCreated
     | CodeShipped
@@ -104,7 +109,8 @@ __all__ = [
     "FindingRaised", "NodeEvicted", "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable",
     "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState",
     "RanksExited", "RanksHung", "RanksLeaving", "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided",
-    "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested", "StandbyPromoted", "StandbyReady",
+    "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested", "StacksRequested", "StacksTaken",
+    "StandbyPromoted", "StandbyReady",
     "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged", "numbers",
     "spans",
 ]  # fmt: skip

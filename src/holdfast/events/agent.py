@@ -108,6 +108,21 @@ class RanksWarmed(Event, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
 
 
+class StacksTaken(Event, frozen=True, kw_only=True):
+    """Where a rank stood when somebody asked (`StacksRequested`)."""
+
+    node: int
+    replica: int
+    attempt: int
+    rank: int
+    process_state: str
+    """The kernel's letter for the state of its process."""
+    stacks: str = ""
+    """File with the stacks of its threads, on its node; empty where they cannot be taken."""
+    innermost: str = ""
+    """The function and line that its main thread was in."""
+
+
 class StandbyReady(Event, frozen=True, kw_only=True):
     """A standby node has its checks, its code and its imports done: it can take a lost node's place at once."""
 

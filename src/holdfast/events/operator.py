@@ -90,6 +90,10 @@ class SplitRequested(Request, frozen=True, kw_only=True):
     """Somebody asked every rank where the time of its next steps goes."""
 
 
+class StacksRequested(Request, frozen=True, kw_only=True):
+    """Somebody asked where every rank stands."""
+
+
 class UpdateRequested(Request, frozen=True, kw_only=True):
     """Somebody asked for the ranks to go on with other code, from the state they have.
 

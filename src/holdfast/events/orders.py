@@ -119,6 +119,10 @@ class AskSplit(Order, frozen=True, kw_only=True, tag="split"):
     """Ask every rank where the time of its next steps goes."""
 
 
+class TakeStacks(Order, frozen=True, kw_only=True, tag="stacks"):
+    """Take the stacks of every rank and say where it stands."""
+
+
 class WindDown(Order, frozen=True, kw_only=True, tag="wind-down"):
     """Ask every rank to checkpoint at its next step, then to leave."""
 
@@ -188,6 +192,7 @@ AnyOrder = (
     | Break
     | AskCheckpoint
     | AskSplit
+    | TakeStacks
     | WindDown
     | FetchCode
     | Release

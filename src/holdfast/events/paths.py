@@ -10,6 +10,7 @@ from holdfast.events import (
     DrillRequested,
     OperatorEvent,
     SplitRequested,
+    StacksRequested,
     UpdateRequested,
 )
 
@@ -26,6 +27,7 @@ REQUESTS: dict[type[OperatorEvent], str] = {
     DrillRequested: "/v1/drill",
     CheckpointRequested: "/v1/checkpoint",
     SplitRequested: "/v1/split",
+    StacksRequested: "/v1/stacks",
     UpdateRequested: "/v1/update",
 }
 """Of its operator, by what is asked for."""

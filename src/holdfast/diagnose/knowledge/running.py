@@ -139,6 +139,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Have the program wait for what it starts, and start no daemon.",
     ),
     (
+        "no-output",
+        "Ranks are at work, and for minutes none has written a line, passed a step or taken a checkpoint.",
+        "`holdfast diagnose RUN` takes the stacks of all ranks and says where each waits.",
+        "Wait where the program is quiet by design; else cancel it, and have ranks take the same collectives.",
+    ),
+    (
         "rank-kept-alive",
         "A rank's program has ended, and threads that are not daemons keep its process alive.",
         "The finding names the threads and the file with their stacks; `holdfast logs` shows the rank's last lines.",
@@ -260,6 +266,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A checkpoint was due while a loss was no number, and was not taken.",
         "`holdfast events`: `loss-not-finite` beside it.",
         "As for `loss-not-finite`; the newest checkpoint is of before.",
+    ),
+    (
+        "stacks-not-taken",
+        "Somebody asked where the ranks of a run stand, and not every agent answered in time.",
+        "`holdfast status` says what the run is doing, and which agents are out of reach.",
+        "Try again; `py-spy dump --pid PID` on the node does the same.",
     ),
     (
         "split-not-known",
