@@ -78,7 +78,6 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
         "MASTER_ADDR": "HEAD_ADDRESS",
         "MASTER_PORT": "HEAD_PORT",
         "JAX_COORDINATOR_ADDRESS": "HEAD_ADDRESS:HEAD_PORT",
-        "JAX_COORDINATOR_BIND_ADDRESS": "HEAD_ADDRESS:HEAD_PORT",
         "TORCHELASTIC_RUN_ID": "RUN_ID",
         "HOLDFAST_RUN": "RUN_ID",
         "HOLDFAST_NODE": "RUN_ID/node1.0",

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.agent.coordinator import bind_address
 from holdfast.agent.held import Cold, Wanted
 from holdfast.agent.lasterror import last_error
 from holdfast.agent.lastwords import last_words
@@ -100,8 +101,9 @@ class RankProcess:
         ours = {"HOLDFAST_RANK_SOCKET": str(self._socket)}
         if self.launch.ranks == 1:
             ours |= memory
-        environ = self.launch.defaults | os.environ | self.launch.env | ours
         cwd = code / self.launch.cwd
+        ours |= bind_address(self.launch.argv, cwd, self.launch.env.get("JAX_COORDINATOR_ADDRESS", ""))
+        environ = self.launch.defaults | os.environ | self.launch.env | ours
         return Wanted(rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code=code, group=group)
 
     async def start(self, on_end: Callable[[RankProcess], None], wanted: Wanted, fork: Fork | None = None) -> None:

@@ -78,8 +78,6 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "MASTER_ADDR": attempt.master_addr,
         "MASTER_PORT": attempt.master_port,
         "JAX_COORDINATOR_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
-        # Without it the coordinator listens on every address of the machine.
-        "JAX_COORDINATOR_BIND_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
         "GROUP_WORLD_SIZE": str(len(attempt.nodes)),

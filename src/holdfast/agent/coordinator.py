@@ -1,0 +1,59 @@
+"""Tells whether a JAX program takes its coordinator's address from the environment, as its source says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from holdfast.agent.program import program
+
+MAX_BYTES = 1 << 20
+"""No script that somebody wrote is longer."""
+
+
+def bind_address(argv: Sequence[str], cwd: Path, address: str) -> dict[str, str]:
+    """Where the coordinator may listen, as a variable: at its address only, rather than at every one of the machine.
+
+    JAX obeys JAX_COORDINATOR_BIND_ADDRESS even if the program names another coordinator; it would then listen where
+    nobody looks for it. So it is only set where every call in the script leaves the address to the environment.
+    """
+    return {"JAX_COORDINATOR_BIND_ADDRESS": address} if address and _leaves_address_open(argv, cwd) else {}
+
+
+def _leaves_address_open(argv: Sequence[str], cwd: Path) -> bool:
+    found = program(argv)
+    if isinstance(found, str) or found.kind == "module":
+        return False
+    try:
+        source = found.text.encode() if found.kind == "code" else _read(cwd / found.text)
+        if b"jax" not in source or b"initialize" not in source:
+            return False
+        calls = list(_calls(ast.parse(source)))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return bool(calls) and not any(map(_names_address, calls))
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise OSError(f"{path} is no file")
+    with path.open("rb") as file:
+        source = file.read(MAX_BYTES + 1)
+    if len(source) > MAX_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_BYTES} bytes")
+    return source
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls of `jax.distributed.initialize`; one by its last name alone may be of anything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("distributed.initialize"):
+            yield node
+
+
+def _names_address(call: ast.Call) -> bool:
+    """Whether a call names an address, or may do so by words that are not seen here (`*args`, `**options`)."""
+    return bool(call.args) or any(
+        keyword.arg in (None, "coordinator_address", "coordinator_bind_address") for keyword in call.keywords
+    )
