@@ -24,6 +24,7 @@ from holdfast.agent.handed import Handed
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
 from holdfast.agent.stacks import Stacks
+from holdfast.agent.storehost import StoreHost
 from holdfast.agent.team import Team
 from holdfast.agent.warmth import Warmth
 from holdfast.clock import Clock
@@ -127,6 +128,7 @@ class Bench:
             retention=Retention(lambda finding: None),
             warmth=Warmth(self.folder, self.found, lambda replica, ranks: None),
             handed=Handed(),
+            stores=StoreHost(),
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,

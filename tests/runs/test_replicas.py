@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs, Watched
+from tests.runs.conftest import Runs, Watched, until
 
 from holdfast.events import (
     AttemptStarted,
@@ -15,10 +18,12 @@ from holdfast.events import (
     NodeRequested,
     Outcome,
     RankExited,
+    RanksStarted,
     RecoveryDecided,
     StepCommitted,
 )
 
+TORCHFT = Path(__file__).parents[1] / "programs" / "torchft_ddp.py"
 LONG = 1_000_000
 """Steps of a run that ends when its test does."""
 
@@ -95,3 +100,27 @@ def test_replica_that_is_lost_when_another_has_finished_is_left_so(runs: Runs) -
     assert watched.end().outcome is Outcome.SUCCEEDED
     assert sorted(attempts(watched)) == [(0, 0), (1, 0)]
     assert [event.action for event in watched.all(RecoveryDecided)] == ["leave it: another replica has finished"]
+
+
+def test_torchft_program_that_leaves_the_store_to_its_launcher_trains_and_survives_a_kill(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """Its Manager is a client of the store at MASTER_PORT; after a kill the store of the next attempt is a new one."""
+    watched = runs.start(
+        sys.executable, str(TORCHFT), "8", str(tmp_path), overrides=("recovery={replicas: 2, min_replicas: 1}",)
+    )
+    started = watched.until(RanksStarted, lambda event: event.replica == 1)
+    until(lambda: all(has(watched, replica, "step 3 ") for replica in (0, 1)))
+    os.kill(started.ranks[0].pid, signal.SIGKILL)
+    watched.until(RanksStarted, lambda event: (event.replica, event.attempt) == (1, 1))
+    (tmp_path / "go").touch()
+    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert sorted(attempts(watched)) == [(0, 0), (1, 0), (1, 1)]
+    last = [watched.log(0, attempt, replica, 2).splitlines()[-1] for replica, attempt in ((0, 0), (1, 1))]
+    assert [line.partition(" ")[0] for line in last] == ["weights", "weights"]
+    assert watched.all(FindingRaised) == []
+
+
+def has(watched: Watched, replica: int, text: str) -> bool:
+    path = watched.folder.rank_log(0, 0, replica, 2)
+    return path.exists() and text in path.read_text()

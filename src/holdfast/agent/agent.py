@@ -29,6 +29,7 @@ from holdfast.agent.port import HeldPort
 from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
 from holdfast.agent.standby import get_ready
+from holdfast.agent.storehost import StoreHost
 from holdfast.agent.team import Team
 from holdfast.agent.warmth import Warmth
 from holdfast.clock import LOOK_S, Clock, clock_jumped
@@ -128,6 +129,7 @@ class Agent:
         self._retention = Retention(self._found)
         self._warmth = Warmth(settings.folder, self._found, self._warmed)
         self._handed = Handed()
+        self._stores = StoreHost()
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
@@ -344,6 +346,7 @@ class Agent:
             retention=self._retention,
             warmth=self._warmth,
             handed=self._handed,
+            stores=self._stores,
             say=self._say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,

@@ -6,11 +6,10 @@ program run instead.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?t?")
+from holdfast.job.launchers import is_python
 
 _PLAIN = frozenset("bBdOPqsuvx")
 """Options without a word of their own that change nothing about how a program is found."""
@@ -36,7 +35,7 @@ class Program:
 
 def program(argv: Sequence[str]) -> Program | str:
     """The Python program that a command runs, or why it cannot be held."""
-    if not _PYTHON.fullmatch(argv[0]):
+    if not is_python(argv[0]):
         return f"{argv[0]} is no Python"
     index = 1
     while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):

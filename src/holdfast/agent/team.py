@@ -28,6 +28,7 @@ from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, Fork, RankProcess
 from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
+from holdfast.agent.storehost import StoreHost, hosts
 from holdfast.agent.vigil import Pulse, Vigil
 from holdfast.agent.warmth import Slot, Warmth
 from holdfast.clock import Clock
@@ -96,6 +97,7 @@ class Team:
         retention: Retention,
         warmth: Warmth,
         handed: Handed,
+        stores: StoreHost,
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -112,6 +114,8 @@ class Team:
         self._retention = retention
         self._warmth = warmth
         self._handed = handed
+        self._stores = stores
+        self._hosting: asyncio.Task[None] | None = None
         self._warming: asyncio.TimerHandle | None = None
         self._programs: dict[Slot, Wanted] = {}
         self._say = say
@@ -166,6 +170,7 @@ class Team:
             slot: process.wanted(code, self._handed.variables(slot, copies=process.copies), group=self._leftovers.group)
             for slot, process in slots.items()
         }
+        self._host_store()
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
             await process.start(self._ended, wanted, self._fork(process, slot))
             if self._order.log_max_bytes is not None:
@@ -180,6 +185,17 @@ class Team:
             self.stop(0.0)
         self._vigil.begin()
         self._warm_up(SPEECHLESS_S)
+
+    def _host_store(self) -> None:
+        """Host the store that the replica's ranks meet at, where rank 0 is here and is not to; beside their start."""
+        first = next((wanted for wanted in self._programs.values() if wanted.rank == 0), None)
+        if first is not None and hosts(first.environ, range(1)):
+            self._hosting = asyncio.ensure_future(self._serve(first))
+
+    async def _serve(self, first: Wanted) -> None:
+        output = self._folder / f"store-{self.replica}.log"
+        if finding := await self._stores.serve(self.replica, int(first.environ["MASTER_PORT"]), first, output):
+            self._found(finding)
 
     def _fork(self, process: RankProcess, slot: Slot) -> Fork | None:
         return partial(self._warmth.fork, slot) if process.launch.warm else None
@@ -443,6 +459,9 @@ class Team:
         """All ranks have ended: end what they left behind, then say that nothing is left."""
         self._vigil.end()
         self._overtime.stop()
+        if self._hosting is not None:
+            self._hosting.cancel()
+            self._stores.close(self.replica)
         for timer in (self._killer, self._warming):
             if timer is not None:
                 timer.cancel()

@@ -6,6 +6,7 @@ then sets. Refuses to own what they are set to (launch/launchers.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -174,3 +175,16 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher(name="deepspeed.launcher.launch", modules=("deepspeed.launcher.launch",), options={}),
     *(Launcher(name=name, heads=((name,),), options={}) for name in ("colossalai", "horovodrun", "srun")),
 )
+
+
+_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?t?")
+
+
+def is_python(word: str) -> bool:
+    """Whether a command's first word is a Python interpreter."""
+    return _PYTHON.fullmatch(word) is not None
+
+
+def runs_python(job: Job) -> bool:
+    """Whether the job's command is `python ...`."""
+    return is_python(job.command[0])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
-from holdfast.job.spec import GlobalBatch, Job
+from holdfast.job.launchers import runs_python
+from holdfast.job.spec import GlobalBatch, Job, Launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
     if several:
-        env = _TORCHFT_DEFAULTS | env | _among_replicas(job, attempt)
+        env = _TORCHFT_DEFAULTS | _agent_store(job) | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
     if job.recovery.peer_copies:
@@ -120,6 +121,15 @@ _TORCHFT_DEFAULTS = {
     # Its managers would write four lines into the rank's log for each quorum.
     "RUST_LOG": "warn",
 }
+
+
+def _agent_store(job: Job) -> dict[str, str]:
+    """Have the agent of a replica's first node host the store that its ranks meet at (agent/storehost.py).
+
+    TorchFT's Manager expects that of its launcher. Without replicas rank 0 hosts it: that needs no process beside it,
+    and a JAX program has the port for itself. What starts its own ranks hosts its own store.
+    """
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True"} if job.launch is Launch.PER_RANK and runs_python(job) else {}
 
 
 def _among_replicas(job: Job, attempt: Attempt) -> dict[str, str]:

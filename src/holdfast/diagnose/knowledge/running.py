@@ -268,6 +268,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "As for `loss-not-finite`; the newest checkpoint is of before.",
     ),
     (
+        "store-not-hosted",
+        "The agent could not host the TCPStore that the ranks of a replica meet at.",
+        "The evidence, and the file with the output of the process that hosts it.",
+        "Have torch in the Python of the command, or set TORCHELASTIC_USE_AGENT_STORE to False in `env`.",
+    ),
+    (
         "stacks-not-taken",
         "Somebody asked where the ranks of a run stand, and not every agent answered in time.",
         "`holdfast status` says what the run is doing, and which agents are out of reach.",
