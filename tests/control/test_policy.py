@@ -82,15 +82,68 @@ def test_crash_loop_is_seen_through_ports_and_pids_that_differ() -> None:
     "other",
     [
         replace(CRASH, step=4),
-        replace(CRASH, rank=2),
         replace(CRASH, code=8),
         replace(CRASH, error="KeyError: 'x'"),
         LOSS,
     ],
-    ids=["a step between", "another rank", "another code", "another error", "a lost node"],
+    ids=["a step between", "another code", "another error", "a lost node"],
 )
 def test_failures_that_differ_are_no_crash_loop(other: Failure) -> None:
     assert judge(CRASH, (CRASH, other), Recovery(max_restarts=100)).action is Action.RESTART
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "secondary", "action"),
+    [
+        (FailureKind.CRASHED, 7, False, Action.STOP),
+        (FailureKind.KILLED, 11, False, Action.STOP),
+        (FailureKind.CRASHED, 128 + 11, False, Action.STOP),
+        (FailureKind.OUT_OF_MEMORY, 9, False, Action.STOP),
+        (FailureKind.DISK_FULL, 1, False, Action.STOP),
+        (FailureKind.CRASHED, 1, True, Action.RESTART),
+        (FailureKind.KILLED, 9, False, Action.RESTART),
+        (FailureKind.CRASHED, 128 + 9, False, Action.RESTART),
+        (FailureKind.HUNG, 0, False, Action.RESTART),
+    ],
+)
+def test_failure_on_another_rank_each_time_is_a_crash_loop_where_any_rank_may_meet_it_first(
+    kind: FailureKind, code: int, secondary: bool, action: Action
+) -> None:
+    now, *before = (
+        replace(CRASH, kind=kind, code=code, secondary=secondary, rank=rank, node=rank, error=f"[rank{rank}]: ?")
+        for rank in (0, 2, 1)
+    )
+    assert judge(now, tuple(before), Recovery(max_restarts=100)).action is action
+    same = tuple(replace(one, rank=1, node=1) for one in (now, *before))
+    assert judge(same[0], same[1:], Recovery(max_restarts=100)).action is Action.STOP
+
+
+def test_crash_loop_says_whether_it_keeps_to_one_rank() -> None:
+    elsewhere = judge(CRASH, (replace(CRASH, rank=0, node=0), replace(CRASH, rank=1, node=0)), RECOVERY).finding
+    assert "on ranks 0, 1 and 3" in elsewhere.what
+    assert "No single rank or node" in elsewhere.remedy
+    one = judge(CRASH, (CRASH, CRASH), RECOVERY).finding
+    assert "each time on the same rank" in one.what
+    assert "suspect node1" in one.remedy
+    replaced = judge(CRASH, (CRASH, replace(CRASH, node=0)), RECOVERY).finding
+    assert "suspect" not in replaced.remedy
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("[rank0]: ValueError: no batch", "[rank13]: ValueError: no batch"),
+        ("OSError: '/tmp/tmpab_dkqzw/attempt-3/x'", "OSError: '/tmp/tmpqqlmnoxz/attempt-12/x'"),
+        ("E: http://[fe80::aa:bb]:8000/s", "E: http://[fe80::cc]:80/s"),
+        ("E: de305d54-75b4-431b-adb2-eb6b9e546014", "E: aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"),
+        ("E: at 2026-11-22 03:57:18,123", "E: at 2026-11-23 11:00:01"),
+        ("E: loss is nan", "E: loss is -1.5e-05"),
+        ("E: sizes [3, 4, 5]", "E: sizes [3, 4]"),
+        ("E: 0x7f " + "x" * 492, "E: 0x7f3a2c10 " + "x" * 486),
+    ],
+)
+def test_error_is_the_same_whatever_rank_path_time_or_address_it_names(one: str, other: str) -> None:
+    assert replace(CRASH, error=one).signature == replace(CRASH, error=other).signature
 
 
 def test_nodes_lost_again_and_again_are_no_crash_loop() -> None:
@@ -170,3 +223,15 @@ def test_eviction_is_outside_the_budget_and_says_so() -> None:
     assert "recovery.max_restarts" in verdict.finding.remedy
     assert judge(LOSS, (evicted,) * 3, RECOVERY).action is Action.REPLACE_NODE
     assert judge(LOSS, (LOSS,) * 3, RECOVERY).action is Action.STOP
+
+
+def test_program_without_steps_that_ends_by_the_same_error_is_a_crash_loop_however_long_it_lives() -> None:
+    first, second, third = (
+        replace(CRASH, step=0, said_hello=False, lived_s=lived_s, rank=rank)
+        for lived_s, rank in ((400.0, 0), (36_000.0, 1), (402.4, 0))
+    )
+    assert judge(second, (first,), RECOVERY).action is Action.RESTART
+    verdict = judge(third, (first, second), RECOVERY)
+    assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
+    assert "3 times in a row, on ranks 0, 1 and 0, and no Session reports steps" in verdict.finding.what
+    assert "400 s, 36000 s, 402 s" in verdict.finding.remedy

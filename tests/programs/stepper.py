@@ -6,8 +6,8 @@ Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there it
 done when every rank has asked rank 0 for it, so one lost rank stops all. Rank 0 checkpoints every fifth step into
 HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. With
 STEPPER_METRICS=N so many more figures go with each step. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of
-raise, exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. Step 0 is
-before the rank says hello.
+raise, exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. RANK is a number, or
+`turns`: another rank in each attempt. Step 0 is before the rank says hello.
 
 One of several replicas steps by itself, with a folder of its own, and says what it is told of the others.
 """
@@ -76,7 +76,10 @@ def wait_for(peer: socket.socket) -> None:
 
 
 def fault(step: int) -> None:
-    if not FAULT or int(FAULT[1]) != RANK or step != int(FAULT[2]) or (len(FAULT) > 3 and FAULT[3] != ATTEMPT):
+    if not FAULT:
+        return
+    chosen = int(ATTEMPT) % WORLD_SIZE if FAULT[1] == "turns" else int(FAULT[1])
+    if chosen != RANK or step != int(FAULT[2]) or (len(FAULT) > 3 and FAULT[3] != ATTEMPT):
         return
     match FAULT[0]:
         case "raise":

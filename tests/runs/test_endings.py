@@ -43,12 +43,16 @@ def test_error_before_the_first_step_is_not_retried(runs: Runs) -> None:
     assert len(watched.all(RecoveryDecided)) == 1
 
 
-def test_same_failure_again_and_again_stops_with_the_story(runs: Runs) -> None:
-    watched = runs.steps(40, fault="exit@1@12")
+@pytest.mark.parametrize(
+    ("fault", "code", "whom"),
+    [("exit@1@12", 7, "each time on the same rank"), ("raise@turns@12", 1, "on ranks 0, 1 and 0")],
+)
+def test_same_failure_again_and_again_stops_with_the_story(runs: Runs, fault: str, code: int, whom: str) -> None:
+    watched = runs.steps(40, fault=fault)
     ended = watched.end()
-    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 7)
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, code)
     assert len(watched.all(RecoveryDecided)) == 3
-    assert "3 times in a row" in ended.reason
+    assert f"3 times in a row, {whom}, without a step between" in ended.reason
 
 
 def test_restart_budget_of_none_ends_with_the_first_failure(runs: Runs) -> None:

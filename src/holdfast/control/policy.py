@@ -6,11 +6,12 @@ A long file, because it is a table of failures and one of rules, and what these 
 
 from __future__ import annotations
 
-import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.control.signature import normalized
 from holdfast.errors import ExitCode
 from holdfast.findings import Fault, Finding, Severity, of_replica
 from holdfast.host.processes import signal_name
@@ -22,7 +23,8 @@ CRASH_LOOP_LENGTH = 3
 """Equal failures in a row, without a step between them, that are called a crash loop."""
 
 LOOP_HORIZON_S = 60.0
-"""A program that reports no steps is taken to have made some in an attempt that lived longer than this, in seconds."""
+"""A program that reports no steps is taken to have made some in an attempt that lived longer than this, in seconds,
+unless it ended by an error of its own: equal errors count however long it lived."""
 
 FIRST_STEP_HORIZON_S = 30.0
 """A program that never opened its holdfast channel is taken to be before its first step for this long, in seconds."""
@@ -44,7 +46,19 @@ GROW_PAUSE_S = 60.0
 """Seconds between the first two times that a run grows; each later time waits twice as long as the one before."""
 
 
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+FAULT_SIGNALS = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
+"""Signals that a program brings upon itself."""
+
+_SHELL_SIGNALS = range(129, 193)
+"""Exit codes by which a shell says that a signal ended its program."""
 
 
 FLAPS = 3
@@ -123,9 +137,23 @@ class Failure:
         return f"{whose}node{self.node}"
 
     @property
+    def own_error(self) -> bool:
+        """Whether the program ended by an error of its own, for which no peer, node or person is needed."""
+        if self.secondary or self.kind not in (FailureKind.CRASHED, FailureKind.KILLED):
+            return False
+        number = self.code if self.kind is FailureKind.KILLED else self.code - 128
+        by_signal = self.kind is FailureKind.KILLED or self.code in _SHELL_SIGNALS
+        return not by_signal or number in FAULT_SIGNALS
+
+    @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
-        """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ."""
-        return (self.kind, self.rank, self.code, _NUMBER.sub("#", self.error))
+        """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ.
+
+        Which rank meets an error of the program first, or a full disk, is chance. What comes from outside, such as
+        SIGKILL, a lost connection or a hang, is the same again only on the same rank.
+        """
+        anywhere = self.own_error or self.kind in _OF_ANY_RANK
+        return (self.kind, None if anywhere else self.rank, self.code, normalized(self.error))
 
 
 @dataclass(frozen=True)
@@ -183,6 +211,9 @@ _KINDS: dict[FailureKind, _Kind] = {
 }
 _AWAITED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
 """Of one that hung, where another gave up."""
+
+_OF_ANY_RANK = (FailureKind.OUT_OF_MEMORY, FailureKind.DISK_FULL, FailureKind.READ_ONLY, FailureKind.NO_ROOM)
+"""Beside a program's own errors: what any rank may be the first to meet."""
 
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
@@ -283,13 +314,15 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
 
 
 def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A program that reports no steps may have made progress nonetheless, if it lived long enough.
+    """A program that reports no steps may have made progress between two signals, if it lived long enough.
 
-    A lost node and a taken port are nothing the program does again.
+    An error of its own is the same error again, however late it comes. A lost node and a taken port are nothing the
+    program does again.
     """
-    if failure.kind in (*_OF_NODES, FailureKind.PORT_TAKEN) or (
-        not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
-    ):
+    if failure.kind in (*_OF_NODES, FailureKind.PORT_TAKEN):
+        return None
+    unseen = not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
+    if unseen and not failure.own_error:
         return None
     # Of several replicas one that fails so is given another node first.
     length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAPS + CRASH_LOOP_LENGTH
@@ -297,13 +330,36 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
     if len(last) < length or not same:
         return None
-    remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
+    between = "and no Session reports steps" if unseen else "without a step between"
     row = shortage_in(failure.error)
     return _stop(
         failure,
-        f"the same failure came {length} times in a row without a step between",
-        row.remedy if row else remedy,
+        f"the same failure came {length} times in a row, {_on_whom(last)}, {between}",
+        row.remedy if row else _ends_the_loop(last, unseen=unseen),
     )
+
+
+def _on_whom(last: tuple[Failure, ...]) -> str:
+    """Whether equal failures keep to one rank, which a bad node would explain, or come wherever chance has it."""
+    ranks = [one.rank for one in last if one.rank is not None]
+    if len(set(ranks)) < 2:
+        return "each time on the same rank"
+    return f"on ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _ends_the_loop(last: tuple[Failure, ...], *, unseen: bool) -> str:
+    if unseen:
+        lived = ", ".join(f"{one.lived_s:.0f} s" for one in last)
+        return (
+            f"Fix the error; the attempts lasted {lived}. If the program does get further each time, have it open a "
+            "Session (holdfast.train): then only failures without a step between count."
+        )
+    remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
+    if len({one.rank for one in last}) > 1:
+        return f"{remedy} No single rank or node causes it."
+    if len({one.node for one in last}) > 1:
+        return remedy
+    return f"{remedy} If the other ranks do the same and never fail, suspect node{last[-1].node}."
 
 
 def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:

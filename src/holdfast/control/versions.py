@@ -5,10 +5,9 @@ Pure questions and changes of a state; course.py and updates.py act on them.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 
-from holdfast.control.policy import Failure, FailureKind
+from holdfast.control.policy import FAULT_SIGNALS, Failure, FailureKind
 from holdfast.control.state import Deadline, NodeState, ReplicaState, State
 from holdfast.events import UpdateEnded, UpdateOutcome
 from holdfast.findings import Finding
@@ -17,7 +16,6 @@ TRIAL_STEPS = 10
 """Steps for which new code is on trial: if it fails within them, the former goes on in its place."""
 
 _ITS_OWN = (FailureKind.CRASHED, FailureKind.NOT_STARTED, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY)
-_ITS_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 def with_code(state: State, replica: ReplicaState, members: tuple[NodeState, ...]) -> ReplicaState:
@@ -34,7 +32,7 @@ def is_to_blame(state: State, replica: ReplicaState, failure: Failure) -> bool:
     """Whether a failure is laid to code on trial, and there is former code to go back to."""
     if replica.trial is None or state.update is None or state.update.code is None:
         return False
-    by_signal = failure.kind is FailureKind.KILLED and failure.code in _ITS_SIGNALS
+    by_signal = failure.kind is FailureKind.KILLED and failure.code in FAULT_SIGNALS
     return failure.kind in _ITS_OWN or by_signal
 
 
