@@ -70,6 +70,7 @@ if sys.argv[1] == "again": link.recv(4096); link.sendall(sys.argv[2].encode() + 
 if sys.argv[1] == "leave": link.close(); signal.pause()
 if sys.argv[1] == "late": link.close(); open("pipe").read(); sys.exit(7)
 if sys.argv[1] == "stay": signal.pause()
+if sys.argv[1].isdecimal(): sys.exit(int(sys.argv[1]))
 """
 
 
@@ -574,6 +575,22 @@ def test_rank_that_says_hello_after_it_was_asked_to_leave_hears_it(tmp_path: Pat
         team.ask(StopNow(reason="grow"))
         await bench.until(RanksStopped)
         assert '"reason":"grow"' in bench.log(0).read_text()
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "left"),
+    [("75", ('{"type":"leaving"}',), True), ("75", (), False), ("7", ('{"type":"leaving"}',), False)],
+)
+def test_rank_leaves_only_where_its_session_says_so(
+    tmp_path: Path, sockets: Path, code: str, said: tuple[str, ...], left: bool
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(speaker(code, *said)).start()
+        exited = await bench.until(RankExited)
+        assert (exited.code, exited.left) == (int(code), left)
+        await bench.until(RanksStopped)
 
     play(tmp_path, sockets, scene)
 

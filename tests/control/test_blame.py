@@ -112,6 +112,41 @@ def test_lost_node_is_the_cause_of_a_hang_beside_it() -> None:
     assert failure.kind is FailureKind.NODE_LOST
 
 
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        ("torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to co", True),
+        ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:5] Read error: Connection reset by peer", True),
+        (
+            "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined",
+            True,
+        ),
+        ("RuntimeError: [..] Timed out waiting 1800000ms for recv operation to complete", True),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:3: socketPoll: Connect to 10.0.0.2 timed out", True),
+        ("RuntimeError: Broken pipe", True),
+        ("terminate called after throwing 'std::system_error' what():  Connection reset by peer", True),
+        ("TimeoutError: shard 3 of the data set timed out", False),
+        ("requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='data', port=443): Read timed out.", False),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", False),
+        ("BrokenPipeError: [Errno 32] Broken pipe", False),
+        ("subprocess.TimeoutExpired: Command 'aws s3 cp' timed out after 3 seconds", False),
+    ],
+)
+def test_word_of_a_vanished_peer_is_told_from_a_programs_own_connections(error: str, secondary: bool) -> None:
+    failure = blamed(exits=(exited(1, 11.0, error=error),))
+    assert failure.secondary is secondary
+    # Whatever speaks of a connection comes after what does not, and before what speaks of a peer.
+    known = (exited(1, 11.0, error=error), exited(0, 11.5, error="ValueError: ?"))
+    assert blamed(exits=known).rank == 0
+    assert blamed(exits=(*known[:1], exited(2, 11.5, error=CLOSED))).rank == 1
+
+
+def test_exit_code_75_is_a_programs_own_unless_its_session_left_with_it() -> None:
+    own = exited(0, 11.0, code=75)
+    assert blamed(exits=(own,)).kind is FailureKind.CRASHED
+    assert blamed(exits=(replace(own, left=True),)).kind is FailureKind.LEFT
+
+
 GAVE_UP = "RuntimeError: [..] Timed out waiting 2000ms for recv operation to complete"
 ASLEEP = {"innermost": "dream (dreamer.py:20)", "said_hello": False, "last_step": -1}
 IN_A_SUM = {"innermost": "all_reduce (torch/distributed/distributed_c10d.py:2841)"}

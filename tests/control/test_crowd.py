@@ -150,7 +150,8 @@ def test_failures_after_the_first_are_drawn_together_but_for_those_that_may_have
     run.feed(exited(5, code=1, at=50.0, error="ConnectionError: closed by peer"))
     assert run.phase is ReplicaPhase.STOPPING
     others = [
-        exited(rank, code=1, at=50.0 + rank, error="Connection reset by peer") for rank in range(10, NODES * EACH)
+        exited(rank, code=1, at=50.0 + rank, error="RuntimeError: Connection reset by peer")
+        for rank in range(10, NODES * EACH)
     ]
     cause = exited(9, code=1, at=60.0, error="ValueError: bad shape")
     events = gathered(run, *others, cause)

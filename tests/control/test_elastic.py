@@ -193,7 +193,7 @@ def winding_down() -> Run:
 
 def test_ranks_that_leave_when_asked_start_again_with_more_and_nothing_has_failed() -> None:
     run = winding_down()
-    early = (exited(node, rank=rank, code=EARLY, attempt=1) for rank, node in enumerate((1, 2)))
+    early = (exited(node, rank=rank, code=EARLY, left=True, attempt=1) for rank, node in enumerate((1, 2)))
     assert run.do(*early, stopped(1, attempt=1)) == []
     (start,) = run.do(stopped(2, attempt=1))
     assert isinstance(start, Start)
@@ -252,7 +252,7 @@ def test_nodes_that_are_on_their_way_are_taken_in_together() -> None:
 
 def test_second_growth_comes_no_sooner_than_its_pause_after_the_first() -> None:
     run = winding_down()
-    run.do(*(exited(node, rank=rank, code=EARLY, attempt=1, at=110.0) for rank, node in enumerate((1, 2))))
+    run.do(*(exited(node, rank=rank, code=EARLY, left=True, attempt=1, at=110.0) for rank, node in enumerate((1, 2))))
     run.do(stopped(1, attempt=1), stopped(2, attempt=1))
     (grown_at,) = run.state.replicas[0].growths
     assert run.do(joined(0, at=grown_at + 1, generation=1)) == []

@@ -135,6 +135,7 @@ def exited(
     replica: int = 0,
     stopped: bool = False,
     error: str = "",
+    left: bool = False,
 ) -> RankExited:
     return RankExited(
         at=at,
@@ -146,6 +147,7 @@ def exited(
         code=code,
         stopped=stopped,
         error=error,
+        left=left,
     )
 
 
@@ -418,7 +420,7 @@ def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
 def test_node_that_is_taken_away_gives_every_rank_its_grace_and_is_replaced_once_it_is_gone() -> None:
     run = Run().running()
     assert run.do(leaving(1)) == [stop(0, 1, grace_s=GRACE_S)]
-    assert run.do(exited(0, code=75, at=21.0), stopped(0)) == []
+    assert run.do(exited(0, code=75, at=21.0, left=True), stopped(0)) == []
     (replaced,) = run.do(gone(1, at=22.0))
     assert isinstance(replaced, ReplaceNode)
     (decided,) = (event for event in run.decisions if isinstance(event, RecoveryDecided))

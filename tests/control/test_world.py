@@ -471,6 +471,7 @@ class World:
             how=how,
             code=code,
             stopped=stopped,
+            left=code == STOPPED_EARLY,
             said_hello=True,
             error="RuntimeError: it broke" if code and not stopped else "",
         )

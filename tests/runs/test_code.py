@@ -151,8 +151,8 @@ def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
 
 def test_what_ranks_write_beside_the_code_stays_for_the_next_attempt(runs: Runs, project: Path) -> None:
     (project / "count.py").write_text(
-        "import os, sys\nold = open('count', 'a+'); old.seek(0); before = old.read()\n"
-        "old.write('x')\nsys.exit(0 if before else 75)\n"
+        "import os\nold = open('count', 'a+'); old.seek(0); before = old.read()\n"
+        "old.write('x')\nold.close()\nbefore or os.kill(os.getpid(), 9)\n"
     )
     watched = runs.start(sys.executable, "count.py", nodes=1, profile="shipped")
     assert watched.end().outcome is Outcome.SUCCEEDED

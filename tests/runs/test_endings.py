@@ -44,6 +44,24 @@ def test_error_before_the_first_step_is_not_retried(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "code", "says"),
+    [
+        ("import sys; sys.exit(75)", 75, "exited with code 75"),
+        ("raise TimeoutError('shard 3 of the data set timed out')", 1, "exited with code 1"),
+    ],
+)
+def test_error_of_a_programs_own_is_not_taken_for_what_holdfast_says_the_same_of(
+    runs: Runs, program: str, code: int, says: str
+) -> None:
+    watched = runs.start(sys.executable, "-c", program, nodes=1)
+    ended = watched.end()
+    assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, code)
+    assert says in ended.reason
+    assert "before its first step" in ended.reason
+    assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["rank-crashed"]
+
+
+@pytest.mark.parametrize(
     ("fault", "code", "whom"),
     [("exit@1@12", 7, "each time on the same rank"), ("raise@turns@12", 1, "on ranks 0, 1 and 0")],
 )

@@ -20,7 +20,18 @@ from tests.train.conftest import Line
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
-from holdfast.events.rank import Checkpointed, CheckpointNow, Doing, Found, HandOver, Hello, RankToAgent, Step, StopNow
+from holdfast.events.rank import (
+    Checkpointed,
+    CheckpointNow,
+    Doing,
+    Found,
+    HandOver,
+    Hello,
+    Leaving,
+    RankToAgent,
+    Step,
+    StopNow,
+)
 from holdfast.findings import Severity
 from holdfast.train import Environment, Session, staging
 from holdfast.train.liaison import HAND_OVER_S, STOP_S, Liaison
@@ -306,6 +317,7 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code(agent, tmp_path: Path, 
     with pytest.raises(SystemExit) as left:
         go_on(loop, told_at=4, tell=lambda: stop(line))
     assert left.value.code == ExitCode.STOPPED_EARLY
+    line.await_(Leaving)
     assert saved(folder) == ["step-00000004"]
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -32,7 +32,7 @@ from holdfast.agent.storehost import StoreHost, hosts
 from holdfast.agent.vigil import Pulse, Vigil
 from holdfast.agent.warmth import Slot, Warmth
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
     AgentEvent,
     CheckpointCommitted,
@@ -53,6 +53,7 @@ from holdfast.events.rank import (
     Doing,
     Found,
     Hello,
+    Leaving,
     Misfortune,
     ProgramOver,
     RankToAgent,
@@ -406,6 +407,9 @@ class Team:
                 )
             case ProgramOver():
                 self._overtime.begin(message)
+
+            case Leaving():
+                self._vigil.pulses[rank].leaving = True
             case Found(finding=finding):
                 first, at = self._noticed.get(finding.code, (rank, 0.0))
                 if first == rank or time.monotonic() - at >= ECHO_S:
@@ -433,6 +437,7 @@ class Team:
         assert ended is not None
         self._vigil.over(process.rank)
         pulse = self._vigil.pulses.get(process.rank)
+        by_code = ended.how is RankExit.CODE and ended.code == ExitCode.STOPPED_EARLY
         self._say(
             RankExited(
                 at=ended.at,
@@ -449,6 +454,7 @@ class Team:
                 log=ended.log,
                 last_step=pulse.step if pulse else -1,
                 said_hello=pulse is not None,
+                left=by_code and self._vigil.left(process.ranks),
             )
         )
         self._ended_ranks += 1

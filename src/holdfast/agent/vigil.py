@@ -55,6 +55,8 @@ class Pulse:
     """Monotonic seconds of the latest report, where it hangs."""
     over: bool = False
     """Whether it has hung up or ended: it is silent for a reason."""
+    leaving: bool = False
+    """Whether it said that it ends because it was asked to."""
     doing: Doing = Doing.STEPS
     strayed: bool = False
     """Whether it was at something else since its last step, so that its next one does not show how long they take."""
@@ -150,6 +152,10 @@ class Vigil:
     def hung_up(self, rank: int) -> bool:
         """Whether a rank has spoken, and said all it had to say."""
         return rank in self.pulses and self.pulses[rank].over
+
+    def left(self, ranks: Iterable[int]) -> bool:
+        """Whether any of these ranks has said that it ends because it was asked to."""
+        return any(self.pulses[rank].leaving for rank in ranks if rank in self.pulses)
 
     def at_work(self, ranks: Iterable[int]) -> list[int]:
         """Those of these ranks that have said hello, have not hung up, and live."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from enum import IntEnum
 
 from holdfast.control.policy import HEADWAY_STEPS, Failure, FailureKind
 from holdfast.control.state import ReplicaState
-from holdfast.errors import ExitCode
 from holdfast.events import RankExit, RankExited, RankHung
 from holdfast.shortage import shortage_in
 
@@ -16,11 +16,23 @@ from holdfast.shortage import shortage_in
 #   torch.distributed.DistNetworkError: recvValueWithTimeout failed on SocketImpl(fd=3, ...): Connection reset by peer
 #   torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.
 #   ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-_SECONDARY = re.compile(
-    r"closed by (?:remote )?peer|reset by peer|broken pipe|remote process exit|communicator was aborted|"
-    r"DistNetworkError|Socket recv failed|Connection refused|timed out",
+#   torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.
+#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
+#   RuntimeError: Broken pipe
+#   (the store of torch before 2.1; Python's own words for it would be BrokenPipeError: [Errno 32] Broken pipe)
+_OF_A_PEER = re.compile(
+    r"closed by (?:remote )?peer|remote process exit|communicator was aborted|DistNetworkError|Socket recv failed|"
+    r"Timed out waiting \d+ms for|Timed out after \d+ seconds waiting for clients|"
+    r"(?:torch\.distributed|gloo|nccl|c10d|TCPStore|SocketImpl|XlaRuntimeError|JaxRuntimeError)\b.*"
+    r"(?:reset by peer|broken pipe|connection refused|timed out)|"
+    r"(?:RuntimeError: |what\(\): +)(?:Connection reset by peer|Broken pipe|Connection refused|Connection timed out)",
     re.IGNORECASE,
 )
+
+# Who says this may have lost a peer, or the server of its data: it is the cause where no better one is known.
+#   ConnectionRefusedError: [Errno 111] Connection refused
+#   requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='data', port=443): Read timed out. (read timeout=10)
+_OF_A_NETWORK = re.compile(r"reset by peer|broken pipe|connection refused|timed out", re.IGNORECASE)
 
 # What a rank says that has waited for its peers for as long as it was told to:
 #   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
@@ -41,6 +53,17 @@ _WAITING = re.compile(
 # A frame in which a replica waits for the other replicas, and for nobody of its own.
 _FOR_REPLICAS = re.compile(r"Peers\._listen|Peers\.await_others|_Bucket\.give")  # the last on a GPU
 
+
+class Doubt(IntEnum):
+    """How far a rank's last words leave it open that the cause was elsewhere."""
+
+    NONE = 0
+    NETWORK = 1
+    """They speak of a connection, which may be one to a peer."""
+    PEER = 2
+    """They speak of a peer that went away."""
+
+
 _KINDS: dict[RankExit, FailureKind] = {
     RankExit.CODE: FailureKind.CRASHED,
     RankExit.SIGNAL: FailureKind.KILLED,
@@ -54,7 +77,7 @@ _KINDS: dict[RankExit, FailureKind] = {
 
 def left_as_asked(replica: ReplicaState, exited: RankExited) -> bool:
     """Whether a rank's end is what its replica was asked for: a checkpoint, and then to leave."""
-    return replica.winding_down and exited.how is RankExit.CODE and exited.code == ExitCode.STOPPED_EARLY
+    return replica.winding_down and exited.left
 
 
 def first_failure(replica: ReplicaState, at: float) -> Failure:
@@ -66,21 +89,29 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     gave up waiting: for the rank that was seen to do something else.
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
-    ends = [exited for exited in replica.exits if exited.failed and exited.at <= reported_at]
-    known = (*(_from_exit(replica, exited) for exited in ends), *replica.losses)
+    ends = sorted((one for one in replica.exits if one.failed and one.at <= reported_at), key=precedence)
     awaited = [hung for hung in replica.hangs if stands_apart(hung)]
     if awaited and ends and not replica.losses and all(map(gave_up, ends)):
-        return _from_hang(replica, min(awaited, key=suspicion), min(ends, key=precedence))
-    if known:
-        return min(known, key=lambda failure: (failure.secondary, failure.at))
+        return _from_hang(replica, min(awaited, key=suspicion), ends[0])
+    lost = min(replica.losses, key=lambda loss: loss.at, default=None)
+    if ends and (lost is None or precedence(ends[0]) <= (Doubt.NONE, lost.at)):
+        return _from_exit(replica, ends[0])
+    if lost is not None:
+        return lost
     if replica.hangs:
         return _from_hang(replica, min(replica.hangs, key=suspicion))
     return Failure(kind=FailureKind.UNEXPLAINED, at=at, node=0, attempt=replica.attempt, step=replica.step)
 
 
-def precedence(exited: RankExited) -> tuple[bool, float]:
+def precedence(exited: RankExited) -> tuple[Doubt, float]:
     """Smallest for the failure most likely to be the first: it does not only speak of a vanished peer, and is early."""
-    return (bool(_SECONDARY.search(exited.error)), exited.at)
+    return (_doubt(exited), exited.at)
+
+
+def _doubt(exited: RankExited) -> Doubt:
+    if _OF_A_PEER.search(exited.error):
+        return Doubt.PEER
+    return Doubt.NETWORK if _OF_A_NETWORK.search(exited.error) else Doubt.NONE
 
 
 def gave_up(exited: RankExited) -> bool:
@@ -124,7 +155,7 @@ def _waits(hung: RankHung) -> bool:
 
 def _kind(exited: RankExited) -> FailureKind:
     """What a rank's end was: one that speaks of a full disk is no error of the program's, nor is to leave when told."""
-    if exited.how is RankExit.CODE and exited.code == ExitCode.STOPPED_EARLY:
+    if exited.left:
         return FailureKind.LEFT
     row = shortage_in(exited.error) if exited.how in (RankExit.CODE, RankExit.NOT_STARTED) else None
     if row is None:
@@ -152,7 +183,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         headway=replica.steps >= HEADWAY_STEPS,
         said_hello=exited.said_hello,
         lived_s=exited.at - replica.started_at,
-        secondary=precedence(exited)[0],
+        secondary=_doubt(exited) is Doubt.PEER,
     )
 
 

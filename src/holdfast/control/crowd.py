@@ -109,7 +109,7 @@ class Crowd:
 def _likeness(word: Word) -> object:
     """Equal for words of a kind that can be drawn together."""
     if isinstance(word, RankExited):
-        return (word.replica, word.how, word.code, word.stopped)
+        return (word.replica, word.how, word.code, word.stopped, word.left)
     return word.replica
 
 

@@ -152,6 +152,9 @@ class RankExited(Event, frozen=True, kw_only=True):
     last_step: int = -1
     said_hello: bool = False
     """Whether the rank ever opened its holdfast channel."""
+    left: bool = False
+    """Whether it exited with code 75 after its Session said that it leaves because it was asked to; the same code of a
+    program's own is a failure like any other."""
 
     @property
     def failed(self) -> bool:

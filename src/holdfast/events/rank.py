@@ -85,6 +85,10 @@ class ProgramOver(RankMessage, frozen=True, kw_only=True, tag="program-over"):
     threads: tuple[str, ...] = ()
 
 
+class Leaving(RankMessage, frozen=True, kw_only=True, tag="leaving"):
+    """The rank ends with code 75 because it was asked to, with steps left to do."""
+
+
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Something an agent asks of a rank."""
 
@@ -138,7 +142,8 @@ class Befall(RankRequest, frozen=True, kw_only=True, tag="befall"):
     what: Misfortune
 
 
-RankToAgent = Hello | Step | Turned | Checkpointed | Found | ProgramOver
+RankToAgent = Hello | Step | Turned | Checkpointed | Found | ProgramOver | Leaving
+
 AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack | Befall
 
 encode = msgspec.json.Encoder().encode

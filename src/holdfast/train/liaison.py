@@ -29,6 +29,7 @@ from holdfast.events.rank import (
     Doing,
     HandOver,
     Hello,
+    Leaving,
     ReplicaBack,
     ReplicaLost,
     SplitNow,
@@ -267,6 +268,7 @@ class Liaison:
     def leave(self, step: int) -> NoReturn:
         """End the process after this step, since somebody asked for it: SystemExit(75), for steps are left to do."""
         self.end()
+        self._channel.send(Leaving())
         if self.ranks.rank == 0:
             say(f"stopped after step {step}, as asked")
         raise SystemExit(ExitCode.STOPPED_EARLY)

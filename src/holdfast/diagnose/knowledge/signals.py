@@ -186,6 +186,8 @@ OWN: dict[ExitCode, tuple[str, str]] = {
 }
 """How to confirm each of holdfast's exit codes, and what to do; what it means is in errors.py."""
 
+PASSED_THROUGH = "Of `holdfast run` it may be the program's own: then the run's last line says `exited with code`."
+
 
 def rows() -> Iterator[Explanation]:
     """Signals by name, number and 128 + number; statuses by number."""
@@ -215,7 +217,7 @@ def rows() -> Iterator[Explanation]:
             code=f"holdfast-exit-{code.value}",
             title=f"{code.name}, of the holdfast command",
             cause=EXIT_CODE_MEANINGS[code],
-            confirm=confirm,
+            confirm=f"{confirm} {PASSED_THROUGH}" if code else confirm,
             remedy=remedy,
             source=OWN_SOURCE,
             names=(str(code.value), f"exit {code.value}", code.name),
