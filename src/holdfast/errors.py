@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 66
     UNAVAILABLE = 69
     INTERNAL = 70
+    OUTPUT_LOST = 73
     STORAGE = 74
     STOPPED_EARLY = 75
     REFUSED = 77
@@ -37,6 +38,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
     ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
     ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",
+    ExitCode.OUTPUT_LOST: "The command's own output could not be written: it is full, or was closed. A run goes on.",
     ExitCode.STORAGE: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
     ExitCode.STOPPED_EARLY: "A rank that was told to stop took a checkpoint and left before its last step.",
     ExitCode.REFUSED: "Not permitted: missing or wrong token, or a folder of another user.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import ExitCode
 from holdfast.folder import RunFolder
 
 HEAVY = ("torch", "torchft", "transformers", "kr8s", "numpy", "pydantic", "httpx", "rich", "yaml", "holdfast.api")
@@ -58,3 +60,50 @@ def test_shell_is_offered_verbs_runs_and_places(home: Path, words: list[str], in
         env={**os.environ, **asked},
     )
     assert done.stdout.split() == [run.run if one == "RUN" else one for one in offered], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "redirected", "says"),
+    [
+        ("--help", ">/dev/full", "No space left on device"),
+        ("ps", ">/dev/full", "No space left on device"),
+        ("ps -o json", ">&-", "Bad file descriptor"),
+        ("ps", "", ""),
+        ("--help", "", ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_said_with_an_exit_code_of_its_own(
+    words: str, redirected: str, says: str, tmp_path: Path
+) -> None:
+    done = run_bash(f"{sys.executable} -m holdfast {words} {redirected}; echo $? >&3", tmp_path)
+    code = (tmp_path / "code").read_text()
+    assert int(code) == ExitCode.OUTPUT_LOST
+    assert says in done
+    assert "fault of holdfast" not in done
+    assert bool(says) == bool(done)
+    if "json" in words:
+        assert json.loads(done)["findings"][0]["code"] == "output-lost"
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_standard_error_that_cannot_be_written_changes_no_exit_code(redirected: str, tmp_path: Path) -> None:
+    run_bash(f"{sys.executable} -m holdfast no-such-verb {redirected}; echo $? >&3", tmp_path)
+    assert int((tmp_path / "code").read_text()) == ExitCode.USAGE
+
+
+def run_bash(command: str, folder: Path) -> str:
+    """Run a command line whose output nobody reads; what it wrote to standard error.
+
+    What it writes to descriptor 3 is in the file `code`.
+    """
+    script = f"exec 3>{folder / 'code'}; {command}"
+    env = os.environ | {"HOLDFAST_HOME": str(folder)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=200, check=True, env=env
+        )
+    finally:
+        os.close(writer)
+    return done.stderr

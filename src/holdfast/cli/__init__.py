@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 from itertools import pairwise
+
+from holdfast.cli.streams import prepare
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code, and never shows a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"] and any(flag == "--on" and place != "local" for flag, place in pairwise(words)):
         from holdfast.launch.kubernetes.envoy import send_ahead

@@ -33,6 +33,7 @@ from holdfast.cli import (
     version,
 )
 from holdfast.cli.grammar import Sections, WithCommand, WithNumbers
+from holdfast.cli.streams import output_failure
 from holdfast.errors import ExitCode
 
 VERBS = {
@@ -77,8 +78,15 @@ def answer(words: Sequence[str]) -> int:
     """Carry one command line out; the exit code."""
     try:
         code = app(words or ["--help"], prog_name="holdfast", standalone_mode=False)
+        if (lost := output_failure()) is not None:
+            raise lost
     except KeyboardInterrupt:
         return ExitCode.CANCELLED
+    except SystemExit as closed:
+        from holdfast.cli.failures import report
+
+        # The parser ends so where a pipe was closed, any pipe, and says nothing of it.
+        return report(closed.__context__ if isinstance(closed.__context__, OSError) else RuntimeError(closed), words)
     except Exception as error:
         from holdfast.cli.failures import report
 

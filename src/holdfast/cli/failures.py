@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -14,6 +15,7 @@ from itertools import pairwise
 import typer
 
 from holdfast import __version__
+from holdfast.cli.streams import explained, give_up_output, output_failure
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.log import UnsupportedFormat
 from holdfast.findings import Fault, Finding
@@ -30,17 +32,23 @@ _REFUSED_BY_THE_SYSTEM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, 
 
 def report(error: Exception, words: Sequence[str]) -> int:
     """Say what went wrong while these words were carried out; returns the exit code."""
-    findings, code = _explained(error)
-    if wants_json(words):
-        import msgspec
+    lost = output_failure() if isinstance(error, OSError) else None
+    if lost is not None:
+        findings, code = explained(lost, words)
+        give_up_output()
+    else:
+        findings, code = _explained(error)
+    with contextlib.suppress(OSError):  # the exit code is all there is to say it with
+        if wants_json(words):
+            import msgspec
 
-        document = msgspec.json.encode({"findings": findings, "exit_code": int(code)})
-        sys.stderr.write(f"{document.decode()}\n")
-    elif findings:
-        from holdfast.cli.findings import blocks
-        from holdfast.cli.output import console
+            document = msgspec.json.encode({"findings": findings, "exit_code": int(code)})
+            sys.stderr.write(f"{document.decode()}\n")
+        elif findings:
+            from holdfast.cli.findings import blocks
+            from holdfast.cli.output import console
 
-        console(stderr=True).print(blocks(findings))
+            console(stderr=True).print(blocks(findings))
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text
 
-from holdfast.cli.output import Output, console
+from holdfast.cli.output import Output, remark
 from holdfast.findings import FAULTS, Fault, Finding, Severity
 from holdfast.report.words import clean, duration
 
@@ -48,9 +49,10 @@ def past(status: RunStatus, now: float, *, most: int = 0) -> list[Text]:
 def tell(findings: Sequence[Finding], output: Output) -> None:
     """Say findings on standard error, beside whatever else a verb answers."""
     if output is Output.JSON:
-        sys.stderr.write(f"{msgspec.json.encode({'findings': findings}).decode()}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{msgspec.json.encode({'findings': findings}).decode()}\n")
     elif findings:
-        console(stderr=True).print(blocks(findings))
+        remark(blocks(findings))
 
 
 def _rows(finding: Finding) -> Iterator[Text]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, console, is_plain, say, say_json
+from holdfast.cli.output import Output, is_plain, remark, say, say_json
 from holdfast.cli.request import OutputOption, RunArgument
 from holdfast.errors import ExitCode, HoldfastError, failure
 
@@ -84,7 +84,7 @@ def _say_who_wrote(logs: Mapping[RankLog, Path]) -> None:
     """Say where there is something to see: the attempt that was asked for, or the latest, has written nothing."""
     wrote = sorted({source.attempt for source, path in logs.items() if path.stat().st_size})
     hint = f"; there is output of attempt {wrote[-1]}: `--attempt {wrote[-1]}`" if wrote else " or any other"
-    console(stderr=True).print(f"nothing was written in this attempt{hint}")
+    remark(f"nothing was written in this attempt{hint}")
 
 
 def named_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> frozenset[tuple[int, int]] | None:

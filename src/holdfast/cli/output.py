@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -57,6 +58,12 @@ def console(*, stderr: bool = False) -> Console:
         width=None if stream.isatty() else WIDTH_ELSEWHERE,
         color_system=None if is_plain(stream) else "auto",
     )
+
+
+def remark(renderable: RenderableType) -> None:
+    """Write to standard error, beside what a verb does; where that fails the verb goes on without."""
+    with contextlib.suppress(OSError):
+        console(stderr=True).print(renderable)
 
 
 def show(renderable: RenderableType) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast import api
 from holdfast.cli.lines import Narrator
-from holdfast.cli.output import Output, console, is_plain, say, say_json
+from holdfast.cli.output import Output, is_plain, remark, say, say_json
 from holdfast.cli.presses import Presses
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, Outcome, RecoveryDecided, RunFinished, StopDecided
@@ -41,7 +41,7 @@ def watch(run: RunFolder, output: Output, answer: Answer, presses: Presses, *, r
     with _screen(run, output, ranks) as screen:
         finished = _show(run, screen, presses, answer)
     if finished is None:
-        console(stderr=True).print(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
+        remark(f"left {run.run} to itself; `holdfast attach {run.run}` shows it again")
         return None
     from holdfast.cli.summary import print_summary  # what only an end needs is not loaded while a run begins
     from holdfast.cli.verdict import print_verdict, verdict
@@ -126,7 +126,7 @@ class JsonScreen(_Lasting):
             say_json(event)
 
     def note(self, text: str) -> None:
-        console(stderr=True).print(text)
+        remark(text)
 
 
 class LineScreen(_Lasting):

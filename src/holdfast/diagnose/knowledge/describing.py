@@ -223,6 +223,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`ls -ld` of it.",
         "Set TMPDIR to a folder of your own; removing it takes its owner.",
     ),
+    (
+        "output-lost",
+        "What a command prints could not be written: a full disk, a closed pipe or descriptor.",
+        "The evidence has the operating system's words.",
+        "Write it somewhere else. A run that was being shown goes on: `holdfast attach`.",
+    ),
     ("system-refused", "The operating system refused what was asked.", "The finding's path.", "Permissions or space."),
     # Profiles and fabrics
     ("unknown-profile", "No profile has this name.", "`holdfast profile`.", "Use one of them, or write it."),

@@ -174,6 +174,7 @@ OWN: dict[ExitCode, tuple[str, str]] = {
     ExitCode.NOT_FOUND: ("`holdfast ps`, `ls`.", "Name what is there."),
     ExitCode.UNAVAILABLE: ("`holdfast status`, the end of controller.log.", "`holdfast attach` starts it again."),
     ExitCode.INTERNAL: ("The file that the message names.", "Report it with that file."),
+    ExitCode.OUTPUT_LOST: ("`df` of where it writes to.", "Make room there, or write it somewhere else."),
     ExitCode.STORAGE: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or mend the disk, and run again."),
     ExitCode.STOPPED_EARLY: ("`holdfast status`: who asked.", "Run it again: it goes on from its checkpoint."),
     ExitCode.REFUSED: ("`ls -l` of the run's folder.", "Ask its owner."),
