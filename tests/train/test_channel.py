@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.events.rank import CheckpointNow, Hello, Step, StopNow
+from holdfast.events.clipping import EVIDENCE_LINES, WHAT
+from holdfast.events.rank import CheckpointNow, Found, Hello, Step, StopNow
 from holdfast.findings import Finding
 from holdfast.train.channel import BACKLOG_BYTES, Channel
 
@@ -84,3 +85,11 @@ def test_a_socket_nobody_listens_on_is_said_and_training_goes_on(tmp_path: Path,
     channel.found(Finding(code="x", what="something"))
     assert channel.requests() == []
     assert "cannot reach the agent" in capsys.readouterr().err
+
+
+def test_a_finding_that_names_no_unicode_or_is_far_too_long_is_sent_cut(agent):
+    channel = Channel.open(agent.path, rank=0)
+    channel.found(Finding(code="x", what="w" * 5_000_000, where="/data/\udcff", evidence=("line",) * 100_000))
+    found = agent.accept().await_(Found).finding
+    assert (len(found.what), len(found.evidence)) == (WHAT, EVIDENCE_LINES)
+    assert found.where == r"/data/\udcff"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.llama.configuration_llama import LlamaConfig
@@ -76,7 +77,21 @@ def test_waiting_counts_the_time_until_items_are_there_and_no_other():
 
 
 def test_numbers_are_plain_and_none_is_left_out():
-    assert numbers({"loss": torch.tensor(2.5, requires_grad=True), "tokens": 3, "norm": None}) == {
-        "loss": 2.5,
-        "tokens": 3.0,
+    given = {"loss": torch.tensor(2.5, requires_grad=True), "tokens": 3, "norm": None}
+    assert numbers(given) == ({"loss": 2.5, "tokens": 3.0}, {})
+
+
+def test_metrics_that_are_no_numbers_are_dropped_one_by_one():
+    bad = {
+        "phase": "warm-up",
+        "norms": torch.ones(3),
+        "loss_vector": np.ones(3),
+        "roots": torch.ones((), dtype=torch.complex64),
+        "huge": 10**400,
+        "n" * 129: 1.0,
+        "torn\ud800": 1.0,
     }
+    good, dropped = numbers(bad | {"loss": 1.0})
+    assert good == {"loss": 1.0}
+    assert dropped.keys() == bad.keys()
+    assert "3 elements" in dropped["norms"]

@@ -175,6 +175,20 @@ def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):
     assert first.started < first.ended == second.started < second.ended
 
 
+def test_metrics_that_no_event_can_hold_never_cost_the_step_and_are_named_once(agent, capsys):
+    loop = session(rank_socket=agent.path)
+    bad = {"n" * 200: 1.0, "torn\ud800": 1.0, "phase": "warm-up", "norms": torch.ones(3)}
+    for _ in loop.steps(3):
+        loop.commit(loss=2.0, tokens=float("nan"), replicas=0, **bad)
+    sent = list(until_step(agent.accept(), 3))
+    steps = [message for message in sent if isinstance(message, Step)]
+    assert [step.step for step in steps] == [1, 2]
+    assert all(step.metrics["loss"] == 2.0 and not bad.keys() & step.metrics.keys() for step in steps)
+    codes = [message.finding.code for message in sent if isinstance(message, Found)]
+    assert sorted(codes) == ["metric-dropped"] * len(bad) + ["metric-not-finite"]
+    assert capsys.readouterr().err.count("[metric-dropped]") == len(bad)
+
+
 def test_metrics_beyond_what_a_step_may_have_are_left_out(agent):
     loop = session(rank_socket=agent.path)
     for _ in loop.steps(1):

@@ -19,11 +19,11 @@ from collections.abc import Generator
 from pathlib import Path, PurePosixPath
 
 import httpx
-import msgspec
 
 from holdfast.agent.asking import SNI, client
 from holdfast.agent.code import AWAY
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events.encoding import encode
 from holdfast.findings import Fault
 from holdfast.host.files import private
 from holdfast.launch.code.archive import Damaged, archive_path, unpack
@@ -50,7 +50,7 @@ def main() -> int:
     try:
         fetch(options.url, sys.stdin.read().strip(), options.folder, ca=options.ca, copies=options.copies)
     except HoldfastError as error:
-        sys.stdout.buffer.write(msgspec.json.encode(error.findings[0]))
+        sys.stdout.buffer.write(encode(error.findings[0]))
         return 1
     except httpx.TransportError as error:
         log.warning("the controller is out of reach: %s", error)

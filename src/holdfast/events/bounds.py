@@ -17,10 +17,12 @@ _HUGE = 2**53
 """Whole numbers beyond it are not the same in every reader of JSON."""
 _TIME_S = 1e11
 """Unix seconds until the year 5138, and spans of as many; sums of a few stay finite and exact to the microsecond."""
-_ITEMS = 65_536
-_TEXT = 65_536
+ITEMS = 65_536
+TEXT = 65_536
 METRICS = 128
-"""Metrics that a step may have, each with a name of so many characters at most."""
+"""Metrics that a step may have."""
+NAME_CHARACTERS = 128
+"""Longest name of a metric."""
 
 _WHOLE: dict[str, tuple[int, int]] = {
     "step": (-1, _HUGE),
@@ -33,6 +35,9 @@ _WHOLE: dict[str, tuple[int, int]] = {
 }
 _ADDRESS = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 """A name or an address of either kind: it becomes a variable of other nodes' ranks."""
+_CODE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+"""The code of a finding: it is printed as it is, and looked up."""
+_SHAPES = {"address": _ADDRESS, "code": _CODE}
 
 
 class Decoder(Generic[Word]):
@@ -64,14 +69,15 @@ def _wrong(name: str, value: Any) -> str:
         case float():
             fine = abs(value) <= _TIME_S
         case str():
-            fine = _ADDRESS.fullmatch(value) if name == "address" else len(value) <= _TEXT
+            shape = _SHAPES.get(name)
+            fine = len(value) <= TEXT if shape is None else shape.fullmatch(value) is not None
         case dict():
             metrics = cast("dict[str, float]", value)
-            fine = len(metrics) <= METRICS and all(len(key) <= METRICS for key in metrics)
+            fine = len(metrics) <= METRICS and all(len(key) <= NAME_CHARACTERS for key in metrics)
         case tuple():
             items = cast("tuple[object, ...]", value)
             inner = (said for item in items if isinstance(item, msgspec.Struct) if (said := implausible(item)))
-            fine = len(items) <= _ITEMS
+            fine = len(items) <= ITEMS
             if fine and (said := next(inner, "")):
                 return f"{name}: {said}"
         case msgspec.Struct():

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.events import AnyEvent, RunCreated
+from holdfast.events.encoding import encode
 from holdfast.events.reserve import Reserve
 from holdfast.events.run import FORMAT
 
@@ -30,7 +31,6 @@ LAST_BYTES = 256 << 10
 BLOCK_BYTES = 65536
 """How much is read at a time when a log is read from its end."""
 
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)
 
 
@@ -60,7 +60,7 @@ class Damage:
 
 def sealed(event: AnyEvent) -> bytes:
     """An event as its line."""
-    body = _encoder.encode(event)[:-1]
+    body = encode(event)[:-1]
     return b'%s%s%08x"}\n' % (body, _CRC, zlib.crc32(body))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.events import AgentEvent
+from holdfast.events import AgentEvent, encoding
 from holdfast.events.bounds import Decoder
 from holdfast.events.operator import DrillAction, DrillTarget
 
@@ -228,9 +228,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 AgentMessage = AgentEvent | Progress
 
+encode = encoding.encode
 order_decoder = msgspec.json.Decoder(AnyOrder)
 agent_message_decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
-encode = msgspec.json.Encoder().encode
 
 
 def messages(frame: bytes) -> list[AgentMessage]:

@@ -6,12 +6,17 @@ fields they don't know.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any, cast
 
 import msgspec
 
 from holdfast.clock import Anchor
-from holdfast.events.bounds import Decoder
+from holdfast.events import encoding
+from holdfast.events.bounds import Decoder, implausible
+from holdfast.events.metrics import sift
 from holdfast.findings import Finding
 
 PROTOCOL = 1
@@ -146,6 +151,60 @@ RankToAgent = Hello | Step | Turned | Checkpointed | Found | ProgramOver | Leavi
 
 AgentToRank = CheckpointNow | SplitNow | StopNow | HandOver | ReplicaLost | ReplicaBack | Befall
 
-encode = msgspec.json.Encoder().encode
+encode = encoding.encode
 from_rank: Decoder[RankToAgent] = Decoder(RankToAgent)
 from_agent = msgspec.json.Decoder(AgentToRank)
+
+
+class UnknownKindError(ValueError):
+    """A message of a kind that this version does not know."""
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+_tagged = msgspec.json.Decoder(_Tagged)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in (Hello, Step, Turned, Checkpointed, Found))
+
+
+def read(line: bytes) -> tuple[RankToAgent, Mapping[str, str]]:
+    """A rank's message, and by name why some of its metrics were dropped: those never cost the step.
+
+    Raises ValueError for what is no message, for its form or its meaning; UnknownKindError for one of a later version.
+    """
+    try:
+        return from_rank.decode(line), {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (step := _step_without_bad_metrics(line)) is not None:
+            return step
+        if _is_of_another_version(line):
+            raise UnknownKindError(str(error)) from error
+        raise ValueError(str(error)) from error
+
+
+def _is_of_another_version(line: bytes) -> bool:
+    try:
+        return _tagged.decode(line).type not in _KINDS
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _step_without_bad_metrics(line: bytes) -> tuple[Step, Mapping[str, str]] | None:
+    """A step that only its metrics make unreadable; None for anything else.
+
+    Python's parser takes what no JSON has, and other programs write: NaN, infinities and lone surrogates.
+    """
+    if b'"step"' not in line:
+        return None
+    try:
+        given: Any = json.loads(line.decode("utf-8", "surrogateescape"))
+        metrics: Any = given["metrics"]
+        good, dropped = sift(cast("dict[str, Any]", metrics)) if isinstance(metrics, dict) else ({}, _NO_METRICS)
+        step = msgspec.convert({**given, "metrics": good}, Step)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return None if implausible(step) else (step, dropped)
+
+
+_NO_METRICS = {"metrics": "it is no JSON object, so all metrics of the step are lost"}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.events.clipping import clipped_finding
 from holdfast.events.rank import AgentToRank, Found, RankMessage, encode, from_agent
 from holdfast.findings import FAULTS, Fault, Finding
 
@@ -87,6 +88,7 @@ class Channel:
 
         What `ends` the program is its last words (parting.py), and is said there.
         """
+        finding = clipped_finding(finding)
         if not ends:
             say(_in_a_line(finding))
         self.send(Found(finding=finding))

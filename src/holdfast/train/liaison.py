@@ -14,14 +14,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn, SupportsFloat
 
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events.bounds import METRICS
+from holdfast.events.metrics import DroppedMetrics, within_limit
 from holdfast.events.rank import (
     Befall,
     Checkpointed,
@@ -37,8 +36,8 @@ from holdfast.events.rank import (
     StopNow,
     Turned,
 )
-from holdfast.findings import Finding, Severity
-from holdfast.measure.catalog import DERIVED
+from holdfast.findings import Finding, Severity, of_replica
+from holdfast.measure.catalog import DERIVED, Across, across
 from holdfast.train import shutdown
 from holdfast.train.cadence import Auto
 from holdfast.train.channel import Channel, say
@@ -77,6 +76,7 @@ class Liaison:
         self._profiler = Profiler()
         self._split_after = told.split_after_step
         self._finite = Finite(self.ranks.rank, told.replica)
+        self._dropped = DroppedMetrics(f"rank {self.ranks.rank}{of_replica(told.replica)}")
         self._withheld = 0
         """Checkpoints in a row, up to now."""
         self._awaited = False
@@ -130,26 +130,30 @@ class Liaison:
             _on_sigterm(self._previous_sigterm)
 
     def report(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
-        """Say that a step is finished; a metric that is None is left out, and a tensor on a GPU is waited for."""
-        given = numbers({"total_steps": total, **metrics})
+        """Say that a step is finished; a metric that is None is left out, and a tensor on a GPU is waited for.
+
+        A metric that no event can hold is dropped with a finding; the step and its other metrics are reported.
+        """
+        given, dropped = numbers({"total_steps": total, **metrics})
         started, self._boundary = self._boundary, self._clock()
         stalled_s, self._waited_s = self._waited_s, 0.0
-        devices = self.ranks.world_size * int(given.get("replicas", 1))  # tokens are those of all replicas
-        measured = self.meter.measure(given, step_s=self._boundary - started, devices=devices)
+        known = {name: value for name, value in given.items() if math.isfinite(value)}
+        devices = self.ranks.world_size * max(1, int(known.get("replicas", 1)))  # tokens are those of all replicas
+        measured = self.meter.measure(known, step_s=self._boundary - started, devices=devices)
         spent = self._profiler.step(last=step == total)
         self._tell(self._profiler.noted())
         finite = {**measured, **spent, **given}
         if not all(map(math.isfinite, finite.values())):
             finite = {name: value for name, value in finite.items() if math.isfinite(value)}
         # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
-        told = {name: value for name, value in finite.items() if name not in DERIVED}
-        if len(told) > METRICS:
-            told = dict(islice(told.items(), METRICS))
+        told, crowded = within_limit({name: value for name, value in finite.items() if name not in DERIVED})
         self._doing = Doing.STEPS
         self._channel.send(Step(step=step, started=started, ended=self._boundary, checkpoint_s=stalled_s, metrics=told))
         if self._journal is not None:
             self._journal.take(step, finite | {"checkpoint_stall_s": stalled_s})
             self._tell(self._journal.noted())
+        if dropped or crowded:
+            self._tell(self._dropped.report(step, self._own(dropped | crowded)))
         for finding in self._finite.look(step, given):
             ends = finding.severity is Severity.ERROR
             self._channel.found(finding, ends=ends)
@@ -276,6 +280,11 @@ class Liaison:
     def _tell(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             self._channel.found(finding)
+
+    def _own(self, dropped: Mapping[str, str]) -> dict[str, str]:
+        """Those of dropped metrics that this rank is to report: rank 0 all of them, others those that they count in."""
+        mine = self.ranks.rank == 0
+        return {name: why for name, why in dropped.items() if mine or across(name) is not Across.FIRST}
 
     def _scheduled(self, step: int, total: int | None) -> Wish:
         """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from holdfast.events.metrics import unfit_name
 from holdfast.measure.devices import find
 from holdfast.measure.flops import PerToken, Shape, shape
 from holdfast.measure.rates import Yardstick
@@ -85,16 +86,42 @@ class Meter:
         return self._memory
 
 
-def numbers(given: Mapping[str, SupportsFloat | None]) -> dict[str, float]:
-    """What a step is given, as plain numbers; None is left out, and what lies on a GPU is waited for."""
-    return {name: _number(value) for name, value in given.items() if value is not None}
+def numbers(given: Mapping[str, SupportsFloat | None]) -> tuple[dict[str, float], dict[str, str]]:
+    """What a step is given as plain numbers, and by name why each metric that is none was dropped.
+
+    None is left out, and what lies on a GPU is waited for: an error of that GPU is raised here.
+    """
+    found: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        try:
+            if reason := unfit_name(name):
+                raise _NoNumberError(reason)
+            found[name] = _number(value)
+        except _NoNumberError as error:
+            dropped[name] = str(error)
+    return found, dropped
+
+
+class _NoNumberError(Exception):
+    """A metric that no event can hold; the message says why."""
 
 
 def _number(value: SupportsFloat) -> float:
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise _NoNumberError(f"its value is a tensor of {value.numel():,} elements, not one number")
+        if value.is_meta or value.is_complex():
+            raise _NoNumberError(f"its value is a {'meta' if value.is_meta else 'complex'} tensor, not one number")
+        # A norm over shards is whole only once it is put together; every rank is here.
+        value = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+        value = (value.to_dense() if value.layout is not torch.strided else value).item()
+    try:
         return float(value)
-    # A norm over shards is whole only once it is put together; every rank is here.
-    return float((value.full_tensor() if isinstance(value, DTensor) else value).item())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _NoNumberError(f"its value is of type {type(value).__name__}: {error!s:.100}") from error
 
 
 def _gpu(model: nn.Module | None) -> torch.device | None:

@@ -304,6 +304,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing, if that is what it should be.",
     ),
     (
+        "metric-dropped",
+        "A metric that no event can hold was left out; its step and its other metrics count.",
+        "The finding names the metric and the reason: its name, its value, or more metrics than a step can have.",
+        "Pass one finite number for each metric, under a short name.",
+    ),
+    (
+        "rank-channel-missing",
+        "Ranks cannot reach their agent: no socket could be made for them, or theirs is gone.",
+        "The evidence: each folder that was tried, and what the system answered; `df` and `df -i` of it.",
+        "Room in that folder, or XDG_RUNTIME_DIR; the next start tries again. The ranks train on, unseen.",
+    ),
+    (
+        "rank-messages-dropped",
+        "A rank sent its agent what is no message of holdfast's, or more than an agent passes on.",
+        "The finding counts them by reason, and shows the first.",
+        "Have nothing but a Session write to HOLDFAST_RANK_SOCKET.",
+    ),
+    (
         "no-session",
         "No rank of a node has opened a Session, so a checkpoint can be asked of none.",
         "Whether the program has the lines of holdfast.train.",

@@ -1,0 +1,35 @@
+"""JSON encoding of events and messages, which no text can make fail."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(word: msgspec.Struct) -> bytes:
+    """A struct as JSON; a lone surrogate, as in the name of a file that is not UTF-8, is spelled out as an escape."""
+    try:
+        return _encoder.encode(word)
+    except UnicodeEncodeError:
+        return _encoder.encode(_encodable(msgspec.to_builtins(word)))
+
+
+def readable(text: str) -> str:
+    """The same text with lone surrogates spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return readable(value)
+        case dict():
+            items = cast("dict[str, Any]", value).items()
+            return {readable(name): _encodable(inner) for name, inner in items}
+        case list() | tuple():
+            return [_encodable(inner) for inner in cast("list[Any]", value)]
+        case _:
+            return value

@@ -1,0 +1,91 @@
+"""Checks a step's metrics one by one: in a session before it sends them, and in the agent that receives them.
+
+One metric that no event can hold is dropped alone, and never costs the step or the other metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from holdfast.events.bounds import METRICS, NAME_CHARACTERS
+from holdfast.events.encoding import readable
+from holdfast.findings import Finding, Severity
+
+REPORTED_NAMES = 16
+"""Dropped metrics that are named, of each rank; a program may make up a new name in every step."""
+SHOWN_CHARACTERS = 48
+
+
+def sift(metrics: Mapping[Any, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """The metrics that an event can hold, and by name why each other one is dropped."""
+    good: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+    for name, value in metrics.items():
+        if reason := unfit_name(name) or _unfit_value(value):
+            dropped[str(name)] = reason
+        else:
+            good[name] = float(value)
+    kept, crowded = within_limit(good)
+    return kept, dropped | crowded
+
+
+def within_limit(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+    """As many metrics as a step can have, and by name why the others are dropped."""
+    if len(metrics) <= METRICS:
+        return metrics, {}
+    left = iter(metrics.items())
+    return dict(islice(left, METRICS)), {name: f"a step can have {METRICS} metrics" for name, _ in left}
+
+
+def unfit_name(name: object) -> str:
+    """Why a metric cannot have this name; empty when it can."""
+    if not isinstance(name, str):
+        return f"its name is of type {type(name).__name__}, not str"
+    if len(name) > NAME_CHARACTERS:
+        return f"its name has {len(name):,} characters, of {NAME_CHARACTERS} allowed"
+    if name != readable(name):
+        return "its name is not valid Unicode"
+    return ""
+
+
+def _unfit_value(value: object) -> str:
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"its value is {value}"
+    if isinstance(value, int):
+        return "" if abs(value) < 2**1023 else "its value is too large for a float"
+    return f"its value is of type {type(value).__name__}, not a number"
+
+
+class DroppedMetrics:
+    """Reports the metrics of one rank that were dropped: each name once, and only the first names of many."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._named: set[str] = set()
+
+    def report(self, step: int, dropped: Mapping[str, str]) -> Iterator[Finding]:
+        """The findings for a step's dropped metrics."""
+        for name, reason in dropped.items():
+            shown = _shown(name)
+            if shown in self._named or len(self._named) > REPORTED_NAMES:
+                continue
+            self._named.add(shown)
+            over = len(self._named) > REPORTED_NAMES
+            more = "; further ones are dropped without a finding" if over else ""
+            yield Finding(
+                code="metric-dropped",
+                severity=Severity.WARNING,
+                what=f"metric {shown} of step {step} was dropped: {reason}{more}",
+                where=f"{self._who}, metric {shown}",
+                remedy=f"Pass one finite number, under a name of at most {NAME_CHARACTERS} characters, and at most "
+                f"{METRICS} metrics in a step. The step and its other metrics count.",
+            )
+
+
+def _shown(name: str) -> str:
+    """A name in ASCII, cut; names that look alike are reported as one."""
+    cut = name[:SHOWN_CHARACTERS]
+    return f"{cut!a}{'...' if len(name) > len(cut) else ''}"
