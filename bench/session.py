@@ -33,11 +33,16 @@ import asyncio, pathlib, sys
 from holdfast.agent.channel import RankChannel
 from holdfast.host.limits import wait_for_a_cpu
 wait_for_a_cpu()
+class Reader:
+    def hear(self, rank, message, dropped): pass
+    def hung_up(self, rank): self.gone.set()
+    def drop(self, rank, why, sample): raise AssertionError(why, sample)
 async def read():
-    gone = asyncio.Event()
-    await RankChannel(pathlib.Path(sys.argv[1]), lambda rank, message: None, lambda rank: gone.set()).open()
+    reader = Reader()
+    reader.gone = asyncio.Event()
+    await RankChannel(reader).open(pathlib.Path(sys.argv[1]))
     print("listening", flush=True)
-    await gone.wait()
+    await reader.gone.wait()
 asyncio.run(read())
 """
 

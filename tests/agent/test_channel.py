@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from holdfast.agent.channel import RankChannel
+from holdfast.agent import channel as channel_module
+from holdfast.agent.allowance import DROPPED_BYTES, Allowance, Why
+from holdfast.agent.channel import LINE_LIMIT_BYTES, RankChannel
 from holdfast.events.rank import Hello, RankToAgent, Step, encode
 
+
+class Listening:
+    """Keeps what a channel's ranks send."""
+
+    def __init__(self) -> None:
+        self.heard: list[RankToAgent] = []
+        self.dropped: list[Why] = []
+        self.metrics: dict[str, str] = {}
+        self.changed = asyncio.Event()
+
+    def hear(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
+        self.heard.append(message)
+        self.metrics |= dropped
+        self.changed.set()
+
+    def hung_up(self, rank: int) -> None:
+        self.changed.set()
+
+    def drop(self, rank: int, why: Why, sample: str) -> None:
+        self.dropped.append(why)
+        self.changed.set()
+
+
 WITHIN_S = 0.01
+DEADLINE_S = 200.0
 SAID = (Hello(rank=0, pid=1), *(Step(step=step, started=0.0, ended=1.0) for step in range(1, 200)))
 
 
@@ -33,12 +62,12 @@ async def hear_out_slowly(channel: RankChannel) -> None:
 
 def heard_of(*, connected_before: bool, kept_by_a_child: bool) -> list[RankToAgent]:
     """What is heard of a rank that says hello and a step, and ends at once."""
-    heard: list[RankToAgent] = []
+    listening = Listening()
     in_time: list[RankToAgent] = []
 
     async def scene(path: Path) -> None:
-        channel = RankChannel(path, lambda _, message: heard.append(message), lambda _: None)
-        await channel.open()
+        channel = RankChannel(listening)
+        await channel.open(path)
         rank = socket.socket(socket.AF_UNIX)
         rank.connect(str(path))
         if connected_before:
@@ -50,7 +79,7 @@ def heard_of(*, connected_before: bool, kept_by_a_child: bool) -> list[RankToAge
         if not kept_by_a_child:
             os.close(child)
         await hear_out_slowly(channel)
-        in_time.extend(heard)
+        in_time.extend(listening.heard)
         if kept_by_a_child:
             os.close(child)
         channel.close()
@@ -65,3 +94,69 @@ def test_last_words_of_a_rank_are_heard_by_an_agent_that_waits_for_a_cpu() -> No
         for kept_by_a_child in (False, True):
             heard = heard_of(connected_before=connected_before, kept_by_a_child=kept_by_a_child)
             assert msgspec.json.encode(heard) == msgspec.json.encode(SAID), (connected_before, kept_by_a_child)
+
+
+def fed(*parts: bytes, world_size: int = 2**31, until: Callable[[Listening], bool]) -> Listening:
+    """What a channel makes of these parts, sent one after the other, once something holds of it."""
+    listening = Listening()
+
+    async def scene(path: Path) -> None:
+        channel = RankChannel(listening, world_size=world_size)
+        await channel.open(path)
+        _, writer = await asyncio.open_unix_connection(path)
+        for part in parts:
+            writer.write(part)
+        async with asyncio.timeout(DEADLINE_S):
+            while not until(listening):
+                listening.changed.clear()
+                await listening.changed.wait()
+        writer.close()
+        channel.close()
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        asyncio.run(scene(Path(folder, "socket")))
+    return listening
+
+
+HELLO = encode(Hello(rank=0, pid=1)) + b"\n"
+STEP = encode(Step(step=7, started=0.0, ended=1.0)) + b"\n"
+
+
+def test_line_that_is_too_long_is_skipped_to_its_end_and_the_next_ones_are_heard() -> None:
+    endless = b"x" * (3 * LINE_LIMIT_BYTES + 5)
+    got = fed(HELLO, endless, endless + b"\n" + STEP, until=lambda said: len(said.heard) == 2)
+    assert got.dropped == [Why.TOO_LONG]
+    assert isinstance(got.heard[1], Step)
+
+
+def test_ranks_that_are_not_of_the_attempt_and_a_second_one_on_a_connection_are_not_heard() -> None:
+    others = (encode(Hello(rank=rank, pid=1)) + b"\n" for rank in (4, 1))
+    got = fed(
+        *others, encode(Hello(rank=2, pid=1)) + b"\n", STEP, world_size=4, until=lambda said: len(said.heard) == 2
+    )
+    assert got.dropped == [Why.ANOTHER_RANK] * 2
+    assert got.heard[0] == Hello(rank=1, pid=1)
+
+
+def test_flood_of_garbage_is_read_slowly_and_costs_the_agent_no_more_than_it_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "VOLUME", Allowance(burst=64 * DROPPED_BYTES, per_s=1.0))
+    line = b"garbage\n" * 32
+    listening = Listening()
+
+    async def scene(path: Path) -> None:
+        channel = RankChannel(listening)
+        await channel.open(path)
+        _, writer = await asyncio.open_unix_connection(path)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while True:
+                    writer.write(line)
+                    await writer.drain()  # waits once the agent reads no more
+        writer.transport.abort()
+        channel.close()
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        asyncio.run(scene(Path(folder, "socket")))
+    assert 32 <= len(listening.dropped) < 100_000

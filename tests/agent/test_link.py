@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
+import msgspec
 import pytest
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 
 from holdfast.agent.link import Link, Refused, log
-from holdfast.events import AgentJoined, FindingRaised
+from holdfast.events import AgentJoined, FindingRaised, RankHung
 from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode, messages
 from holdfast.findings import Finding
 from holdfast.guard.tls import controllers_end, make_identity
@@ -122,6 +123,27 @@ def test_words_said_before_there_is_a_controller_arrive_when_there_is_one() -> N
                 assert await seqs(connection, 2) == [1, 2]
                 link.say(word())
                 assert await seqs(connection, 1) == [3]
+
+    play(scene)
+
+
+def test_message_that_the_controller_would_refuse_for_ever_is_cut_or_dropped() -> None:
+    frame = "f" * 100_000
+    hung = RankHung(
+        at=1.0, node=0, replica=0, attempt=0, rank=0, last_step=1, last_step_at=1.0, waited_s=1.0, innermost=frame
+    )
+
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        link.say(hung)
+        link.say(msgspec.structs.replace(hung, rank=2**40))  # nothing to be cut: nobody has such a rank
+        link.say(FindingRaised(at=1.0, finding=Finding(code="said", what="said", where="/data/\udcff")))
+        async with running(link), await (office := Office(port)).open():
+            connection = await office.next()
+            (cut,), (said,) = messages(await connection.recv()), messages(await connection.recv())
+            assert isinstance(cut, RankHung)
+            assert cut.innermost.startswith("fff")
+            assert (cut.seq, said.seq) == (1, 2)
 
     play(scene)
 

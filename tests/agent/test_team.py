@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from tests.conftest import SmallDisk, fill
 
 from holdfast.agent import team as team_module
 from holdfast.agent import vigil
+from holdfast.agent.allowance import CHECKPOINTS, FINDINGS
 from holdfast.agent.handed import Handed
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
@@ -39,6 +42,8 @@ from holdfast.events import (
     RanksStarted,
     RanksStopped,
 )
+from holdfast.events.bounds import METRICS
+from holdfast.events.metrics import REPORTED_NAMES
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import CheckpointNow, StopNow
 from holdfast.findings import Finding
@@ -600,9 +605,159 @@ def test_nonsense_on_the_channel_is_passed_over(tmp_path: Path, sockets: Path) -
         finding = '{"type":"finding","finding":{"code":"slow","what":"slow"}}'
         nonsense = ["{", "[]", '{"type":"from-the-future"}', "[" * 5000, '{"type":"step","step":"one"}']
         await bench.team(speaker("end", *nonsense, finding)).start()
-        found = await bench.until(FindingRaised)
-        assert found.finding.code == "slow"
         await bench.until(RanksStopped)
+        first, slow, total = (raised.finding for raised in bench.all(FindingRaised))
+        assert slow.code == "slow"
+        assert (first.code, first.where) == ("rank-messages-dropped", "rank 0 on node3")
+        assert total.what.startswith("the agent dropped 4 messages of rank 0")  # one was only of another version
+
+    play(tmp_path, sockets, scene)
+
+
+def bad_step(number: int, metrics: str) -> str:
+    return f'{{"type":"step","step":{number},"started":1,"ended":2,"metrics":{{"loss":0.5,{metrics}}}}}'
+
+
+def test_bad_metrics_of_a_step_are_dropped_alone_and_named_once(tmp_path: Path, sockets: Path) -> None:
+    bad = [
+        f'"{"n" * 129}":1',
+        r'"torn\ud800":1',
+        '"word":"x"',
+        '"list":[1,2,3]',
+        '"nan":NaN',
+        '"huge":1e999',
+        '"none":null',
+    ]
+    many = ",".join(f'"m{number}":1' for number in range(500))
+
+    async def scene(bench: Bench) -> None:
+        said = [bad_step(number, metrics) for number, metrics in enumerate([*bad, *bad, many], 1)]
+        await bench.team(speaker("end", *said)).start()
+        exited = await bench.until(RankExited)
+        assert exited.last_step == len(said)
+        passed = [step for progress in bench.all(Progress) for step in progress.steps]
+        assert [step.step for step in passed] == list(range(1, len(said) + 1))
+        assert all(step.metrics["loss"] == 0.5 for step in passed)
+        assert len(passed[-1].metrics) == METRICS
+        codes = [raised.finding.code for raised in bench.all(FindingRaised)]
+        assert codes == ["metric-dropped"] * (REPORTED_NAMES + 1)
+
+    play(tmp_path, sockets, scene)
+
+
+# A rank that says hello and then floods its agent: so many messages, of which each has another number in it.
+FLOODER = """
+import os, socket, sys
+link = socket.socket(socket.AF_UNIX); link.connect(os.environ["HOLDFAST_RANK_SOCKET"])
+link.sendall(b'{"type":"hello","rank":0,"pid":%d}\\n' % os.getpid())
+for number in range(int(sys.argv[1])): link.sendall(sys.argv[2].replace("NUMBER", str(number)).encode() + b"\\n")
+link.shutdown(socket.SHUT_WR); link.recv(1)
+"""
+
+
+def flooder(count: int, message: str) -> list[str]:
+    return [sys.executable, "-c", FLOODER, str(count), message]
+
+
+def test_findings_beyond_what_a_rank_may_pass_on_are_counted_and_reported_once(tmp_path: Path, sockets: Path) -> None:
+    finding = '{"type":"finding","finding":{"code":"code-NUMBER","what":"what","severity":"info"}}'
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(flooder(2000, finding)).start()
+        await bench.until(RanksStopped)
+        found = [raised.finding for raised in bench.all(FindingRaised)]
+        assert len(found) == FINDINGS.burst + 2
+        assert [one.code for one in found[-2:]] == ["rank-messages-dropped"] * 2
+        assert found[-1].what.startswith(f"the agent dropped {2000 - FINDINGS.burst:,.0f} messages of rank 0")
+
+    play(tmp_path, sockets, scene)
+
+
+def test_code_of_a_finding_that_is_no_code_is_not_passed_on(tmp_path: Path, sockets: Path) -> None:
+    finding = r'{"type":"finding","finding":{"code":"\u001b]0;owned\u0007","what":"what"}}'
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(speaker("end", finding)).start()
+        await bench.until(RanksStopped)
+        (found,) = bench.all(FindingRaised)
+        assert found.finding.code == "rank-messages-dropped"
+        assert not re.search(r"[\x00-\x1f]", str(found.finding))
+
+    play(tmp_path, sockets, scene)
+
+
+def test_of_checkpoints_in_too_quick_a_row_the_newest_is_passed_on(tmp_path: Path, sockets: Path) -> None:
+    saved = '{"type":"checkpoint-committed","step":NUMBER,"path":"p"}'
+
+    async def scene(bench: Bench) -> None:
+        await bench.team(flooder(5000, saved)).start()
+        await bench.until(RanksStopped)
+        told = bench.all(CheckpointCommitted)
+        assert CHECKPOINTS.burst < len(told) < 1000
+        assert told[-1].step == 4999
+
+    play(tmp_path, sockets, scene)
+
+
+def test_folder_of_the_sockets_that_is_gone_is_made_again(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.sockets = sockets / "gone" / "too"
+        await bench.team(speaker("end", step(3))).start()
+        exited = await bench.until(RankExited)
+        assert (exited.last_step, exited.said_hello) == (3, True)
+        assert bench.sockets.stat().st_mode & 0o777 == 0o700
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize("instead", ["file", "folder that others may enter"])
+def test_ranks_have_a_channel_elsewhere_where_the_folder_is_none_or_not_ours(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    (elsewhere := sockets / "elsewhere").mkdir()
+    monkeypatch.setattr("holdfast.agent.sockets.ELSEWHERE", (str(elsewhere),))
+
+    async def scene(bench: Bench) -> None:
+        bench.sockets /= "sockets"
+        if instead == "file":
+            bench.sockets.touch()
+        else:
+            bench.sockets.mkdir()
+            bench.sockets.chmod(0o755)
+        await bench.team(speaker("end", step(3))).start()
+        assert (await bench.until(RankExited)).last_step == 3
+        await bench.until(RanksStopped)
+        assert bench.all(FindingRaised) == []
+        assert list(elsewhere.iterdir()) == []
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.usefixtures("no_stacks")
+@pytest.mark.parametrize("when", ["at the start", "afterwards"])
+def test_ranks_that_cannot_reach_the_agent_are_reported_and_never_taken_for_hung(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "at the start":
+        monkeypatch.setattr("holdfast.agent.sockets.ELSEWHERE", ())
+        (sockets / "sockets").write_text("a file")
+
+    async def scene(bench: Bench) -> None:
+        bench.sockets /= "sockets"
+        team = bench.team(shell("sleep 600"), shell("sleep 600"), deadline_s=0.2)
+        await team.start()
+        if when == "afterwards":
+            shutil.rmtree(bench.sockets)
+        team.look(everyone=True)
+        team.look(everyone=True)
+        (raised,) = bench.all(FindingRaised)
+        assert raised.finding.code == "rank-channel-missing"
+        assert raised.finding.what.startswith("rank 0, 1 on node3 cannot reach the agent")
+        assert "sockets" in raised.finding.evidence[0]
+        assert team._vigil._mute == {}
+        team.stop(0.0)
+        await bench.until(RanksStopped)
+        assert bench.all(RankHung) == []
 
     play(tmp_path, sockets, scene)
 

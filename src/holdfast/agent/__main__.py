@@ -12,6 +12,8 @@ from pathlib import Path
 
 from holdfast.agent.agent import Agent, Settings
 from holdfast.errors import ExitCode
+from holdfast.guard.limits import LIMITS
+from holdfast.guard.sparing import Sparing
 from holdfast.host.limits import open_more_files, wait_for_a_cpu
 
 log = logging.getLogger("holdfast.agent")
@@ -41,6 +43,8 @@ def main() -> None:
     parser.add_argument("--stop-grace-s", required=True, type=float)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing(LIMITS.log_lines_a_minute))
     logging.getLogger("websockets").setLevel(logging.WARNING)
     if options.written_down is not None and not _is_known(options.written_down):
         log.warning("whoever started this agent died before writing it down; another is started in its place")
@@ -63,8 +67,7 @@ def main() -> None:
     )
     open_more_files()
     wait_for_a_cpu()
-    for folder in (settings.folder, settings.sockets):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Whoever makes nodes takes one that ends well for done, and makes no other in its place.
     sys.exit(ExitCode.OK if asyncio.run(Agent(settings).run()) else ExitCode.NODES_LOST)
 

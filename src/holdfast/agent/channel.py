@@ -1,6 +1,7 @@
 """Owns the agent's end of the ranks' sockets: one Unix socket per started process, newline JSON.
 
-A process that starts its own ranks shares its socket among them; each says who it is in its hello.
+A process that starts its own ranks shares its socket among them; each says who it is in its hello. Whatever else comes
+through a socket is dropped and counted, and read no faster than an agent can afford (allowance.py).
 """
 
 from __future__ import annotations
@@ -8,26 +9,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
-import msgspec
-
-from holdfast.events.rank import AgentToRank, Hello, ProgramOver, RankToAgent, StopNow, encode, from_rank
+from holdfast.agent.allowance import DROPPED_BYTES, MESSAGE_BYTES, VOLUME, Bucket, Why
+from holdfast.events.encoding import encode
+from holdfast.events.rank import AgentToRank, Hello, ProgramOver, RankToAgent, StopNow, UnknownKindError, read
 
 log = logging.getLogger("holdfast.agent")
 
 LINE_LIMIT_BYTES = 1024 * 1024
+MOST_CONNECTIONS = 1024
+"""On one socket, and so are ranks: a launcher's ranks of one node share it."""
+SAMPLE_BYTES = 100
+"""What is shown of a line that was dropped."""
+
+
+class Listener(Protocol):
+    """Takes what a channel's ranks send."""
+
+    def hear(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
+        """A message, and by name why some of its metrics are missing."""
+        ...
+
+    def hung_up(self, rank: int) -> None:
+        """A rank has closed its connection."""
+        ...
+
+    def drop(self, rank: int, why: Why, sample: str) -> None:
+        """A message was dropped; of one who has yet to say hello, `rank` is the first of the socket's."""
+        ...
 
 
 class RankChannel:
-    """Listens on one socket; `hear` is called with each message and the rank that sent it, `part` when it hangs up."""
+    """Listens on one socket, for `rank` and the ranks that its process starts, all below `world_size`."""
 
-    def __init__(self, path: Path, hear: Callable[[int, RankToAgent], None], part: Callable[[int], None]) -> None:
-        self.path = path
-        self.hear = hear
-        self.part = part
+    def __init__(self, listener: Listener, *, rank: int = 0, world_size: int = 2**31) -> None:
+        self.path: Path | None = None
+        """Where it listens."""
+        self.listener = listener
+        self.rank = rank
+        self.world_size = world_size
+        self.known: set[int] = set()
+        """Ranks that have ever said hello."""
         self.ranks: dict[int, asyncio.WriteTransport] = {}
         """Who has said hello and not hung up."""
         self.serving = 0
@@ -36,9 +63,17 @@ class RankChannel:
         self._farewell = b""
         """The request to leave, for ranks that have yet to say hello."""
         self._server: asyncio.Server | None = None
+        self._inode: tuple[int, int] | None = None
 
-    async def open(self) -> None:
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Conversation(self), self.path)
+    async def open(self, path: Path) -> None:
+        """Listen at `path`; raises OSError."""
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Conversation(self), path)
+        self.path, self._inode = path, _inode(path)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a rank that connects now finds this agent."""
+        return self.path is not None and _inode(self.path) == self._inode
 
     def ask(self, request: AgentToRank) -> None:
         """Ask something of every rank on this socket; to leave, also of those that are still on their way."""
@@ -50,15 +85,22 @@ class RankChannel:
 
     def greet(self, rank: int, transport: asyncio.WriteTransport) -> None:
         """A rank has said hello."""
+        self.known.add(rank)
         self.ranks[rank] = transport
         if self._farewell:
             transport.write(self._farewell)
+
+    def may_join(self, rank: int) -> bool:
+        """Whether it is a rank of this attempt, as far as can be told."""
+        return rank < self.world_size and (rank in self.known or len(self.known) < MOST_CONNECTIONS)
 
     async def hear_out(self, within_s: float) -> None:
         """Take in what a process that has ended said last: it may still be on its way through the socket.
 
         Whoever keeps it open gets so long; what has been said is heard however long this process has to wait for a CPU.
         """
+        if self.path is None:
+            return
         with contextlib.suppress(OSError):
             # Connections are accepted in order: when this one has been served, what came by those before it is heard.
             reader, writer = await asyncio.open_unix_connection(self.path)
@@ -76,7 +118,9 @@ class RankChannel:
             transport.close()
         if self._server is not None:
             self._server.close()
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
 
 
 class _Conversation(asyncio.Protocol):
@@ -88,22 +132,32 @@ class _Conversation(asyncio.Protocol):
         self._channel = channel
         self._rank: int | None = None
         self._transport: asyncio.Transport | None = None
+        self._volume = Bucket(VOLUME)
         self._torn = b""
         """The beginning of a line whose end has not come."""
+        self._skipping = False
+        """Whether that beginning was too long to keep, so that the line is dropped up to its end."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._channel.serving += 1
+        if self._channel.serving > MOST_CONNECTIONS:
+            self._drop(Why.CONNECTIONS)
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._torn = (self._torn + data).split(b"\n")
-        for line in lines:
-            self._take(line)
-        if len(self._torn) > LINE_LIMIT_BYTES and self._transport is not None:
-            log.warning(
-                "rank %s said a line of more than %s bytes; its channel is closed", self._rank, LINE_LIMIT_BYTES
-            )
-            self._transport.close()
+        *lines, torn = data.split(b"\n")
+        if lines:
+            first = b"" if self._skipping else self._torn + lines[0]
+            skipped, self._skipping, self._torn = self._skipping, False, b""
+            for line in lines[1:] if skipped else (first, *lines[1:]):
+                self._take(line)
+        if not self._skipping:
+            self._torn += torn
+        if len(self._torn) > LINE_LIMIT_BYTES:
+            self._drop(Why.TOO_LONG, self._torn)
+            self._torn, self._skipping = b"", True
+        self._slow_down(len(data) + MESSAGE_BYTES * len(lines))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
@@ -111,20 +165,55 @@ class _Conversation(asyncio.Protocol):
         channel = self._channel
         if self._rank is not None and channel.ranks.get(self._rank) is self._transport:
             del channel.ranks[self._rank]
-            channel.part(self._rank)
+            channel.listener.hung_up(self._rank)
         channel.serving -= 1
         channel.idle.set()
 
     def _take(self, line: bytes) -> None:
         try:
-            message = from_rank.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("rank %s said something this agent does not know: %s", self._rank, error)
+            message, dropped = read(line)
+        except UnknownKindError:
+            self._volume.owe(DROPPED_BYTES, time.monotonic())
+            return
+        except ValueError as error:
+            self._drop(Why.MALFORMED, line, str(error))
             return
         if isinstance(message, Hello) and self._transport is not None:
+            if self._rank not in (None, message.rank) or not self._channel.may_join(message.rank):
+                self._drop(Why.ANOTHER_RANK, line)
+                return
             self._rank = message.rank
             self._channel.greet(message.rank, self._transport)
         if isinstance(message, ProgramOver):
-            self._channel.hear(message.rank, message)
+            if not self._channel.may_join(message.rank):
+                self._drop(Why.ANOTHER_RANK, line)
+                return
+            self._channel.listener.hear(message.rank, message, dropped)
         elif self._rank is not None:
-            self._channel.hear(self._rank, message)
+            self._channel.listener.hear(self._rank, message, dropped)
+
+    def _drop(self, why: Why, line: bytes = b"", error: str = "") -> None:
+        rank = self._channel.rank if self._rank is None else self._rank
+        shown = ascii(line[:SAMPLE_BYTES])[1:] + ("..." if len(line) > SAMPLE_BYTES else "") if line else ""
+        self._volume.owe(DROPPED_BYTES, time.monotonic())
+        self._channel.listener.drop(rank, why, ": ".join(filter(None, (error, shown))))
+
+    def _slow_down(self, size_bytes: int) -> None:
+        """Read no more for a while where this connection sends more than an agent can take from each of its ranks."""
+        wait_s = self._volume.owe(size_bytes, time.monotonic())
+        transport = self._transport
+        if wait_s > 0 and transport is not None and not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_later(wait_s, self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

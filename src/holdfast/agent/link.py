@@ -24,6 +24,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from holdfast.events import AgentEvent, AgentJoined
 from holdfast.events.agent import LOG_WANTED
+from holdfast.events.bounds import implausible
+from holdfast.events.clipping import clipped
 from holdfast.events.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
 from holdfast.guard.tls import NAME, agents_end
 from holdfast.job.silence import Silence
@@ -100,7 +102,15 @@ class Link:
         self.lost.set()
 
     def say(self, message: AgentEvent | Progress) -> int:
-        """Put a message in the outbox; its sequence number."""
+        """Put a message in the outbox; its sequence number.
+
+        Text that came from a program is cut: what the controller refuses would be sent again and refused for ever.
+        """
+        if implausible(message):
+            message = clipped(message)
+            if problem := implausible(message):
+                log.error("a message to the controller is dropped, for it would be refused: %s", problem)
+                return self._seq
         self._seq += 1
         self._outbox[self._seq] = encode(msgspec.structs.replace(message, source=self._source, seq=self._seq))
         self._wake.set()

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from holdfast.events.metrics import sift
 from holdfast.events.orders import Progress, StartRanks, StepPassed
 from holdfast.events.rank import Step
 from holdfast.measure.catalog import shared, together
 
 STEPS_TOGETHER = 128
-"""Steps in one word at most: with every metric they may have they stay below the port's limit (guard/limits.py)."""
+"""Steps in one message at most."""
+TOGETHER_BYTES = 1 << 20
+"""Estimated size of one message at most; the port refuses what is larger than 4 MiB (guard/limits.py)."""
+AHEAD_STEPS = 20_000
+"""Steps of one rank that are kept for the node's other ranks to pass; beyond them the oldest is forgotten."""
 
 
 @dataclass
@@ -23,13 +29,13 @@ class _Rank:
     """What one rank has said of its steps."""
 
     step: int = -1
-    words: list[Step] = field(default_factory=list[Step])
+    words: deque[Step] = field(default_factory=lambda: deque[Step](maxlen=AHEAD_STEPS))
     """Steps that the node's other ranks have yet to pass."""
 
     def word(self, step: int) -> Step | None:
         """Take the word for a step, and any for earlier ones, off the list."""
         while self.words and self.words[0].step <= step:
-            word = self.words.pop(0)
+            word = self.words.popleft()
             if word.step == step:
                 return word
         return None
@@ -60,8 +66,8 @@ class March:
             return
         ranks = [one for _, one in sorted(self._ranks.items())]
         whole = min(one.step for one in ranks)
-        while (first := ranks[0].words[:1]) and first[0].step <= whole:
-            words = [one.word(first[0].step) for one in ranks]
+        while (first := next(iter(ranks[0].words), None)) and first.step <= whole:
+            words = [one.word(first.step) for one in ranks]
             self._passed.append(_together([word for word in words if word is not None], head=0 in self._ranks))
         if self._passed and self._flush is None:
             wait_s = max(0.0, self._said_at + self._order.progress_s - time.monotonic())
@@ -76,14 +82,30 @@ class March:
             return
         self._said_at = time.monotonic()
         passed, self._passed = self._passed, []
-        for first in range(0, len(passed), STEPS_TOGETHER):
-            steps = tuple(passed[first : first + STEPS_TOGETHER])
+        for steps in _in_messages(passed):
             self._say(Progress(node=self._node, replica=self._order.replica, attempt=self._order.attempt, steps=steps))
+
+
+def _in_messages(passed: list[StepPassed]) -> Iterator[tuple[StepPassed, ...]]:
+    """Steps in order, as many at a time as a message can hold."""
+    steps: list[StepPassed] = []
+    size_bytes = 0
+    for step in passed:
+        # A character takes six bytes at most, as an escape; a number and its punctuation 32.
+        size = sum(6 * len(name) + 32 for name in step.metrics) + 128
+        if steps and (len(steps) == STEPS_TOGETHER or size_bytes + size > TOGETHER_BYTES):
+            yield tuple(steps)
+            steps, size_bytes = [], 0
+        steps.append(step)
+        size_bytes += size
+    if steps:
+        yield tuple(steps)
 
 
 def _together(words: list[Step], *, head: bool) -> StepPassed:
     """A step that all ranks of the node have passed: the latest times, and what their metrics come to."""
-    metrics = together(words[0].metrics, [word.metrics for word in words[1:]])
+    # A mean of finite numbers may be infinite, and several ranks may have more metrics than one can.
+    metrics, _ = sift(together(words[0].metrics, [word.metrics for word in words[1:]]))
     return StepPassed(
         step=words[0].step,
         started=max(word.started for word in words),

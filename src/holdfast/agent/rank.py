@@ -58,7 +58,8 @@ class RankProcess:
         """The exit code that it counts as ended with, once it was killed after its program had ended."""
         self._stop_signals: set[signal.Signals] = set()
         """Signals by which we have asked it to end."""
-        self._socket = socket
+        self.socket = socket
+        """Where it reaches its agent."""
         self._witness: MemoryWitness | None = None
         self.warm = False
         """Whether its imports were done before it was started."""
@@ -98,7 +99,7 @@ class RankProcess:
 
         It and what it starts are in the cgroup `group`, where there is one.
         """
-        ours = {"HOLDFAST_RANK_SOCKET": str(self._socket)}
+        ours = {"HOLDFAST_RANK_SOCKET": str(self.socket)}
         if self.launch.ranks == 1:
             ours |= memory
         cwd = code / self.launch.cwd
@@ -180,7 +181,7 @@ class RankProcess:
 
     def clear_away(self) -> None:
         """Remove the folder beside its socket, where it may keep what must not outlive it."""
-        shutil.rmtree(f"{self._socket}.d", ignore_errors=True)
+        shutil.rmtree(f"{self.socket}.d", ignore_errors=True)
 
     def _reap(self, descriptor: int, on_end: Callable[[RankProcess], None]) -> None:
         at = self._clock()

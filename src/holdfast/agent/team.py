@@ -12,12 +12,14 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.allowance import CHECKPOINTS, FINDINGS, Bucket, Drops, Why
 from holdfast.agent.channel import RankChannel
 from holdfast.agent.handed import Handed
 from holdfast.agent.held import Wanted
@@ -28,6 +30,7 @@ from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, Fork, RankProcess
 from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
+from holdfast.agent.sockets import Sockets, no_channel
 from holdfast.agent.storehost import StoreHost, hosts
 from holdfast.agent.vigil import Pulse, Vigil
 from holdfast.agent.warmth import Slot, Warmth
@@ -44,7 +47,9 @@ from holdfast.events import (
     RanksStopped,
     RankState,
 )
-from holdfast.events.orders import Progress, StartRanks
+from holdfast.events.clipping import clipped_finding
+from holdfast.events.metrics import DroppedMetrics
+from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import (
     AgentToRank,
     Befall,
@@ -80,6 +85,18 @@ SPEECHLESS_S = 30.0
 
 LAST_WORDS_S = 0.25
 """Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
+
+
+@dataclass
+class _Allowances:
+    """What one rank may still have passed on."""
+
+    metrics: DroppedMetrics
+    findings: Bucket = field(default_factory=lambda: Bucket(FINDINGS))
+    checkpoints: Bucket = field(default_factory=lambda: Bucket(CHECKPOINTS))
+    newest: Checkpointed | None = None
+    """The latest checkpoint that waits to be passed on, until `later`."""
+    later: asyncio.TimerHandle | None = None
 
 
 class Team:
@@ -130,9 +147,17 @@ class Team:
         self._leftovers = Leftovers(
             folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
         )
-        names = {launch.rank: sockets / f"{order.replica}-{order.attempt}-{launch.rank}" for launch in order.ranks}
-        self.processes = [RankProcess(launch, names[launch.rank], clock) for launch in order.launches]
-        self._channels = {rank: RankChannel(path, self._hear, self._vigil.over) for rank, path in names.items()}
+        self._sockets = Sockets(sockets)
+        self.processes = [RankProcess(launch, sockets / self._socket_name(launch), clock) for launch in order.launches]
+        self._channels = {
+            launch.rank: RankChannel(self, rank=launch.rank, world_size=int(launch.env.get("WORLD_SIZE", 2**31)))
+            for launch in order.launches
+        }
+        self._drops = Drops(node)
+        self._allowances: dict[int, _Allowances] = {}
+        """Of each rank, for what it has passed on."""
+        self._cut_off: set[int] = set()
+        """Processes, by rank, of which it was said that they cannot reach this agent."""
         self._ends: set[asyncio.Task[None]] = set()
         self._noticed: dict[str, tuple[int, float]] = {}
         """Which rank said a finding of each code last, and when."""
@@ -151,11 +176,7 @@ class Team:
     async def start(self) -> None:
         """Get the code and open the ranks' sockets, then start them all."""
         code, problem = await self._ready_code()
-        try:
-            await asyncio.gather(*(channel.open() for channel in self._channels.values()))
-        except OSError as error:
-            # The ranks run without a channel rather than not at all; they say so themselves.
-            log.error("no channel to ranks: %s", error)
+        await self._open_channels()
         await Readiness(self._order, node=self._node, find=self._found, abandoned=self._abandoned).wait()
         if self._abandoned.is_set():
             self._clear_away()
@@ -197,6 +218,24 @@ class Team:
         output = self._folder / f"store-{self.replica}.log"
         if finding := await self._stores.serve(self.replica, int(first.environ["MASTER_PORT"]), first, output):
             self._found(finding)
+
+    def _socket_name(self, launch: RankLaunch) -> str:
+        return f"{self.replica}-{self.attempt}-{launch.rank}"
+
+    async def _open_channels(self) -> None:
+        """Open the ranks' sockets; ranks run without a channel rather than not at all."""
+        channels = {self._socket_name(process.launch): self._channels[process.rank] for process in self.processes}
+        refusals = await self._sockets.open(channels)
+        for process in self.processes:
+            process.socket = self._sockets.folder / self._socket_name(process.launch)
+        if refusals:
+            self._say_cut_off([process.rank for process in self.processes], refusals)
+
+    def _say_cut_off(self, ranks: list[int], refusals: tuple[str, ...]) -> None:
+        """Some processes cannot reach this agent, which is said once of each."""
+        if fresh := sorted(set(ranks) - self._cut_off):
+            self._cut_off.update(fresh)
+            self._found(no_channel(self._node, ", ".join(map(str, fresh)) + of_replica(self.replica), refusals))
 
     def _fork(self, process: RankProcess, slot: Slot) -> Fork | None:
         return partial(self._warmth.fork, slot) if process.launch.warm else None
@@ -300,9 +339,18 @@ class Team:
         return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
 
     def look(self, *, everyone: bool) -> None:
-        """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these."""
-        running = (process for process in self.processes if process.running)
-        self._vigil.look({rank: pid for process in running for rank, pid in process.pids().items()}, everyone=everyone)
+        """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these.
+
+        A rank that cannot have reached this agent is no suspect for its silence.
+        """
+        running = [process for process in self.processes if process.running]
+        pids = {rank: pid for process in running for rank, pid in process.pids().items()}
+        cut_off = [process for process in running if not self._channels[process.rank].reachable]
+        silent = {rank for process in cut_off for rank in process.pids() if rank not in self._vigil.pulses}
+        if lost := [process for process in cut_off if silent & process.pids().keys()]:
+            gone = tuple(f"{process.socket} is gone" for process in lost)
+            self._say_cut_off([process.rank for process in lost], gone)
+        self._vigil.look({rank: pid for rank, pid in pids.items() if rank not in silent}, everyone=everyone)
 
     def _lingering(self, rank: int) -> int | None:
         """A rank's own process while it runs, whether or not its Session has ended."""
@@ -376,7 +424,18 @@ class Team:
 
     # What ranks say
 
-    def _hear(self, rank: int, message: RankToAgent) -> None:
+    def hung_up(self, rank: int) -> None:
+        """A rank has closed its connection."""
+        self._vigil.over(rank)
+
+    def drop(self, rank: int, why: Why, sample: str) -> None:
+        """A message of a rank was dropped."""
+        if (finding := self._drops.count(rank, why, sample)) is not None:
+            log.warning("%s: %s", finding.what, sample)
+            self._found(finding)
+
+    def hear(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
+        """Take in a rank's message; `dropped` are metrics that it could not have, and why."""
         match message:
             case Hello():
                 self._vigil.hello(rank, Pulse(message.pid, self._clock.lead_s(message.clock) or 0.0))
@@ -388,33 +447,71 @@ class Team:
                 pulse.passed(message.step)
                 self._march.take(rank, _on_our_clock(message, pulse.ahead_s))
                 self._on_step(rank, message.step)
+                for finding in self._allowed(rank).metrics.report(message.step, dropped):
+                    self._found(finding)
             case Turned():
                 self._vigil.pulses[rank].turned(message.to)
                 if self._parts and message.to is Doing.REST:
                     self._say_parted()
             case Checkpointed():
-                self._march.say()  # the step comes before its checkpoint
-                self._say(
-                    CheckpointCommitted(
-                        at=self._clock(),
-                        node=self._node,
-                        replica=self.replica,
-                        attempt=self.attempt,
-                        step=message.step,
-                        path=message.path,
-                        took_s=message.took_s,
-                    )
-                )
+                self._checkpointed(rank, message)
             case ProgramOver():
                 self._overtime.begin(message)
-
             case Leaving():
                 self._vigil.pulses[rank].leaving = True
             case Found(finding=finding):
-                first, at = self._noticed.get(finding.code, (rank, 0.0))
-                if first == rank or time.monotonic() - at >= ECHO_S:
-                    self._noticed[finding.code] = rank, time.monotonic()
-                    self._found(finding)
+                self._noted(rank, clipped_finding(finding))
+
+    def _allowed(self, rank: int) -> _Allowances:
+        if rank not in self._allowances:
+            who = f"rank {rank}{of_replica(self.replica)} on node{self._node}"
+            self._allowances[rank] = _Allowances(DroppedMetrics(who))
+        return self._allowances[rank]
+
+    def _checkpointed(self, rank: int, message: Checkpointed) -> None:
+        """Pass a checkpoint on; of too many in a row only the newest, once it is time for it."""
+        allowed, now = self._allowed(rank), time.monotonic()
+        if allowed.later is not None:
+            allowed.newest = message
+        elif allowed.checkpoints.take(1, now):
+            self._say_checkpointed(message)
+        else:
+            allowed.newest = message
+            wait_s = allowed.checkpoints.wait_s(1, now)
+            allowed.later = asyncio.get_running_loop().call_later(wait_s, self._say_newest, rank)
+
+    def _say_newest(self, rank: int) -> None:
+        allowed = self._allowed(rank)
+        if allowed.later is not None and allowed.newest is not None:
+            allowed.later.cancel()
+            allowed.checkpoints.owe(1, time.monotonic())
+            self._say_checkpointed(allowed.newest)
+        allowed.later = allowed.newest = None
+
+    def _say_checkpointed(self, message: Checkpointed) -> None:
+        self._march.say()  # the step comes before its checkpoint
+        self._say(
+            CheckpointCommitted(
+                at=self._clock(),
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                step=message.step,
+                path=message.path,
+                took_s=message.took_s,
+            )
+        )
+
+    def _noted(self, rank: int, finding: Finding) -> None:
+        """Pass a finding on, unless another rank has just said the same, or this one says too many."""
+        first, at = self._noticed.get(finding.code, (rank, 0.0))
+        if first != rank and time.monotonic() - at < ECHO_S:
+            return
+        if not self._allowed(rank).findings.take(1, time.monotonic()):
+            self.drop(rank, Why.FINDINGS, finding.what)
+            return
+        self._noticed[finding.code] = rank, time.monotonic()
+        self._found(finding)
 
     def _say_parted(self) -> None:
         self._parts = False
@@ -430,6 +527,8 @@ class Team:
         """Say how a rank ended, after all that it has said itself, and after all were started."""
         await self._started.wait()
         await self._channels[process.rank].hear_out(LAST_WORDS_S)
+        for rank in self._channels[process.rank].known:
+            self._say_newest(rank)
         self._march.say()
         if process.ended_well and (at_work := self._vigil.at_work(process.ranks)):
             process.disown(at_work[0])
@@ -473,6 +572,9 @@ class Team:
                 timer.cancel()
         for channel in self._channels.values():
             channel.close()
+        self._sockets.clear_away()
+        for finding in self._drops.totals():
+            self._found(finding)
         ranks = [process.pid for process in self.processes if process.pid]
         if ranks:
             well = all(process.ended_well for process in self.processes)

@@ -37,7 +37,7 @@ class Limits:
     message_cost_bytes: int = 4 * 1024
     """Added to each word, and so the bound on their number: 1,024 a second."""
     log_lines_a_minute: int = 60
-    """Lines of one kind in the controller's log; the rest are counted."""
+    """Lines of one kind in the log of a controller or an agent; the rest are counted."""
 
 
 LIMITS = Limits()

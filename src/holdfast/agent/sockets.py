@@ -1,0 +1,92 @@
+"""Finds a private folder for the sockets of one attempt's ranks, and opens them there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from holdfast.agent.channel import RankChannel
+from holdfast.findings import Fault, Finding, Severity
+
+log = logging.getLogger("holdfast.agent")
+
+ELSEWHERE = ("$XDG_RUNTIME_DIR", "/dev/shm", "/tmp", "/run")
+"""Where a folder of a random name is made when the one that was given cannot be used: it is gone, full, or not ours."""
+
+
+class Sockets:
+    """The sockets of one attempt; `folder` is where they are meant to be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made: Path | None = None
+        """A folder of our own, to be removed."""
+
+    async def open(self, channels: Mapping[str, RankChannel]) -> tuple[str, ...]:
+        """Have each channel listen on a socket of its name; why that failed everywhere, or nothing."""
+        refusals: list[str] = []
+        for folder in self._folders(refusals):
+            try:
+                for name, channel in channels.items():
+                    await channel.open(folder / name)
+            except OSError as error:
+                refusals.append(f"{folder}: {error.strerror or error}")
+                for channel in channels.values():
+                    channel.close()
+                self.clear_away()
+                continue
+            if refusals:
+                log.warning("sockets of ranks are in %s, since elsewhere: %s", folder, "; ".join(refusals))
+            self.folder = folder
+            return ()
+        return tuple(refusals)
+
+    def clear_away(self) -> None:
+        """Remove the folder, if it was made for this attempt alone."""
+        if self._made is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+            self._made = None
+
+    def _folders(self, refusals: list[str]) -> Iterator[Path]:
+        """Private folders, the one that was given first."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _refuse_foreign(self.folder)
+            yield self.folder
+        except OSError as error:
+            refusals.append(f"{self.folder}: {error.strerror or error}")
+        for parent in map(os.path.expandvars, ELSEWHERE):
+            if not os.path.isdir(parent):
+                continue
+            try:
+                self._made = Path(tempfile.mkdtemp(prefix="holdfast-", dir=parent))
+            except OSError as error:
+                refusals.append(f"{parent}: {error.strerror or error}")
+                continue
+            yield self._made
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise OSError for what is no folder of this user's alone: another user may have made it first."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{stat.filemode(found.st_mode)} of user {found.st_uid} is no private folder of ours")
+
+
+def no_channel(node: int, ranks: str, refusals: tuple[str, ...]) -> Finding:
+    """Ranks have no socket to reach their agent by."""
+    return Finding(
+        code="rank-channel-missing",
+        severity=Severity.WARNING,
+        what=f"rank {ranks} on node{node} cannot reach the agent: it trains, but its steps are not seen",
+        where=f"node{node}",
+        evidence=refusals[:8],
+        remedy="Make room in the folder of the sockets, or set XDG_RUNTIME_DIR to a private one; the next start of the "
+        "ranks tries again. Until then they are not taken for hung, and `holdfast checkpoint` does not reach them.",
+        fault=Fault.CLUSTER,
+    )

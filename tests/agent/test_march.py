@@ -1,0 +1,62 @@
+"""Steps on their way to the controller: no message of theirs is one that the controller refuses."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.agent.march import March
+from holdfast.events.bounds import METRICS, NAME_CHARACTERS
+from holdfast.events.orders import Progress, RankLaunch, StartRanks, agent_message_decoder, encode
+from holdfast.events.rank import Step
+from holdfast.guard.limits import LIMITS
+
+STEPS = 300
+
+
+def progress_of(*ranks: dict[str, float]) -> list[bytes]:
+    """What is sent of steps in which each rank has these metrics."""
+    sent: list[bytes] = []
+
+    async def pass_steps() -> None:
+        launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(len(ranks)))
+        march = March(StartRanks(replica=0, attempt=0, ranks=launches), node=0, say=lambda said: _keep(sent, said))
+        for rank in range(len(ranks)):
+            march.enter(rank)
+        for step in range(STEPS):
+            for rank, metrics in enumerate(ranks):
+                march.take(rank, Step(step=step, started=1.0, ended=2.0, metrics=metrics))
+        march.say()
+
+    asyncio.run(pass_steps())
+    return sent
+
+
+def _keep(sent: list[bytes], progress: Progress) -> int:
+    sent.append(encode(progress))
+    return len(sent)
+
+
+def test_steps_with_all_the_metrics_they_can_have_fit_into_messages_that_the_controller_takes() -> None:
+    longest = {f"{number:03}{chr(0x1F600) * (NAME_CHARACTERS - 3)}": -1.7e308 for number in range(METRICS - 1)}
+    controls = {f"{number:03}{chr(1) * (NAME_CHARACTERS - 3)}": 0.1 for number in range(METRICS)}
+    for own in (longest, controls):
+        shared = {"loss": 1.7e308, "data_wait_s": 1.0, "memory_peak_bytes": 1.0, "step-time-other": 0.0}
+        sent = progress_of(own, shared, shared)
+        assert max(map(len, sent)) < LIMITS.message_bytes
+        messages = [agent_message_decoder.decode(text) for text in sent]
+        passed = [step for message in messages if isinstance(message, Progress) for step in message.steps]
+        assert [step.step for step in passed] == list(range(STEPS))
+        assert all(len(step.metrics) <= METRICS for step in passed)
+
+
+def test_memory_for_a_rank_that_runs_ahead_of_the_others_is_bounded() -> None:
+    async def run_ahead() -> int:
+        launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(2))
+        march = March(StartRanks(replica=0, attempt=0, ranks=launches), node=0, say=lambda said: 0)
+        for rank in range(2):
+            march.enter(rank)
+        for step in range(30_000):
+            march.take(0, Step(step=step, started=1.0, ended=2.0))
+        return len(march._ranks[0].words)
+
+    assert asyncio.run(run_ahead()) == 20_000
