@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
+import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 
 from holdfast.cli.findings import block
+from holdfast.cli.lines import sentence
+from holdfast.cli.output import say_json
 from holdfast.cli.view import MOST_ROWS, View, picture
 from holdfast.events import (
     AgentJoined,
     AnyEvent,
     AttemptStarted,
+    CheckpointCommitted,
+    FindingRaised,
+    NodeGone,
     NodeRequested,
+    Outcome,
     RankExit,
     RankExited,
+    RankHung,
     RanksStarted,
     RankState,
     RecoveryDecided,
     RunCreated,
     StepCommitted,
+    StopDecided,
 )
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.report.advance import fold
+from holdfast.report.summary import summarise, tell
 
 LOST = Finding(code="node-lost", what="node1 was lost", where="node1", evidence=("a", "b"), fault=Fault.CLUSTER)
 
@@ -160,3 +172,49 @@ def test_finding_tells_what_where_evidence_remedy_and_fault() -> None:
         "  what to do  Use another disk.\n"
         "  fault of    the machines or the cluster"
     )
+
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e\u2028y"
+"""What sets a terminal's title, clears it, colours it, and turns text around."""
+HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def hostile_log() -> list[AnyEvent]:
+    """A run in which everything that comes from a rank or a node is hostile, as a log of an older version may be."""
+    finding = Finding(code=HOSTILE, what=HOSTILE, where=HOSTILE, evidence=(HOSTILE,), remedy=HOSTILE)
+    of = {"node": 0, "replica": 0, "attempt": 0}
+    return [
+        *log(1, 2),
+        AgentJoined(
+            at=3,
+            node=0,
+            generation=0,
+            incarnation="i",
+            hostname=HOSTILE,
+            address=HOSTILE,
+            port=1,
+            pid=1,
+        ),
+        StepCommitted(at=4, replica=0, attempt=0, step=1, started=3, ended=4, metrics={HOSTILE: 1.0, "loss": 1.0}),
+        CheckpointCommitted(at=4, **of, step=1, path=HOSTILE),
+        FindingRaised(at=5, finding=finding),
+        RankHung(at=5, **of, rank=0, last_step=1, last_step_at=4, waited_s=1, innermost=HOSTILE, stacks=HOSTILE),
+        RankExited(at=6, **of, rank=1, how=RankExit.CODE, code=1, error=HOSTILE, evidence=HOSTILE, log=HOSTILE),
+        RecoveryDecided(at=6, replica=0, attempt=0, action="end the run", failed_at=6, finding=finding),
+        NodeGone(at=7, node=0, generation=0, reason=HOSTILE),
+        StopDecided(
+            at=8, outcome=Outcome.FAILED, reason=HOSTILE, exit_code=1, finding=structs.replace(finding, code="x\x1b")
+        ),
+    ]
+
+
+def test_nothing_that_a_rank_says_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    view = View()
+    pictures: list[str] = []
+    for event in hostile_log():
+        view.take(event)
+        pictures += [shown(view), shown(picture(view.status, 9)), sentence(event)]
+        pictures += [shown(block(finding)) for finding in view.status.findings]
+    say_json(*hostile_log())
+    pictures += [tell(summarise(hostile_log(), run="demo", logs="/logs", now=9)), capsys.readouterr().out]
+    assert not [text for text in pictures if HARMFUL.search(text.replace("\r\n", "\n"))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text
 
-from holdfast.cli.output import Output, remark
+from holdfast.cli.output import Output, printable_json, remark
 from holdfast.findings import FAULTS, Fault, Finding, Severity
 from holdfast.report.words import clean, duration
 
@@ -26,7 +26,7 @@ def block(finding: Finding, age_s: float | None = None) -> Text:
     style = _STYLES[finding.severity]
     ago = "" if age_s is None else f", {duration(age_s)} ago"
     words = f"{ago}: {clean(finding.what)}"
-    head = Text.assemble((finding.severity.value, style), words, (f"  [{finding.code}]", "dim"))
+    head = Text.assemble((finding.severity.value, style), words, (f"  [{clean(finding.code)}]", "dim"))
     return Text("\n").join([head, *_rows(finding)])
 
 
@@ -50,7 +50,7 @@ def tell(findings: Sequence[Finding], output: Output) -> None:
     """Say findings on standard error, beside whatever else a verb answers."""
     if output is Output.JSON:
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{msgspec.json.encode({'findings': findings}).decode()}\n")
+            sys.stderr.write(f"{printable_json(msgspec.json.encode({'findings': findings}).decode())}\n")
     elif findings:
         remark(blocks(findings))
 

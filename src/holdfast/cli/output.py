@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+
+_OBEYED = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 WIDTH_ELSEWHERE = 240
 """Columns of a table that goes to a file or a pipe."""
@@ -35,7 +38,13 @@ def say_json(*documents: object) -> None:
     import msgspec
 
     if documents:
-        say("\n".join(msgspec.json.encode(document, enc_hook=_as_data).decode() for document in documents))
+        encoded = (msgspec.json.encode(document, enc_hook=_as_data).decode() for document in documents)
+        say("\n".join(map(printable_json, encoded)))
+
+
+def printable_json(text: str) -> str:
+    """The same JSON with an escape for each character that a terminal may obey: JSON escapes only the lowest ones."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _as_data(value: object) -> object:

@@ -296,13 +296,13 @@ def _failures(summary: Summary) -> list[str]:
     lines: list[str] = []
     for recovery in summary.recoveries:
         finding = recovery.finding
-        lines.append(f"  after {duration(recovery.after_s)}  {clean(finding.what)}  [{finding.code}]")
+        lines.append(f"  after {duration(recovery.after_s)}  {clean(finding.what)}  [{clean(finding.code)}]")
         lines += [f"    | {clean(line, 300)}" for line in finding.evidence[:3]]
         lines.append(f"    {recovery.action}{_cost(recovery)}")
     known = {recovery.finding.code for recovery in summary.recoveries}
     ended = summary.finding
     if ended is not None and ended.code not in known:
-        lines.append(f"  {clean(ended.what)}  [{ended.code}]")
+        lines.append(f"  {clean(ended.what)}  [{clean(ended.code)}]")
         lines += [f"    | {clean(line, 300)}" for line in ended.evidence[:3]]
     if ended is not None and ended.remedy:
         lines.append(f"  what to do: {clean(ended.remedy)}")
@@ -325,7 +325,7 @@ def _noticed(summary: Summary) -> list[str]:
     """One block with what was noticed besides; the newest of many."""
     lines: list[str] = []
     for finding in summary.noticed[-NOTICED_SHOWN:]:
-        lines.append(f"  {clean(finding.what)}  [{finding.code}]")
+        lines.append(f"  {clean(finding.what)}  [{clean(finding.code)}]")
         lines += [f"    | {clean(line, 300)}" for line in finding.evidence[:3]]
         lines += [f"    what to do: {clean(finding.remedy)}"] if finding.remedy else []
     if hidden := len(summary.noticed) - NOTICED_SHOWN:
