@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torchft.coordination import LighthouseServer
 from torchft.manager import Manager
 
@@ -44,6 +46,34 @@ forks = get_context("forkserver")
 forks.set_forkserver_preload([__name__, "holdfast.train.peers"])
 
 
+class Scaled(torch.nn.Module):
+    """A plain wrapper with a DDP module inside."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = DistributedDataParallel(inner)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs) * 2
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+Wrapper = Callable[[torch.nn.Module], torch.nn.Module]
+
+WRAPPERS: dict[str, tuple[Wrapper, bool]] = {
+    "": (lambda model: model, True),
+    "compiled ddp": (lambda model: compiled(DistributedDataParallel(model)), True),
+    "ddp of a compiled module": (lambda model: DistributedDataParallel(compiled(model)), True),
+    "compiled module with ddp inside": (lambda model: compiled(Scaled(model)), True),
+    "ddp that the session is not given": (DistributedDataParallel, False),
+    "compiled fsdp": (lambda model: compiled(fully_shard(model, mesh=init_device_mesh("cpu", (2,)))), True),
+}
+"""How the loop wraps the model, and whether the session is given the wrapper or the model inside."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What all replicas are told."""
@@ -52,7 +82,9 @@ class Job:
     steps: int
     count: int
     ranks: int = 1
-    """Of each replica; more than one share the model out among them (FSDP2)."""
+    """Of each replica; more than one share the model out among them (FSDP2) unless it is wrapped otherwise."""
+    wrapped: str = ""
+    """A key of `WRAPPERS`."""
     faults: tuple[str, ...] = ()
     scales: bool = False
     """Whether a step has fewer samples where replicas are missing."""
@@ -125,7 +157,7 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
     with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
-    if job.ranks > 1:
+    if job.ranks > 1 or job.wrapped:
         dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
     if fault:
         die_in_its_save(job, replica)
@@ -148,11 +180,13 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     model.register_buffer("begun", torch.zeros(()))  # changed as BatchNorm's are: before anybody knows what counts
-    if job.ranks > 1:
+    if job.ranks > 1 and not job.wrapped:
         model = fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
+    wrap, given_wrapper = WRAPPERS[job.wrapped]
+    wrapper = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
-    session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
+    session = Session(model=wrapper if given_wrapper else model, optimizer=optimizer, scheduler=scheduler)
     if "giving" in fault:
         lend = lending.lend
         lending.lend = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
@@ -175,7 +209,7 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
                     (job.out / f"{replica}.dead").touch()
                     signal.pause()
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
-                loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+                loss = (wrapper(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
                 (loss * micro.weight).backward()
                 taken += micro.samples if micro.weight else ()
             optimizer.step()
@@ -193,7 +227,7 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     state = [each.to_local() if isinstance(each, DTensor) else each for each in state]
     assert model.begun == job.steps, "a step that did not count has left its mark"
     torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.{rank}.end")
-    if job.ranks > 1:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

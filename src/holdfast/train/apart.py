@@ -37,7 +37,7 @@ class Apart(Joined):
         return standing if self._met else self._together(standing)
 
     def expect(self, *, last: bool) -> None:
-        self._wrapped(exchanging=last and self._inner)
+        self._sync.set(enabled=last and self._inner)
 
     def settle(self, after: Standing) -> Standing | None:
         return after if after.step % self._every else self._together(after)

@@ -2,7 +2,8 @@
 
 A bucket travels when the gradients in it are there and the bucket before it travels too, so that all replicas send the
 same in the same order, whatever their autograd does first. The end of the backward pass waits for all of them: what
-comes after, such as clipping, finds the mean. DDP inside a replica has its own turn before. Refuses to own how
+comes after, such as clipping, finds the mean. DDP inside a replica has its own turn before: gradients that it may still
+change are sent at the end of the backward pass. Refuses to own how
 the replicas reach each other, and what becomes of a step in which one of them was lost (peers.py).
 """
 
@@ -14,7 +15,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.errors import ExitCode, HoldfastError, failure
 
 FIRST_BYTES = 1 << 20
 """Of the first bucket, so that something travels early, as with DDP."""
@@ -49,9 +51,11 @@ class Averaging:
         self.wished = False
         """Whether any replica did in the step in hand: known to all that have its gradients."""
         self._line = line
-        # A gradient that DDP is still to change is sent once all of them are done.
-        self._late = isinstance(model, DistributedDataParallel) and ranks > 1
         parameters = [each for each in reversed([*model.parameters()]) if each.requires_grad]
+        # FSDP2 calls the hook with a gradient that it has reduced. Of any other parameter nobody knows whether DDP is
+        # still to reduce its gradient among several ranks: the wrapper may be hidden, as the model may be the module
+        # inside it. So these gradients are sent once the backward pass is over.
+        self._late = ranks > 1 and not all(isinstance(each, DTensor) for each in parameters)
         parts = [*_parts(parameters)]
         self._buckets = [_Bucket(part) for part in parts]
         self._home: dict[torch.Tensor, _Bucket] = {
@@ -61,6 +65,8 @@ class Averaging:
         """Buckets that travel."""
         self._under_way = False
         """Whether the end of this backward pass is awaited already."""
+        self._verified = False
+        """Whether a backward pass has shown that nobody overwrites the means."""
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._made)
 
@@ -91,6 +97,18 @@ class Averaging:
         self.wished = self.wished or (arrived and self._buckets[0].wished)
         for bucket in self._buckets:
             bucket.give(arrived=arrived)
+        if arrived and not self._verified:
+            _after_backward(self._verify)
+
+    def _verify(self) -> None:
+        """Raise HoldfastError if the same backward pass has changed the means: each replica would step by its own.
+
+        A wrapper around the model that the session was given does that, when it copies gradients back at the end. One
+        look is enough: it does so in every backward pass.
+        """
+        if (number := sum(bucket.overwritten() for bucket in self._buckets)) > 0:
+            raise _overwritten(number)
+        self._verified = True
 
 
 class _Bucket:
@@ -99,6 +117,10 @@ class _Bucket:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._taken: set[torch.Tensor] = set()
+        self._given: list[nn.Parameter] = []
+        """Parameters that were given the mean in the last backward pass."""
+        self._version = 0
+        """How often the memory of the means had been written to by then."""
         self._make_room()
 
     def _make_room(self) -> None:
@@ -150,9 +172,15 @@ class _Bucket:
             self._make_room()
             return
         everywhere = bool(self._there.min() > 0)
-        for number, (parameter, place) in enumerate(self._places.items()):
-            if everywhere or self._there[number] > 0:
-                _give(parameter, place)
+        self._given = [each for number, each in enumerate(self._parameters) if everywhere or self._there[number] > 0]
+        for parameter in self._given:
+            _give(parameter, self._places[parameter])
+        self._version = self._flat._version
+
+    def overwritten(self) -> int:
+        """Gradients that are no longer the mean which was given; FSDP2's, which has its own memory, are not watched."""
+        grads = [(each.grad, self._places[each]) for each in self._given if not isinstance(each, DTensor)]
+        return sum(grad is not mean or mean._version != self._version for grad, mean in grads)
 
 
 def _give(parameter: torch.Tensor, mean: torch.Tensor) -> None:
@@ -162,6 +190,18 @@ def _give(parameter: torch.Tensor, mean: torch.Tensor) -> None:
         _local(parameter.grad).copy_(mean)
     else:
         parameter.grad = DTensor(mean.clone(), parameter._spec, requires_grad=False)
+
+
+def _overwritten(number: int) -> HoldfastError:
+    return failure(
+        "replicas-gradients-overwritten",
+        f"{number} gradients were overwritten after they were averaged over the replicas",
+        exit_code=ExitCode.USAGE,
+        where="backward()",
+        evidence=("the optimizer has not stepped: the replicas would end with different weights",),
+        remedy="give Session(model=...) the outermost wrapper, such as the DistributedDataParallel, and not the module "
+        "inside it; any other wrapper that reduces gradients by itself cannot be trained with recovery.replicas",
+    )
 
 
 def _parts(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

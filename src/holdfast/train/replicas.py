@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -26,6 +25,7 @@ from holdfast.train.averaging import Averaging
 from holdfast.train.environment import Environment
 from holdfast.train.liaison import Liaison
 from holdfast.train.training import Beside, Training
+from holdfast.train.wrappers import GradientSync, refuse_unsupported
 
 
 class Standing(NamedTuple):
@@ -100,7 +100,7 @@ class Alone:
     parting = False
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._sync = GradientSync(model)
 
     def begin(self, standing: Standing, *, ended: bool) -> Standing:
         return standing
@@ -109,8 +109,7 @@ class Alone:
         pass
 
     def expect(self, *, last: bool) -> None:
-        if isinstance(self._model, DistributedDataParallel):
-            self._model.require_backward_grad_sync = last
+        self._sync.set(enabled=last)
 
     def settle(self, after: Standing) -> Standing | None:
         return after
@@ -128,6 +127,7 @@ class Joined:
         """
         from holdfast.train.peers import Peers  # TorchFT takes time to import, and is needed here only
 
+        refuse_unsupported(training.model)
         self._training = training
         self._resume = resume
         self._standing = Standing(0, None)
@@ -137,7 +137,8 @@ class Joined:
         self.parting = False
         self._inner = liaison.ranks.world_size > 1
         """Whether DDP has something to exchange inside this replica."""
-        self._wrapped(exchanging=self._inner)
+        self._sync = GradientSync(training.model)
+        self._sync.set(enabled=self._inner)
 
     @property
     def count(self) -> int:
@@ -168,10 +169,6 @@ class Joined:
         # One that has not looked is behind all that have, those before their first step included.
         if not self._peers.gather(self._standing.step + 1 if self._looked else 0):
             raise Unmet(self._standing)
-
-    def _wrapped(self, *, exchanging: bool) -> None:
-        if isinstance(self._training.model, DistributedDataParallel):
-            self._training.model.require_backward_grad_sync = exchanging
 
     def _give(self) -> dict[str, Any]:
         """What a replica that is behind needs. It is read where it lies, until this step is agreed on."""
@@ -220,7 +217,7 @@ class Several(Joined):
 
     def expect(self, *, last: bool) -> None:
         self._averaging.armed = last
-        self._wrapped(exchanging=last and self._inner)
+        self._sync.set(enabled=last and self._inner)
 
     def settle(self, after: Standing) -> Standing | None:
         if (beside := self._held.end()) is None:
@@ -252,6 +249,13 @@ class _Held:
 
         # Not a hook, which could only make it step without gradients. A scheduler made later wraps a method.
         optimizer.step = MethodType(held, optimizer)
+        hook: Any = torch.compiler.disable(self._refuse_bypass)
+        optimizer.register_step_pre_hook(hook)
+
+    def _refuse_bypass(self, optimizer: Optimizer, *_: object) -> None:
+        """Raise HoldfastError where the method that the session has replaced is called all the same."""
+        if self._in_hand:
+            raise _bypassed(optimizer)
 
     def begin(self) -> None:
         self._in_hand, self._vain = True, None
@@ -300,6 +304,17 @@ def _closure(optimizer: Optimizer) -> HoldfastError:
         where=type(optimizer).__name__,
         remedy="call backward() before, and step() with nothing; an optimiser that needs a closure, such as LBFGS, "
         "trains without recovery.replicas",
+    )
+
+
+def _bypassed(optimizer: Optimizer) -> HoldfastError:
+    return failure(
+        "optimizer-step-bypassed",
+        "the optimizer stepped before the replicas had agreed on the step",
+        exit_code=ExitCode.USAGE,
+        where=type(optimizer).__name__,
+        evidence=("the call did not go through optimizer.step, which the session has replaced",),
+        remedy="make the session before `torch.compile(optimizer.step)` or anything else that keeps the method",
     )
 
 

@@ -514,10 +514,28 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "backward() before, and step() with nothing; LBFGS and its like train without recovery.replicas.",
     ),
     (
+        "optimizer-step-bypassed",
+        "With recovery.replicas the optimizer stepped by a method that was kept from before the session was made.",
+        "Where the script calls torch.compile(optimizer.step), or keeps optimizer.step.",
+        "Make the Session first, and compile or keep optimizer.step after it.",
+    ),
+    (
         "process-group-missing",
         "A Session of several ranks was made before torch.distributed.init_process_group.",
         "The script's order.",
         "Initialise the process group first.",
+    ),
+    (
+        "replicas-gradients-overwritten",
+        "With recovery.replicas a wrapper around the session's model wrote gradients after they had been averaged.",
+        "What Session(model=...) is given, and what the loop calls forward on.",
+        "Give the Session the outermost wrapper, such as the DistributedDataParallel.",
+    ),
+    (
+        "replicas-wrapper-unsupported",
+        "With recovery.replicas the model is in a wrapper that reduces gradients in its own way, such as legacy FSDP.",
+        "The wrapper that the finding names.",
+        "fully_shard (FSDP2) or torch's DDP inside each replica, or no recovery.replicas.",
     ),
     (
         "quorum-service-unreachable",

@@ -1,0 +1,61 @@
+"""Finds DDP modules inside a wrapped model, and refuses wrappers whose gradients replicas cannot average.
+
+`torch.compile` and other wrappers keep the module that they wrap as a submodule, so that a search by type through all
+submodules finds DDP at any depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+
+_SHARD = "shard it with `fully_shard` (FSDP2)"
+UNSUPPORTED = {
+    # Flattens the parameters, and reduces gradients into shards that no parameter of the model holds during backward.
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARD,
+    # Keeps gradients in buffers of its own, and steps its own optimizer.
+    "deepspeed.runtime.engine.DeepSpeedEngine": _SHARD,
+    # Reduces gradients in buckets that `parameter.main_grad` points into.
+    "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel": "wrap it in torch's DDP",
+    # Average gradients over the replicas themselves, which the session does as well.
+    "torchft.ddp.DistributedDataParallel": "wrap it in torch's DDP, within one replica",
+    "torchft.ddp.PureDistributedDataParallel": "leave that wrapper out",
+}
+"""By class, including derived classes; the value is what to do instead."""
+
+
+class GradientSync:
+    """Switches whether a backward pass reduces gradients among the ranks of this replica; of DDP modules only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+
+    def set(self, *, enabled: bool) -> None:
+        """Applies from the next forward pass on."""
+        for module in self._modules:
+            module.require_backward_grad_sync = enabled
+
+
+def refuse_unsupported(model: nn.Module) -> None:
+    """Raise HoldfastError if replicas of this model would silently diverge."""
+    # The cast: torch leaves the type of what it yields open.
+    for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+        for kind in type(module).__mro__:
+            if (instead := UNSUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
+                raise _unsupported(type(module), name, instead)
+
+
+def _unsupported(kind: type[nn.Module], name: str, instead: str) -> HoldfastError:
+    return failure(
+        "replicas-wrapper-unsupported",
+        f"recovery.replicas cannot average the gradients of a model wrapped in {kind.__module__}.{kind.__qualname__}",
+        exit_code=ExitCode.USAGE,
+        where=f"Session(model=...), submodule {name}" if name else "Session(model=...)",
+        evidence=("training was not started: the replicas would end with different weights",),
+        remedy=f"{instead}, or train without recovery.replicas",
+    )
