@@ -196,7 +196,8 @@ class Several(Joined):
         self, told: Environment, training: Training, liaison: Liaison, *, resume: Callable[[], Standing]
     ) -> None:
         super().__init__(told, training, liaison, resume=resume)
-        self._averaging = Averaging(training.model, self._peers, ranks=liaison.ranks.world_size)
+        self._ranks = liaison.ranks
+        self._averaging = Averaging(training.model, self._peers, ranks=self._ranks.world_size)
         self._held = _Held(training.optimizer, self._peers.agree, training.beside)
         self._buffers = _Buffers(training.model)
         self._random = rng.note()
@@ -206,6 +207,9 @@ class Several(Joined):
             self._meet(standing)
         else:
             self._standing = standing
+        if ended:
+            # Rank 0 answers for the quorum service: were it gone first, the others would not get their last answer.
+            self._ranks.all(True)
         self._random = rng.note()
         self._buffers.keep()
         self._held.begin()
