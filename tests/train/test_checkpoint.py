@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import SmallDisk, fill
+from tests.train.sealing import rewrite
 
 from holdfast.errors import HoldfastError
 from holdfast.findings import Fault
@@ -354,7 +354,7 @@ def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
 def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained, later: dict[str, Any]):
     folder, _ = trained
     sealed = folder / "step-00000002" / "seal.json"
-    sealed.write_text(json.dumps(json.loads(sealed.read_text()) | {"format": 99} | later))
+    rewrite(sealed, {"format": 99} | later)
     with pytest.raises(HoldfastError) as refused:
         checkpoints(folder, training()).restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.sealing import rewrite
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -231,9 +232,8 @@ def test_another_optimizer_or_other_groups_are_refused_and_the_checkpoint_stays(
 def forget(folder: Path) -> None:
     """Make a checkpoint as they were before settings were noted."""
     for file in folder.glob("step-*/seal.json"):
-        seal = json.loads(file.read_bytes())
-        assert seal.pop("configured")["optimizer"]
-        file.write_text(json.dumps(seal))
+        assert json.loads(file.read_bytes())["configured"]["optimizer"]
+        rewrite(file, {}, without={"configured"})
 
 
 def test_checkpoint_without_the_record_is_gone_on_from_quietly_with_its_own_settings(tmp_path: Path, capsys):

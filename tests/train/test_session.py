@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Line
+from tests.train.sealing import rewrite
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.bounds import METRICS
@@ -472,7 +472,7 @@ def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_
     for _ in (saved := loop()).steps(2):
         saved.commit()
     seal = tmp_path / "step-00000002" / "seal.json"
-    seal.write_text(json.dumps(json.loads(seal.read_text()) | {"world_size": 3}))
+    rewrite(seal, {"world_size": 3})
     again = loop(rank_socket=agent.path)
     assert "which 3 took; the number of ranks is 1 now" in capsys.readouterr().err
     for _ in again.steps(4):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from tests.train.sealing import rewrite
 
 from holdfast.errors import HoldfastError
 from holdfast.train.ranks import Ranks
@@ -55,8 +58,22 @@ def torn(path: Path) -> None:
 
 
 def later(path: Path) -> None:
-    seal = path / "seal.json"
-    seal.write_text(seal.read_text().replace('"format":1', '"format":99'))
+    rewrite(path / "seal.json", {"format": 99})
+
+
+def believed_no_more(path: Path) -> None:
+    file = path / "seal.json"
+    file.write_text(file.read_text().replace('"format":2', '"format":3'))
+
+
+def renamed(path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("checkpoint-9"), path)
+
+
+def fifo(path: Path) -> None:
+    (path / "weights").unlink()
+    os.mkfifo(path / "weights")
 
 
 def flipped(path: Path) -> None:
@@ -67,13 +84,14 @@ def missing(path: Path) -> None:
     (path / "weights").unlink()
 
 
-@pytest.mark.parametrize("hurt", [unsealed, torn, flipped, missing])
+@pytest.mark.parametrize("hurt", [unsealed, torn, flipped, missing, believed_no_more, renamed, fifo])
 def test_one_that_is_not_what_its_seal_says_is_passed_over_by_name(shelf: Shelf, hurt):
     hurt(shelf.path(10))
     path, _, noticed = shelf.newest(world_size=1)
     assert path == shelf.path(9)
     assert [(finding.code, finding.where) for finding in noticed] == [("checkpoint-passed-over", str(shelf.path(10)))]
-    assert noticed[0].remedy.startswith("Check the storage" if hurt in (flipped, missing) else "Nothing, if it was cut")
+    sealed = hurt in (flipped, missing, fifo)
+    assert noticed[0].remedy.startswith("Check the storage" if sealed else "Nothing, if it was cut")
 
 
 def test_one_of_a_later_version_is_refused_and_left_untouched(shelf: Shelf):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import urllib.request
@@ -12,6 +13,7 @@ import pytest
 import s3fs
 import torch
 from moto.server import ThreadedMotoServer
+from tests.train.sealing import rewrite
 from tests.train.test_checkpoint import same, train, training, weights
 
 from holdfast.errors import HoldfastError
@@ -359,3 +361,42 @@ def test_tensors_of_the_store_load_with_torch_alone(url: str, tmp_path: Path):
     state = {"model": {"weight": torch.zeros(4, 4)}}
     torch.distributed.checkpoint.load(state, checkpoint_id=tmp_path / "got", no_dist=True)
     assert torch.equal(state["model"]["weight"], loop.model.weight)
+
+
+def test_damaged_seal_of_a_nodes_copy_is_said_and_the_stores_copy_is_loaded(url: str, tmp_path: Path):
+    loop = saved(tiers(tmp_path / "node", url), 1, 2)
+    flip_a_bit(files_of(tmp_path / "node", 2) / "seal.json")
+    again = training()
+    step, noticed, *_ = checkpoints(tiers(tmp_path / "node", url, attempt=1), again).restore()
+    assert (step, [finding.code for finding in noticed]) == (2, ["checkpoint-copy-lost"])
+    assert "seal.json" in noticed[0].evidence[0]
+    assert same(weights(again), weights(loop))
+    assert on_node(tmp_path / "node") == ["step-00000001"]
+
+
+def test_damaged_seal_in_the_store_has_the_older_one_loaded(url: str, tmp_path: Path):
+    saved(tiers(tmp_path / "node", url), 1, 2)
+    store = Store(url, Writer())
+    path = f"{store._root}/step-00000002.0/seal.json"
+    store._fs.pipe_file(path, store._fs.cat_file(path).replace(b'"format":2', b'"format":3'))
+    step, noticed, *_ = checkpoints(tiers(tmp_path / "other node", url, attempt=1), training()).restore()
+    assert (step, [finding.code for finding in noticed]) == (1, ["checkpoint-damaged"])
+
+
+@pytest.mark.parametrize("name", ["seal.json", "host-00000.pt"])
+def test_what_is_no_file_in_a_store_that_is_a_folder_has_the_older_one_loaded(tmp_path: Path, name: str):
+    saved(tiers(tmp_path / "node", str(tmp_path / "store")), 1, 2)
+    path = tmp_path / "store" / "step-00000002.0" / name
+    path.unlink()
+    os.mkfifo(path)
+    depot = tiers(tmp_path / "other node", str(tmp_path / "store"), attempt=1)
+    step, noticed, *_ = checkpoints(depot, training()).restore()
+    assert (step, [finding.code for finding in noticed]) == (1, ["checkpoint-damaged"])
+
+
+def test_copy_of_a_later_version_on_a_node_is_refused(tmp_path: Path):
+    saved(tiers(tmp_path / "node", str(tmp_path / "store")), 1, 2)
+    rewrite(files_of(tmp_path / "node", 2) / "seal.json", {"format": 99})
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(tiers(tmp_path / "node", str(tmp_path / "store"), attempt=1), training()).restore()
+    assert refused.value.findings[0].code == "checkpoint-from-later-version"

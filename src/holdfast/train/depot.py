@@ -6,7 +6,6 @@ The other depot is that of two tiers (tiers.py). All ranks make the same calls. 
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -24,15 +23,13 @@ from holdfast.shortage import lacking, room, shortage_in, shortage_of
 from holdfast.train import seal
 from holdfast.train.environment import ELSEWHERE
 from holdfast.train.ranks import Ranks
+from holdfast.train.regular import is_damage, open_regular
 from holdfast.train.retention import Retention
 from holdfast.train.seal import FileSum, Seal
 from holdfast.train.tensors import Lost
 from holdfast.train.tenure import Tenure, Writer
 
 COMPLETE = re.compile(r"step-(\d{8,})")
-
-_OF_DAMAGE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""What a file that was lost or spoilt is refused with; the last two are file systems' own checksums."""
 
 UNTOUCHED = "The checkpoints that are there are untouched"
 NEXT = "and the next is tried when it is due"
@@ -188,15 +185,15 @@ class _Only:
             self.have([seal.NAME])
         except Lost as error:
             raise unreachable(self.where, str(error)) from error
-        return seal.read(self.folder)
+        return seal.read(self.folder, self.step)
 
     def have(self, names: Iterable[str]) -> None:
         """That a file cannot be opened, as for want of descriptors or rights, is no damage to it."""
         for name in names:
             try:
-                os.close(os.open(self.folder / name, os.O_RDONLY))
+                open_regular(self.folder / name).close()
             except OSError as error:
-                if error.errno not in _OF_DAMAGE:
+                if not is_damage(error):
                     raise Lost(f"{type(error).__name__}: {error}") from None
 
     def damage(self, name: str, expected: FileSum) -> str | None:

@@ -11,11 +11,14 @@ LOCAL/CRC OF THE STORE'S URL/
 from __future__ import annotations
 
 import shutil
+import stat
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.train import seal
-from holdfast.train.depot import steps_in
+from holdfast.train.depot import COMPLETE, steps_in
+from holdfast.train.regular import is_damage, open_regular
 from holdfast.train.seal import FileSum, Seal
 
 
@@ -64,12 +67,29 @@ class Disk:
     def held(self) -> list[tuple[Seal, set[str]]]:
         """Checkpoints of which this node has files, and which."""
         found: dict[bytes, tuple[Seal, set[str]]] = {}
-        for folder in self._node.glob("rank-*/step-*"):
-            sealed = seal.read(folder)
+        for step, folder in self._complete():
+            sealed = seal.read(folder, step)
             if isinstance(sealed, Seal):
                 _, names = found.setdefault(seal.encoded(sealed), (sealed, set()))
                 names |= {name for name, file in sealed.files.items() if _has(folder / name, file)}
         return list(found.values())
+
+    def damaged_seals(self) -> dict[int, str]:
+        """Steps of which this node has a folder with a seal that cannot be believed, and why."""
+        read = ((step, folder, seal.read(folder, step)) for step, folder in self._complete())
+        return {step: f"{folder}: {found}" for step, folder, found in read if _is_damaged(folder, found)}
+
+    def forget_damaged(self, step: int) -> None:
+        """Remove this node's folders of a step with such a seal."""
+        for at, folder in self._complete():
+            if at == step and _is_damaged(folder, seal.read(folder, step)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _complete(self) -> Iterator[tuple[int, Path]]:
+        """Folders of a final name, of all ranks of this node."""
+        for folder in self._node.glob("rank-*/step-*"):
+            if match := COMPLETE.fullmatch(folder.name):
+                yield int(match[1]), folder
 
     def find(self, step: int, name: str, expected: FileSum) -> Path | None:
         """This node's copy of a file."""
@@ -98,6 +118,20 @@ class Disk:
 def _has(file: Path, expected: FileSum) -> bool:
     """Whether there is a file of that size; what is in it is checked when it is read."""
     try:
-        return file.stat().st_size == expected.size
+        found = file.stat()
     except OSError:
         return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == expected.size
+
+
+def _is_damaged(folder: Path, found: Seal | str) -> bool:
+    """Whether what was read of a folder's seal is damage: none is there while a folder is being removed."""
+    if isinstance(found, Seal):
+        return False
+    try:
+        open_regular(folder / seal.NAME).close()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return is_damage(error)
+    return True

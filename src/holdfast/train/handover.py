@@ -226,6 +226,8 @@ class Handed:
                 if magic != MAGIC:
                     return None
                 head = Head(*words)
+                if head.begin + head.length > os.fstat(file.fileno()).st_size:
+                    return None
                 file.seek(head.begin)
                 written = file.read(head.length)
         except (OSError, struct.error):

@@ -121,16 +121,44 @@ class Near:
 
     def set_aside(self, damage: str) -> Finding:
         self._disk.forget(self.step)
-        return Finding(
-            code="checkpoint-copy-lost",
-            severity=Severity.WARNING,
-            what=f"what nodes had of the checkpoint of step {self.step} is not whole, and was removed",
-            where=str(self.folder),
-            evidence=(damage,),
-            remedy="nothing: the next copy, in the store, is gone on from; look at the node's disk if files were "
-            "damaged there",
-            fault=Fault.CLUSTER,
-        )
+        return _copy_lost(self.step, str(self.folder), damage)
+
+
+class Spoilt:
+    """A checkpoint in folders of nodes whose seals are damaged; other nodes, or the store, may have it whole."""
+
+    def __init__(self, disk: Disk, step: int, damage: str) -> None:
+        self.step = step
+        self.where = f"the nodes' own copy of step {step}"
+        self.folder = disk.folder(step)
+        self._disk = disk
+        self._damage = damage
+
+    def sealed(self) -> Seal | str:
+        return self._damage
+
+    def have(self, names: Iterable[str]) -> None:
+        """Nothing: it is never read."""
+
+    def damage(self, name: str, expected: FileSum) -> str | None:
+        return self._damage
+
+    def set_aside(self, damage: str) -> Finding:
+        self._disk.forget_damaged(self.step)
+        return _copy_lost(self.step, self.where, damage)
+
+
+def _copy_lost(step: int, where: str, damage: str) -> Finding:
+    return Finding(
+        code="checkpoint-copy-lost",
+        severity=Severity.WARNING,
+        what=f"what nodes had of the checkpoint of step {step} is not whole, and was removed",
+        where=where,
+        evidence=(damage,),
+        remedy="nothing: the next copy, in the store, is gone on from; look at the node's disk if files were "
+        "damaged there",
+        fault=Fault.CLUSTER,
+    )
 
 
 def between(parts: Iterable[list[tuple[Seal, set[str]]]]) -> list[Held]:

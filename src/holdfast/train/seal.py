@@ -1,6 +1,7 @@
 """Owns the seal of a checkpoint: the file that says what its folder must hold, and the check that it does.
 
-Refuses to own what the files mean (checkpoint.py does).
+The seal ends with a digest of all that stands before it, in every format: so that a damaged one is never taken for one
+that a later version wrote. Refuses to own what the files mean (checkpoint.py does).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -16,10 +19,13 @@ import msgspec
 from holdfast.errors import ExitCode, failure
 from holdfast.train.configured import Configured
 from holdfast.train.environment import ELSEWHERE
+from holdfast.train.regular import open_regular
 
-FORMAT = 1
+FORMAT = 2
 """Of the folder as a whole; raised when an older holdfast could not read it."""
 NAME = "seal.json"
+MAX_BYTES = 64 << 20
+"""Of a seal; it has about 80 for each file, and two files for each rank."""
 READ_BYTES = 1 << 18
 """Little enough to stay in a core's own cache between being read and being summed."""
 
@@ -73,25 +79,48 @@ def write(folder: Path, seal: Seal) -> None:
     sync_folder(folder)
 
 
-def read(folder: Path) -> Seal | str:
-    """A folder's seal, of whatever format, or the damage to it."""
+def read(folder: Path, step: int) -> Seal | str:
+    """The seal of a folder that is named after this step, of whatever format, or the damage to it."""
     try:
-        return decoded((folder / NAME).read_bytes())
+        with open_regular(folder / NAME) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+                return f"{NAME}: {size:,} bytes, and no seal has more than {MAX_BYTES:,}"
+            content = file.readall()
     except OSError as error:
         return f"{NAME}: {error}"
+    return decoded(content, step)
 
 
 def encoded(seal: Seal) -> bytes:
-    """A seal as its file holds it."""
-    return msgspec.json.encode(seal)
+    """A seal as its file holds it: a JSON object whose last field is the digest of what stands before."""
+    return signed(msgspec.json.encode(seal))
 
 
-def decoded(content: bytes) -> Seal | str:
-    """What a seal's file holds, or the damage to it."""
+def signed(plain: bytes) -> bytes:
+    """A JSON object with the digest as its last field."""
+    body = plain.removesuffix(b"}")
+    return body + _digest_field(body)
+
+
+def decoded(content: bytes, step: int) -> Seal | str:
+    """What the seal's file of a checkpoint of this step holds, or the damage to it."""
+    body, found = content[:-_FIELD_BYTES], content[-_FIELD_BYTES:]
+    if (expected := _digest_field(body)) != found:
+        return f"{NAME}: ends with {found!r}, and its content requires {expected!r}"
     try:
-        return msgspec.json.decode(content, type=Seal)
+        seal = msgspec.json.decode(content, type=Seal)
     except msgspec.DecodeError as error:
-        return _of_later_version(content) or f"{NAME}: {error}"
+        return _of_later_version(content, step) or f"{NAME}: {error}"
+    if seal.format <= FORMAT and seal.step != step:
+        return f"{NAME}: of step {seal.step}, in the folder of step {step}"
+    return seal
+
+
+def _digest_field(body: bytes) -> bytes:
+    return b',"digest":"%s"}' % blake2b(body, digest_size=16).hexdigest().encode()
+
+
+_FIELD_BYTES = len(_digest_field(b""))
 
 
 def refuse_later(sealed: Seal, where: str) -> None:
@@ -106,20 +135,19 @@ def refuse_later(sealed: Seal, where: str) -> None:
         )
 
 
-def _of_later_version(content: bytes) -> Seal | None:
+def _of_later_version(content: bytes, step: int) -> Seal | None:
     """One that says that it is, whatever else it says: it may say all of it otherwise."""
     try:
         version = msgspec.json.decode(content, type=_Version)
     except msgspec.DecodeError:
         return None
-    return Seal(format=version.format, step=0, world_size=0, files={}) if version.format > FORMAT else None
+    return Seal(format=version.format, step=step, world_size=0, files={}) if version.format > FORMAT else None
 
 
 def damage(file: Path, sealed: FileSum) -> str | None:
     """How a file differs from what it was sealed as; None where it does not."""
     try:
-        size = file.stat().st_size
-        found = _sum(file) if size == sealed.size else None
+        size, found = _found(file, sealed.size)
     except FileNotFoundError:
         return f"{file.name}: sealed as {_words(sealed)}, and missing"
     except OSError as error:
@@ -148,11 +176,22 @@ def _words(file: FileSum) -> str:
 
 
 def _sum(path: Path) -> FileSum:
+    # Read and not mapped into memory: where storage fails, an error can be caught and SIGBUS cannot.
+    with open_regular(path) as file:
+        return _sum_of(file)
+
+
+def _found(path: Path, size: int) -> tuple[int, FileSum | None]:
+    """A file's size, and its sum if the size is this one."""
+    with open_regular(path) as file:
+        there = os.fstat(file.fileno()).st_size
+        return there, _sum_of(file) if there == size else None
+
+
+def _sum_of(file: FileIO) -> FileSum:
     size = crc32 = 0
     chunk = memoryview(bytearray(READ_BYTES))
-    # Read and not mapped into memory: where storage fails, an error can be caught and SIGBUS cannot.
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            size += count
-            crc32 = zlib.crc32(chunk[:count], crc32)
+    while count := file.readinto(chunk):
+        size += count
+        crc32 = zlib.crc32(chunk[:count], crc32)
     return FileSum(size, crc32)

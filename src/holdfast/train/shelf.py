@@ -89,7 +89,7 @@ class Shelf:
         look_into(self.folder)
         noticed: list[Finding] = []
         for path in self._all():
-            sealed = seal.read(path)
+            sealed = seal.read(path, _step(path))
             if isinstance(sealed, Seal):
                 seal.refuse_later(sealed, str(path))
             damage = sealed if isinstance(sealed, str) else _damage(path, sealed)
@@ -152,7 +152,11 @@ class Shelf:
     def _all(self) -> list[Path]:
         """Newest first."""
         named = [path for path in self.folder.glob("checkpoint-*") if _NAMED.fullmatch(path.name)]
-        return sorted(named, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+        return sorted(named, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))
 
 
 def _damage(path: Path, sealed: Seal) -> str | None:

@@ -20,9 +20,11 @@ from typing import Any
 import fsspec.core
 import msgspec
 from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from holdfast.errors import ExitCode, failure
 from holdfast.train import seal
+from holdfast.train.regular import NotRegularError, is_damage, open_regular
 from holdfast.train.retention import Retention
 from holdfast.train.seal import Seal
 from holdfast.train.tenure import Writer, in_use, superseded
@@ -93,10 +95,16 @@ class Store:
 
     def seal_of(self, folder: str) -> Seal | str:
         """The seal of a checkpoint, or the damage to it."""
+        step = int(folder.removeprefix("step-").partition(".")[0])
         try:
-            return seal.decoded(self._fs.cat_file(self._at(folder, seal.NAME)))
+            self._refuse_irregular(self._at(folder, seal.NAME))
+            return seal.decoded(self._fs.cat_file(self._at(folder, seal.NAME)), step)
         except FileNotFoundError:
             return f"{seal.NAME}: there is none"
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            return f"{seal.NAME}: {error}"
 
     def bring(self, step: int, files: Iterable[Path]) -> None:
         """Copy files of a complete checkpoint to the store."""
@@ -132,9 +140,15 @@ class Store:
     def fetch(self, folder: str, name: str, into: Path) -> None:
         """Copy one file here; there is nothing of that name until it is whole, and nothing where the store has none."""
         fresh = into / f"{name}.new"
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotRegularError):
+            self._refuse_irregular(self._at(folder, name))
             self._fs.get_file(self._at(folder, name), str(fresh))
             fresh.rename(into / name)
+
+    def _refuse_irregular(self, path: str) -> None:
+        """Raise OSError where a store that is a folder has a FIFO, a device or a loop of links for a file."""
+        if isinstance(self._fs, LocalFileSystem):
+            open_regular(Path(path)).close()
 
     def _into(self, folder: str, write: Callable[[], object]) -> None:
         """Write into a folder, which is made where the store wants it to be there before."""

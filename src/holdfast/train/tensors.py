@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load  # pyright: igno
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
 from holdfast.train.ranks import Ranks
+from holdfast.train.regular import NotRegularError, open_regular
 from holdfast.train.seal import FileSum
 
 INDEX = ".metadata"
@@ -112,6 +113,16 @@ class _Checked:
     def have(self, names: Iterable[str]) -> None:
         self.place.have(name for name in names if name in self._sealed)
 
+    def irregular(self, names: Iterable[str]) -> str | None:
+        """Which of these is no regular file, and what it is."""
+        for name in names:
+            try:
+                with suppress(FileNotFoundError):  # `damage` says so, with what it was sealed as
+                    open_regular(self.place.folder / name).close()
+            except NotRegularError as error:
+                return f"{name}: {error}"
+        return None
+
     def damage(self, name: str) -> str | None:
         expected = self._sealed.get(name)
         return self.place.damage(name, expected) if expected else f"{name}: not sealed"
@@ -132,6 +143,8 @@ class _CheckingReader(FileSystemReader):
         """Damage goes before what went wrong in reading, which it may explain."""
         names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
         self._checked.have(names)
+        if (irregular := self._checked.irregular(names)) is not None:  # to read it might take for ever
+            raise Damaged(irregular)
         shares = [dataclasses.replace(plan, items=plan.items[first::READERS]) for first in range(READERS)]
         with ThreadPoolExecutor(READERS + len(names)) as pool:
             damages = [pool.submit(self._checked.damage, name) for name in sorted(names)]

@@ -23,7 +23,10 @@ import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.train.regular import open_regular
 
+MAX_BYTES = 1 << 16
+"""Of the file that names the writer."""
 SUPERSEDED = "attempt-superseded"
 REFUSALS = frozenset({SUPERSEDED, "checkpoints-in-use"})
 """Codes of what ends a rank: the folder is another's."""
@@ -92,7 +95,8 @@ class Tenure:
 
     def _holder(self) -> Writer | None:
         try:
-            return msgspec.json.decode(self._name.read_bytes(), type=Writer)
+            with open_regular(self._name) as file:
+                return msgspec.json.decode(file.read(MAX_BYTES), type=Writer)
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.train.depot import Copy, Written, failed, merged, unreachable
 from holdfast.train.disk import Disk
-from holdfast.train.nearest import Near, Stored, between
+from holdfast.train.nearest import Near, Spoilt, Stored, between
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.seal import Seal
@@ -55,10 +55,14 @@ class Tiers:
         disk.clear()
         stored = [Stored(disk, store, ranks, step, folder) for step, folder in self._stored()]
         on_nodes = ranks.from_first(between(ranks.to_first(disk.held())))
+        spoilt = ranks.from_first(
+            {step: why for part in ranks.to_first(disk.damaged_seals()) for step, why in part.items()}
+        )
         newest = {copy.step: copy for copy in reversed(stored)}
         near = [Near(disk, store, ranks, held, newest.get(held.sealed.step), self.brought) for held in on_nodes]
+        bad = [Spoilt(disk, step, damage) for step, damage in spoilt.items()]
         # Of one step the nodes' comes first: sorting keeps the order of equals.
-        return sorted([*near, *stored], key=lambda copy: copy.step, reverse=True)
+        return sorted([*bad, *near, *stored], key=lambda copy: copy.step, reverse=True)
 
     def resumed(self, step: int) -> None:
         """What came after is of another course of training now; nobody saves before all ranks are here."""
