@@ -205,11 +205,15 @@ class Agent:
 class Desk:
     """A run's log, its agents, and the controller of the moment."""
 
-    def __init__(self, path: Path, *, reserve_bytes: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, reserve_bytes: int = 0, backend: Nowhere | None = None, failing_starts: int = 0
+    ) -> None:
         self.path = path
         self.now = 100.0
         self._reserve_bytes = reserve_bytes
-        self.backend = Nowhere()
+        self.backend = backend or Nowhere()
+        self.failing_starts = failing_starts
+        """How often what ranks are given cannot be worked out."""
         self.broken: list[DrillRequested] = []
         self.agents = [Agent(node) for node in range(NODES)]
         self.controller = self._controller([])
@@ -223,11 +227,17 @@ class Desk:
             writer=self._writer,
             history=history,
             backend=self.backend,
-            start_orders=_orders,
+            start_orders=self._orders,
             drill=self._break,
             incarnation="c",
             clock=partial(Clock, wall=lambda: self.now, monotonic=lambda: self.now),
         )
+
+    def _orders(self, start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+        if self.failing_starts:
+            self.failing_starts -= 1
+            raise ValueError("no launch")
+        return lambda node: StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
 
     async def _break(self, drill: DrillRequested) -> None:
         self.broken.append(drill)
@@ -271,10 +281,6 @@ class Desk:
     @property
     def phase(self) -> ReplicaPhase:
         return self.controller._state.replicas[0].phase
-
-
-def _orders(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
-    return lambda node: StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
 
 
 Scene = Callable[[Desk], None]
@@ -568,6 +574,81 @@ def test_node_that_its_back_end_removes_at_the_end_is_no_news_and_one_that_went_
         told = [event for event in read_events(desk.path) if isinstance(event, StopDecided | NodeGone | RunFinished)]
         assert [type(event) for event in told] == [StopDecided, NodeGone, RunFinished]
         assert desk.events(NodeGone)[0].node == 1
+
+    asyncio.run(play())
+
+
+class Clumsy(Nowhere):
+    """A back end each of whose commands fails, `failures` times in all."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def _stumble(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KeyError(f"stray {self.failures}")
+
+    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+        self._stumble()
+        await super().submit(places)
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        self._stumble()
+        async for seen in super().observe():
+            yield seen
+
+    async def replace_node(self, place: NodePlace, reason: str) -> None:
+        self._stumble()
+        await super().replace_node(place, reason)
+
+    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        self._stumble()
+        await super().conclude(outcome, exit_code, reason)
+
+    async def cancel(self) -> None:
+        self._stumble()
+        await super().cancel()
+
+
+def test_failing_command_is_a_finding_with_its_cause_tried_again_and_never_the_end_of_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "HOLD_S", 0.0)
+    monkeypatch.setattr(controller, "LEAVE_S", 0.0)
+
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl", backend=Clumsy(failures=12), failing_starts=2)
+        work = asyncio.ensure_future(desk.controller.run())
+        backend = desk.backend
+        async with asyncio.timeout(20):
+            while len(backend.made) < NODES:  # noqa: ASYNC110 - nothing rings when they are
+                await asyncio.sleep(0)
+            desk.running()
+            while desk.failing_starts:  # noqa: ASYNC110 - nothing rings when they are over
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert desk.phase is ReplicaPhase.RUNNING
+            desk.speak()
+            backend.lose(NodePlace(node=1, generation=0))
+            await backend.seen.join()
+            while NodePlace(node=1, generation=1) not in backend.made:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            desk.controller.feed(CancelRequested(at=1.0))
+            desk.agents[0].stops()
+            desk.agents[0].speak(desk.controller)
+            assert isinstance(backend, Clumsy)
+            backend.failures = controller.ENDING_TRIES * 2
+            await work
+        assert desk.controller.finished
+        found = [event.finding for event in desk.events(FindingRaised) if isinstance(event, FindingRaised)]
+        assert {finding.code for finding in found} == {"command-failed"}
+        subjects = [finding.what for finding in found]
+        for begins in ("nodes cannot be made yet: ", "attempt 0 cannot be started yet: ", "nodes cannot be watched: "):
+            assert any(subject.startswith(begins) for subject in subjects), begins
+        assert subjects[-1].startswith("what is left of the run's nodes could not be removed: KeyError: 'stray ")
+        assert all("stray" in finding.evidence[0] or "no launch" in finding.evidence[0] for finding in found)
 
     asyncio.run(play())
 

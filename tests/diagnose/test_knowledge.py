@@ -83,7 +83,6 @@ def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
     ("code", "word"),
     [
         ("gpu-occupied", "ask them"),
-        ("sockets-folder-taken", "TMPDIR"),
         ("read-only-file-system", "rw"),
         ("disk-error", "server"),
         ("checkpoint-failed", "evidence"),

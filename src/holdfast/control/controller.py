@@ -16,7 +16,6 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -37,6 +36,7 @@ from holdfast.control.commands import (
 from holdfast.control.copies import LogCopies
 from holdfast.control.crowd import GATHER_S, Crowd
 from holdfast.control.dispatch import dispatch_of
+from holdfast.control.effects import failed_effect
 from holdfast.control.links import AgentLink, AgentPeer, Links, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.progress import StepLedger
@@ -74,7 +74,7 @@ from holdfast.events.orders import (
 )
 from holdfast.findings import Finding, Severity
 from holdfast.folder import SUPERSEDED_STATUS
-from holdfast.job.backend import Backend, NodeObservation, Sight
+from holdfast.job.backend import Backend, NodeObservation, NodePlace, Sight
 from holdfast.shortage import holding_up, shortage_of
 
 Timed = TypeVar("Timed", bound=msgspec.Struct)
@@ -92,6 +92,9 @@ AHEAD_STEPS = 100_000
 
 HOLD_S = 1.0
 """Seconds between two tries of what the operating system had no room for."""
+
+ENDING_TRIES = 5
+"""Times that the removal of nodes is tried before a run ends without it."""
 
 LEAVE_S = 3.0
 """Seconds that dismissed agents get to leave by themselves before the back end removes them."""
@@ -403,23 +406,24 @@ class Controller:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case SubmitNodes():
-                self._spawn(self._made(lambda: self._backend.submit(command.places)))
-            case ReplaceNode():
-                self._spawn(self._made(lambda: self._backend.replace_node(command.place, command.reason)))
-            case Cordon():
-                self._spawn(self._backend.cordon(command.place))
-            case Uncordon():
-                self._spawn(self._made(lambda: self._backend.uncordon(command.place)))
-            case Start():
-                numbers = self._state.replicas[command.replica].members
-                members = tuple(self._state.nodes[number] for number in numbers)
-                self._links.send(command.nodes, self._start_orders(command, members))
+            case SubmitNodes(places=places):
+                submit = partial(self._backend.submit, places)
+                self._spawn(self._insist("nodes cannot be made yet", submit, partial(self._wanted, places)))
+            case ReplaceNode(place=place, reason=reason):
+                replace = partial(self._backend.replace_node, place, reason)
+                subject = f"node{place.node} cannot be replaced yet"
+                self._spawn(self._insist(subject, replace, partial(self._wanted, (place,))))
+            case Cordon(place=place):
+                cordon = partial(self._backend.cordon, place)
+                self._spawn(self._insist(f"the machine of node{place.node} cannot be put out of use yet", cordon))
+            case Uncordon(place=place):
+                uncordon = partial(self._backend.uncordon, place)
+                self._spawn(self._insist(f"the machine of node{place.node} cannot be used again yet", uncordon))
+            case Start(replica=replica, attempt=attempt):
+                current = partial(self._current, replica, attempt)
+                self._send(f"attempt {attempt} cannot be started yet", partial(self._send_start, command), current)
             case Prepare(node=node):
-                members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])
-                start = Start(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
-                launches = self._start_orders(start, members)
-                self._links.send((node,), lambda node: GetReady(start=launches(node)))
+                self._send(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
             case Inject(drill=drill, node=None):
                 self._spawn(self._break(drill))
             case Finish():
@@ -428,20 +432,55 @@ class Controller:
                 nodes, order = dispatch_of(command, replica_world_size=self._machine.job.replica_world_size)
                 self._links.send(nodes, lambda _: order)
 
-    async def _made(self, make: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Have the back end make nodes; what it has no room for now is tried again until it has."""
-        said = ""
-        while not self._state.ending:
+    def _send(self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True) -> None:
+        """Send orders that are worked out for each node; try again later where that fails."""
+        try:
+            send()
+        except Exception:
+
+            async def again() -> None:
+                send()
+
+            self._spawn(self._insist(subject, again, current))
+
+    def _send_start(self, command: Start) -> None:
+        numbers = self._state.replicas[command.replica].members
+        members = tuple(self._state.nodes[number] for number in numbers)
+        self._links.send(command.nodes, self._start_orders(command, members))
+
+    def _send_prepare(self, node: int) -> None:
+        members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])
+        start = Start(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
+        launches = self._start_orders(start, members)
+        self._links.send((node,), lambda node: GetReady(start=launches(node)))
+
+    def _wanted(self, places: Iterable[NodePlace]) -> bool:
+        """Whether any of these nodes is still to be made: others may have been asked for in their place."""
+        return any(self._state.nodes[place.node].generation == place.generation for place in places)
+
+    def _current(self, replica: int, attempt: int) -> bool:
+        return self._state.replicas[replica].attempt == attempt
+
+    async def _insist(
+        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Carry a command out; try again until it succeeds, is not `current` any more, or the run ends.
+
+        Whatever goes wrong is this command's failure and no other's: its cause is written down, and the machine, which
+        waits for what the command was to bring about, decides what follows when it does not come.
+        """
+        written = ""
+        while not self._state.ending and current():
             try:
-                await make()
+                await act()
                 return
-            except OSError as error:
+            except Exception as error:
+                finding = failed_effect(error, subject)
                 if shortage_of(error) is None:
-                    raise
-                finding = holding_up(error, "a node cannot be made yet", Path(error.filename or "/"))
-                if finding.what != said:
-                    self.feed(FindingRaised(at=self._clock(), finding=finding))
-                said = finding.what
+                    log.exception("%s", subject)
+            if finding.what != written:
+                self.tell(finding)
+            written = finding.what
             await asyncio.sleep(HOLD_S)
 
     async def _break(self, drill: DrillRequested) -> None:
@@ -456,25 +495,56 @@ class Controller:
             await self._drill(drill)
         except HoldfastError as error:
             self.tell(*error.findings)
+        except Exception as error:
+            log.exception("the drill failed")
+            self.tell(failed_effect(error, f"the drill {drill.action} {drill.target} failed", retried=False))
 
     async def _finish(self) -> None:
         ending = self._state.ending
         assert ending is not None, "Finish follows the decision to end"
-        await self._backend.conclude(ending.outcome, ending.exit_code, ending.reason)
+        conclude = partial(self._backend.conclude, ending.outcome, ending.exit_code, ending.reason)
+        await self._try("the run's place cannot be told how the run ended", conclude)
         self._links.send(None, lambda _: Leave())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._links.emptied()
-        await self._backend.cancel()
+        await self._try("what is left of the run's nodes could not be removed", self._backend.cancel)
         self.feed(
             RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
         )
+
+    async def _try(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
+        """Do what belongs to the end of a run, which must come: after some tries the run ends without it."""
+        for left in reversed(range(ENDING_TRIES)):
+            try:
+                await act()
+                return
+            except Exception as error:
+                log.exception("%s", subject)
+                if not left:
+                    self.tell(failed_effect(error, subject, retried=False))
+                    return
+            await asyncio.sleep(HOLD_S)
 
     # Watching
 
     async def _watch_nodes(self) -> None:
         """Write down what becomes of nodes, until they are all to go: that they went then is no news."""
-        async for seen in self._backend.observe():
+        observations, written = None, ""
+        while True:
+            try:
+                observations = observations or self._backend.observe()
+                seen = await anext(observations)
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                log.exception("nodes cannot be watched")
+                finding, observations = failed_effect(error, "nodes cannot be watched"), None
+                if finding.what != written:
+                    self.tell(finding)
+                written = finding.what
+                await asyncio.sleep(HOLD_S)
+                continue
             if not self._state.dismissing:
                 self.feed(_as_event(seen, self._clock()))
 
@@ -525,7 +595,7 @@ class Controller:
         task.add_done_callback(self._settled)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
-        """A failing effect must not go unseen: without it the run would stand still."""
+        """A task fails here only where it feeds the machine what the machine holds to be impossible."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             give_way(error)

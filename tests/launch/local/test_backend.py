@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -15,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError
 from holdfast.folder import RunFolder
 from holdfast.host.files import put
 from holdfast.host.processes import HELPER, adopt_orphans, all_pids, identify, marked, send, wait_for_end
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
-from holdfast.launch.local import allowance
-from holdfast.launch.local.backend import LocalBackend, sockets_folder
+from holdfast.launch.local import allowance, sockets
+from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.isolation import Networks, SharedNetwork
 
 PLACE = NodePlace(node=0, generation=0)
@@ -301,19 +301,99 @@ def test_node_without_a_machine_told_and_made_when_one_is_of_use_again(folder: R
     play(folder, scene)
 
 
-def test_sockets_folder_of_others_refused(folder: RunFolder) -> None:
-    taken = sockets_folder(folder.run, PLACE)
-    taken.mkdir(mode=0o755)
-    taken.chmod(0o755)
-    with pytest.raises(HoldfastError) as caught:
-        asyncio.run(backend(folder).submit((PLACE,)))
-    assert caught.value.findings[0].code == "sockets-folder-taken"
-    assert agents(folder) == []
+def sockets_of(folder: RunFolder, place: NodePlace = PLACE) -> Path:
+    """Where the sockets of a node's ranks lie."""
+    return (folder.node(place.node, place.generation) / sockets.LINK_NAME).readlink()
+
+
+def test_sockets_folder_is_private_has_no_name_that_can_be_guessed_and_is_found_by_a_later_controller(
+    folder: RunFolder,
+) -> None:
+    async def scene(here: LocalBackend) -> None:
+        # The name that every node of this run would have had: made by somebody who wants the run to fail.
+        Path(tempfile.gettempdir(), "holdfast-abc234-0.0").mkdir(mode=0o755)
+        await here.submit((PLACE,))
+        await at_work(folder)
+        made = sockets_of(folder)
+        assert made.parent == Path(tempfile.gettempdir())
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+        assert not any(word in made.name for word in folder.run.split("-"))
+        await backend(folder).replace_node(NodePlace(node=0, generation=1), "test")
+        assert not made.exists()
+        assert sockets_of(folder, NodePlace(node=0, generation=1)) != made
+        await backend(folder).cancel()
+        Path(tempfile.gettempdir(), "holdfast-abc234-0.0").rmdir()
+
+    play(folder, scene)
+
+
+def test_sockets_folder_is_in_the_users_runtime_folder_where_that_is_private_and_outlives_a_logout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        runtime = Path(short, "run")
+        runtime.mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        assert sockets.make(tmp_path).parent == runtime
+        runtime.chmod(0o755)
+        assert sockets.make(tmp_path).parent == Path(short)
+        monkeypatch.setattr(sockets, "_LOGINS", Path(short))
+        runtime.chmod(0o700)
+        assert sockets.make(tmp_path).parent == Path(short)
+        sockets.remove(tmp_path)
+        assert os.listdir(short) == ["run"]
+        assert os.listdir(runtime) == []
 
 
 def test_sockets_folder_has_a_short_path_however_long_that_of_temporary_files_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 80)))
-    path = sockets_folder("a-job-with-a-long-name-abc234", NodePlace(node=1023, generation=20))
-    assert path == Path("/tmp/holdfast-abc234-1023.20")
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    made = sockets.make(tmp_path)
+    assert made.parent == Path("/tmp")
+    sockets.remove(tmp_path)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("what", ["file", "fifo", "link elsewhere", "link to another's"])
+def test_folder_that_is_not_of_our_making_is_not_removed(tmp_path: Path, what: str) -> None:
+    link, theirs = tmp_path / sockets.LINK_NAME, tmp_path / "holdfast-theirs"
+    theirs.mkdir(mode=0o755)
+    theirs.chmod(0o755)
+    (tmp_path / "important").mkdir(mode=0o700)
+    match what:
+        case "file":
+            link.write_text(str(tmp_path / "important"))
+        case "fifo":
+            os.mkfifo(link)
+        case "link elsewhere":
+            link.symlink_to(tmp_path / "important")
+        case _:
+            link.symlink_to(theirs)
+    sockets.remove(tmp_path)
+    assert theirs.is_dir()
+    assert (tmp_path / "important").is_dir()
+
+
+def test_node_that_cannot_be_made_keeps_no_other_away(folder: RunFolder) -> None:
+    places = tuple(NodePlace(node=node, generation=0) for node in range(2))
+
+    async def scene(_: LocalBackend) -> None:
+        here = backend(folder, nodes=2)
+        folder.nodes.mkdir()
+        folder.node(0, 0).write_text("no folder")
+        with pytest.raises(OSError, match=r"node0\.0"):
+            await here.submit(places)
+        try:
+            assert await anext(here.observe()) == NodeObservation(place=places[1], sight=Sight.MADE)
+            folder.node(0, 0).unlink()
+            await here.submit(places)
+            assert await anext(here.observe()) == NodeObservation(place=places[0], sight=Sight.MADE)
+        finally:
+            await here.cancel()
+
+    play(folder, scene)

@@ -218,12 +218,6 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "HOLDFAST_HOME for runs, `checkpoint.path` for checkpoints.",
     ),
     (
-        "sockets-folder-taken",
-        "The folder for the sockets of ranks is there and belongs to somebody else.",
-        "`ls -ld` of it.",
-        "Set TMPDIR to a folder of your own; removing it takes its owner.",
-    ),
-    (
         "output-lost",
         "What a command prints could not be written: a full disk, a closed pipe or descriptor.",
         "The evidence has the operating system's words.",

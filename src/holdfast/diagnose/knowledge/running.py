@@ -197,6 +197,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("event-log-broken", "The event log is damaged where it matters.", _DISK, "Start the job anew."),
     ("internal", "A fault of holdfast's own.", "The file that the finding names.", "Report it with that file."),
+    (
+        "command-failed",
+        "The controller could not carry out a command, such as to make a node; the run goes on without it meanwhile.",
+        "The evidence, and the traceback in the run's controller.log.",
+        "Fix what the evidence says. A node that does not come is replaced, three times at most.",
+    ),
     # Drills and nodes with a network of their own
     ("drill-unavailable", "This place cannot do that drill.", "The evidence.", "As the finding says."),
     ("netns-command-failed", "A command that sets up a node's network failed.", "The evidence.", "As it says."),

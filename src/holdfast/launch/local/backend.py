@@ -1,7 +1,7 @@
 """Owns local nodes: one agent process each, found again after a controller's death, and removed without trace.
 
 Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and a private folder for the
-ranks' sockets under the system's temporary folder, whose paths are short enough for a Unix socket.
+ranks' sockets elsewhere (sockets.py).
 
 A file longer than others, because what makes a node, finds it again and removes it must be read side by side.
 """
@@ -13,19 +13,14 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
-from holdfast.errors import ExitCode, failure
 from holdfast.events import Outcome
 from holdfast.events.orders import RankLaunch
-from holdfast.findings import Fault
 from holdfast.folder import AGENT_NAME, LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
@@ -49,7 +44,7 @@ from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import Plan, launches
-from holdfast.launch.local import allowance
+from holdfast.launch.local import allowance, sockets
 from holdfast.launch.local.isolation import Networks
 from holdfast.launch.local.share import shares
 
@@ -59,9 +54,6 @@ RENDERED_FIRST = 8
 
 END_S = 10.0
 """Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
-
-SOCKETS_PATH_BYTES = 80
-"""Longest path of a folder for sockets: a Unix socket's holds 107 bytes, and its name is part of that."""
 
 
 class LocalBackend:
@@ -107,15 +99,25 @@ class LocalBackend:
                 self._see(place, Sight.UNAVAILABLE, self._why_none())
 
     async def _fill(self) -> list[NodePlace]:
-        """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting."""
+        """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting.
+
+        Raises the first error once all were tried: one node that cannot be made keeps no other away.
+        """
         held = sum(place not in self._cordoned for place in self._known_places() if self._alive(place))
         free = self._machines - len(self._cordoned) - held
         places = [place for _, place in sorted(self._waiting.items())]
+        failed: Exception | None = None
         for place in places[: max(0, free)]:
-            await asyncio.to_thread(self._end_unrecorded, place)
-            self._start(place)
+            try:
+                await asyncio.to_thread(self._end_unrecorded, place)
+                self._start(place)
+            except Exception as error:
+                failed = failed or error
+                continue
             del self._waiting[place.node]
             self._watch(place)
+        if failed is not None:
+            raise failed
         return places[max(0, free) :]
 
     def _why_none(self) -> str:
@@ -169,8 +171,7 @@ class LocalBackend:
     def _start(self, place: NodePlace) -> None:
         node_folder = self._folder.node(place.node, place.generation)
         node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sockets = sockets_folder(self._folder.run, place)
-        _make_private(sockets)
+        folder_of_sockets = sockets.make(node_folder)
         node = self._networks.make_node(place.node)
         argv = [*node.prefix, sys.executable, "-m", "holdfast.agent", str(place.node), str(place.generation)]
         options = {
@@ -179,7 +180,7 @@ class LocalBackend:
             "--written-down": str(node_folder / AGENT_NAME),
             "--token-file": str(self._token_file(place, node_folder)),
             "--folder": str(node_folder),
-            "--sockets": str(sockets),
+            "--sockets": str(folder_of_sockets),
             "--code": str(self._folder.code),
             "--address": node.address,
             "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
@@ -227,7 +228,7 @@ class LocalBackend:
         if node_folder.exists():
             end_all(lambda: marked(all_pids(), HOLDFAST_NODE=_mark(self._folder.run, place)), within_s=END_S)
             allowance.clear(node_folder)
-            shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
+            sockets.remove(node_folder)
 
     def _read(self, place: NodePlace) -> ProcessId | None:
         """The place's agent, as a controller before us or this one wrote it down."""
@@ -301,36 +302,10 @@ class LocalBackend:
         end_all(tree, within_s=END_S)
         if agent is not None and root is not None:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
-        shutil.rmtree(sockets_folder(self._folder.run, place), ignore_errors=True)
+        sockets.remove(node_folder)
         self._networks.remove_node(place.node)
         allowance.clear(node_folder)
         (node_folder / "token").unlink(missing_ok=True)
-
-
-def sockets_folder(run: str, place: NodePlace) -> Path:
-    """Where a node's ranks find their sockets: the same for every controller, so that none is left behind unknown."""
-    name = f"holdfast-{run.rpartition('-')[2]}-{place.node}.{place.generation}"
-    path = Path(tempfile.gettempdir(), name)
-    return path if len(os.fsencode(path)) <= SOCKETS_PATH_BYTES else Path("/tmp", name)
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder that nobody else may enter; one that is there already must be such a folder, and ours."""
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
-            return
-        raise failure(
-            "sockets-folder-taken",
-            f"{folder} is there already and is not a private folder of this user",
-            exit_code=ExitCode.REFUSED,
-            where=str(folder),
-            evidence=(f"{stat.filemode(found.st_mode)}, owner {found.st_uid}",),
-            remedy="Remove it, or set TMPDIR to a folder of your own.",
-            fault=Fault.CLUSTER,
-        ) from None
 
 
 def _orphans(folder: RunFolder) -> list[int]:

@@ -1,0 +1,81 @@
+"""Private folders with short paths for the sockets of a node's ranks.
+
+Their names are random: in a shared folder such as /tmp anybody could make one with a name that can be guessed. A link
+in the node's folder says where the folder is, so that every later controller finds it again and removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PATH_BYTES = 80
+"""Longest path of such a folder: the path of a Unix socket holds 107 bytes, and the socket's name is part of it."""
+
+LINK_NAME = "sockets"
+"""In the node's folder: links to its folder for sockets."""
+
+_PREFIX = "holdfast-"
+_LOGINS = Path("/run/user")
+"""Where logind keeps a user's runtime folder, which it removes when the user logs out; a run goes on after that."""
+_LINGERING = Path("/var/lib/systemd/linger")
+"""Holds a file for each user whose runtime folder is kept."""
+
+
+def make(node_folder: Path) -> Path:
+    """Make a private folder for a node's sockets; raises OSError where none can be made anywhere."""
+    remove(node_folder)  # of an earlier start of the same node that went wrong
+    refused: OSError | None = None
+    for parent in dict.fromkeys(_parents()):
+        folder = parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        if len(os.fsencode(folder)) > PATH_BYTES:
+            continue
+        try:
+            (node_folder / LINK_NAME).symlink_to(folder)  # first, so that a controller that dies here leaves no orphan
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            refused = error
+            (node_folder / LINK_NAME).unlink(missing_ok=True)
+        else:
+            return folder
+    raise refused or FileNotFoundError("no folder for temporary files has a path short enough for a Unix socket")
+
+
+def remove(node_folder: Path) -> None:
+    """Remove a node's folder for sockets, if it has one."""
+    link = node_folder / LINK_NAME
+    try:
+        folder = link.readlink()
+    except OSError:  # there is none, or it is not what `make` leaves
+        return
+    if folder.name.startswith(_PREFIX) and _is_private(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    link.unlink(missing_ok=True)
+
+
+def _parents() -> Iterator[Path]:
+    """Folders in which to make one, best first."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute() and _is_private(runtime) and _outlives_logout(runtime):
+        yield runtime
+    yield Path(tempfile.gettempdir())
+    yield Path("/tmp")
+
+
+def _outlives_logout(runtime: Path) -> bool:
+    user = os.environ.get("USER", "")
+    return not runtime.is_relative_to(_LOGINS) or bool(user and (_LINGERING / user).exists())
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is a folder of this user that nobody else may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
