@@ -6,6 +6,7 @@ Run as root, or inside a user namespace (test_netns_rootless.py runs this file t
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.launch.local import netns
-from holdfast.launch.local.netns import Interface, Network, Node, command, namespace
+from holdfast.launch.local.netns import Interface, Network, Node, command, namespace, subnet
 
 GREET = """
 import socket, sys
@@ -429,3 +430,13 @@ def test_failed_command_is_quoted() -> None:
         command.ip("link set dev nosuchthing up")
     assert code(error) == "netns-command-failed"
     assert any("nosuchthing" in one for one in error.value.findings[0].evidence)
+
+
+def test_lock_on_subnets_that_somebody_holds_for_ever_is_waited_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subnet, "LOCK_S", 0.05)
+    with open("/proc/self/ns/net") as held:  # every user of the machine can do this
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subnet.allocation():
+            pass

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -604,6 +605,40 @@ tenure.take_over()
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+LOCK_AS_A_READER = """
+import fcntl, os, sys
+os.setgid(65534), os.setuid(65534)
+try:
+    held = open(sys.argv[1], "rb")
+    fcntl.lockf(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+except OSError as error:
+    print(type(error).__name__, flush=True)
+else:
+    print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+def test_folder_is_saved_in_though_somebody_who_may_only_read_it_would_lock_it(tmp_path: Path):
+    with tempfile.TemporaryDirectory() as shared:
+        folder = Path(shared, "checkpoints")
+        folder.mkdir()
+        for each in (Path(shared), folder):
+            each.chmod(0o755)
+        checkpoints(folder, training(), writer=attempt(0)).restore()
+        (folder / "held-0").chmod(0o644)  # as an earlier version made it
+        checkpoints(folder, training(), writer=attempt(0)).restore()
+        command = [sys.executable, "-c", LOCK_AS_A_READER, str(folder / "held-0")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout.readline() == "PermissionError\n"
+            new = checkpoints(folder, training(), writer=attempt(0, run="run-2"))
+            new.restore()
+            new.save(5)
+            reader.stdin.close()
+        assert complete(folder) == ["step-00000005"]
 
 
 def test_folder_that_another_live_run_saves_in_is_refused_until_that_has_ended(tmp_path: Path):

@@ -25,7 +25,7 @@ from holdfast.agent.code import AWAY
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events.encoding import encode
 from holdfast.findings import Fault
-from holdfast.host.files import private
+from holdfast.host.files import open_lock, private
 from holdfast.launch.code.archive import Damaged, archive_path, unpack
 
 log = logging.getLogger("holdfast.agent")
@@ -99,7 +99,7 @@ def _pull_and_unpack(controller: httpx.Client, url: str, digest: str, into: Path
 @contextlib.contextmanager
 def _alone(lock: Path) -> Generator[None]:
     """Hold the only right to make a folder; waits for who has it. It ends with its process, however that ends."""
-    with lock.open("w") as file:
+    with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -1,14 +1,106 @@
-"""Owns how files are written that only their user may read, and that are there whole or not at all."""
+"""Writes private files, whole or not at all, and reads files without trusting what is there.
+
+A file in a folder of holdfast's may have been damaged or replaced: it may be missing, a FIFO, a device or huge.
+Readers here return what a plain file holds, or raise `OSError`, and never wait.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import stat
 from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+SMALL_BYTES = 64 << 20
+"""Largest file that is read as a whole: a thousand times what any of ours holds."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class UnexpectedFile(OSError):
+    """A file is not what holdfast wrote there."""
 
 
 def private(path: str, flags: int) -> int:
     """For `open(..., opener=private)`: a file that it makes is its user's alone."""
     return os.open(path, flags, 0o600)
+
+
+def plain(path: str, flags: int) -> int:
+    """For `open(..., opener=plain)`: a private file, and `UnexpectedFile` where something else than a file is there."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)  # a FIFO without a reader or writer is not waited for
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise UnexpectedFile(errno.EINVAL, "it is a FIFO, a socket or a device, not a file", path) from None
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind == stat.S_IFREG:
+        return descriptor
+    os.close(descriptor)
+    raise UnexpectedFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", path)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file for reading; raises `UnexpectedFile` where something else than a file is there."""
+    return open(path, "rb", opener=plain)
+
+
+def read_small(path: Path, *, limit_bytes: int = SMALL_BYTES) -> bytes:
+    """All of a file that holdfast or its user wrote.
+
+    Raises `UnexpectedFile` for what is no file, is larger than any of ours, or belongs to neither this user nor root
+    nor the owner of its folder.
+    """
+    with open_plain(path) as file:
+        owner = os.fstat(file.fileno()).st_uid
+        if owner not in (os.geteuid(), 0) and owner != path.parent.stat().st_uid:
+            raise UnexpectedFile(errno.EPERM, f"it belongs to another user ({owner})", str(path))
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise UnexpectedFile(errno.EFBIG, f"it is larger than {limit_bytes:,} bytes", str(path))
+    return content
+
+
+def read_line(path: Path) -> str:
+    """The words in a small file, without what is around them; raises `OSError`."""
+    try:
+        return read_small(path).decode().strip()
+    except UnicodeDecodeError:
+        raise UnexpectedFile(errno.EINVAL, "it is no text", str(path)) from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file; raises `OSError`."""
+    try:
+        found = json.loads(read_small(path))
+    except (ValueError, RecursionError) as error:
+        raise UnexpectedFile(errno.EINVAL, f"it is not JSON: {error}"[:200], str(path)) from None
+    if not isinstance(found, dict):
+        raise UnexpectedFile(errno.EINVAL, f"it holds no JSON object: {found!r:.100}", str(path))
+    return cast("dict[str, Any]", found)
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open a file to lock, made where there is none, which only those who may write its folder can open.
+
+    Whoever can open a file, if only for reading, can lock it, and so keep others away for as long as they like.
+    """
+    file = open(path, "ab", opener=plain)  # noqa: SIM115 - it is locked for as long as it is open
+    found = os.fstat(file.fileno())
+    wanted = stat.S_IMODE(path.parent.stat().st_mode) & 0o222
+    wanted = wanted << 1 | wanted | 0o600
+    if stat.S_IMODE(found.st_mode) != wanted and found.st_uid == os.geteuid():
+        os.fchmod(file.fileno(), wanted)
+    return file
 
 
 def put(path: Path, content: bytes) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.host.files import open_lock
 from holdfast.train.regular import open_regular
 
 MAX_BYTES = 1 << 16
@@ -76,7 +77,7 @@ class Tenure:
         if self._held is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        held = (self.folder / f"held-{self._writer.replica}").open("ab")
+        held = open_lock(self.folder / f"held-{self._writer.replica}")  # who may only read the folder cannot lock it
         try:
             # By process, so that a child that a loader forked does not hold it on.
             fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

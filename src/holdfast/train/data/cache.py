@@ -17,6 +17,7 @@ import numpy as np
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
+from holdfast.host.files import open_lock
 from holdfast.train.data.tokens import Tokens
 
 FORMAT = 1
@@ -40,7 +41,7 @@ def fetch(folder: Path, key: str, dtype: type[np.generic], parts: Iterable[Token
     name = blake2b(f"{FORMAT} {np.dtype(dtype).name} {key}".encode(), digest_size=16).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.lock").open("w") as lock:
+        with open_lock(folder / f"{name}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = _kept(folder / name, dtype) or _write(folder / name, parts)
     except OSError as error:

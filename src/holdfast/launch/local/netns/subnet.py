@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ from holdfast.launch.local.netns import command
 
 _SIZE = 256
 
+LOCK_S = 10.0
+"""Longest to wait for others who choose subnets, which takes each of them some hundred milliseconds."""
+LOOK_S = 0.02
+
 # RFC 2544's range for benchmarks comes first: of the private ranges it is the one least likely to be in use behind
 # the default route, where no route of this machine would show it.
 _POOLS = (IPv4Network("198.18.0.0/15"), IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"))
@@ -27,13 +32,24 @@ def allocation() -> Generator[None]:
     """Keep other runs from choosing subnets until this one's is in the routing table.
 
     The lock is the network namespace itself: its reach is that of the routing table, and it leaves no file behind.
+    Every user of the machine can lock that, so a lock that is held for long is not waited for.
     """
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, time.monotonic() + LOCK_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, deadline: float) -> None:
+    """Lock, unless another has it until the deadline (monotonic seconds)."""
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(LOOK_S)
 
 
 def free(count: int, tag: str) -> list[IPv4Network]:
