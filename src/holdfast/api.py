@@ -54,7 +54,7 @@ from holdfast.job.drills import check as check_drill
 from holdfast.job.profile import KUBERNETES, LOCAL, Delivery, Profile, find_profile, placed_in_profile
 from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
-from holdfast.job.source import Source
+from holdfast.job.source import Source, shown
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.script import launcher_in_script
@@ -433,9 +433,11 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 
     for path in paths:
-        if str(path) != "-" and not path.exists():
-            what, remedy = f"there is no {path}", "Give files or folders that are there, or the id of a run."
-            raise failure("no-such-file", what, exit_code=ExitCode.NOT_FOUND, where=str(path), remedy=remedy)
+        if str(path) != "-" and not os.path.exists(path):  # which answers for a name that is too long as well
+            name, remedy = shown(str(path)), "Give files or folders that are there, or the id of a run."
+            raise failure(
+                "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
+            )
     pile = Pile(tuple(paths), stdin=stdin)
     answer = diagnose_pile(pile)
     if pile.bytes == 0:

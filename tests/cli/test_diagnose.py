@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,3 +71,14 @@ def test_nothing_to_read_is_said(cli: Cli, tmp_path: Path, content: bytes) -> No
 def test_missing_path_and_missing_run_are_told_apart(cli: Cli) -> None:
     assert "no-such-file" in cli("diagnose", "logs/none.log").err
     assert "no-runs" in cli("diagnose", "none").err
+
+
+def test_file_of_a_name_that_is_no_text_is_named_in_every_form(cli: Cli, tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/b\xffd.log")
+    Path(path).write_text("KeyError: 'tokens'\n")
+    assert cli("diagnose", path, "-o", "json").data["evidence"][0]["where"].endswith("/b\\udcffd.log:1")
+    assert "b\\udcffd.log:1" in cli("diagnose", path).out
+    missing = cli("diagnose", f"{path}x", "-o", "json")
+    assert missing.code == ExitCode.NOT_FOUND
+    assert json.loads(missing.err)["findings"][0]["code"] == "no-such-file"
+    assert cli("diagnose", f"./{'a' * 5000}").code == ExitCode.NOT_FOUND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def diagnose(
     from holdfast.diagnose.redact import redacted
 
     names = where or []
-    if len(names) <= 1 and not any(name == "-" or Path(name).exists() for name in names) and not _is_path(names):
+    if len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
         answer = api.diagnose_run(api.find_run(names[0] if names else None))
     else:
         answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer)

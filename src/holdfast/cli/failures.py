@@ -40,10 +40,9 @@ def report(error: Exception, words: Sequence[str]) -> int:
         findings, code = _explained(error)
     with contextlib.suppress(OSError):  # the exit code is all there is to say it with
         if wants_json(words):
-            import msgspec
+            from holdfast.cli.output import as_json
 
-            document = msgspec.json.encode({"findings": findings, "exit_code": int(code)})
-            sys.stderr.write(f"{document.decode()}\n")
+            sys.stderr.write(f"{as_json({'findings': findings, 'exit_code': int(code)})}\n")
         elif findings:
             from holdfast.cli.findings import blocks
             from holdfast.cli.output import console

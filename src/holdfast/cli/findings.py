@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.text import Text
 
-from holdfast.cli.output import Output, printable_json, remark
+from holdfast.cli.output import Output, as_json, remark
 from holdfast.findings import FAULTS, Fault, Finding, Severity
 from holdfast.report.words import clean, duration
 
@@ -50,7 +49,7 @@ def tell(findings: Sequence[Finding], output: Output) -> None:
     """Say findings on standard error, beside whatever else a verb answers."""
     if output is Output.JSON:
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{printable_json(msgspec.json.encode({'findings': findings}).decode())}\n")
+            sys.stderr.write(f"{as_json({'findings': findings})}\n")
     elif findings:
         remark(blocks(findings))
 

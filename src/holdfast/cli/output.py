@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -35,16 +35,32 @@ def say(text: str) -> None:
 
 def say_json(*documents: object) -> None:
     """Write each JSON document on a line of its own; dataclasses, events and findings are data."""
+    if documents:
+        say("\n".join(map(as_json, documents)))
+
+
+def as_json(document: object) -> str:
+    """One line of JSON; what no UTF-8 can hold, and what a terminal may obey, is written as an escape."""
     import msgspec
 
-    if documents:
-        encoded = (msgspec.json.encode(document, enc_hook=_as_data).decode() for document in documents)
-        say("\n".join(map(printable_json, encoded)))
-
-
-def printable_json(text: str) -> str:
-    """The same JSON with an escape for each character that a terminal may obey: JSON escapes only the lowest ones."""
+    try:
+        text = msgspec.json.encode(document, enc_hook=_as_data).decode()
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(_printable(msgspec.to_builtins(document, enc_hook=_as_data))).decode()
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _printable(value: object) -> object:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            items = cast("dict[object, object]", value).items()
+            return {_printable(key): _printable(each) for key, each in items}
+        case list() | tuple():
+            return [_printable(each) for each in cast("Sequence[object]", value)]
+        case _:
+            return value
 
 
 def _as_data(value: object) -> object:

@@ -8,27 +8,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.diagnose.opening import Dense, NotRegular
+
 _READ_BYTES = 1 << 18
 
 
 class Lines:
-    """The lines of one file, counted as far as somebody has asked."""
+    """The lines of one file, counted as far as somebody has asked; offsets are those in its data, without its holes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset, self._number = 0, 1
+        self._place = 0
+        """Where `_offset` is in the file, holes included."""
 
     def at(self, offset: int) -> int:
         """The number, from 1, of the line that begins at `offset`; the last one known where the file has gone."""
         if offset < self._offset:
-            self._offset, self._number = 0, 1
+            self._offset, self._number, self._place = 0, 1, 0
         try:
-            with self._path.open("rb", buffering=0) as file:
-                file.seek(self._offset)
-                while self._offset < offset and (data := file.read(min(_READ_BYTES, offset - self._offset))):
-                    self._offset += len(data)
-                    self._number += data.count(b"\n")
-        except OSError:
+            with Dense(self._path, self._place) as file:
+                data = bytearray(_READ_BYTES)
+                while self._offset < offset:
+                    count = file.readinto(memoryview(data)[: offset - self._offset])
+                    if not count:
+                        break
+                    self._offset += count
+                    self._number += data.count(b"\n", 0, count)
+                    self._place = file.at
+        except (OSError, NotRegular):
             pass
         return self._number
 

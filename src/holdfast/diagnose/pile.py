@@ -11,16 +11,18 @@ import gzip
 import io
 import os
 import re
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import zstandard
 
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.numbering import LineAt, Lines
+from holdfast.diagnose.opening import SNIFF_BYTES, Dense, NotRegular, files_below, holds_text, is_binary
 from holdfast.diagnose.room import FACTS_BYTES, Room
 from holdfast.diagnose.structured import documents, flight
 from holdfast.diagnose.structured.dumps import Dumps
@@ -42,14 +44,13 @@ WINDOW_BYTES = 128 << 20
 MOST_FILES = 200_000
 MOST_NOTED = 20
 """Files that are named of one kind of trouble; more of them are only counted."""
-SNIFF_BYTES = 4096
+LOOK_BYTES = 1 << 20
+"""How far text is looked for in a stream that begins with something else."""
 
 _NO_LOGS = frozenset(
     (".py", ".ipynb", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".md", ".rst", ".html", ".toml", ".ini", ".cfg")
 )
 """Endings of code and of pages about it, which quote errors without having had them."""
-_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\r\f\x1b"))
-"""What no text holds, but for a torn byte here and there."""
 _BOMS = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.= ]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE)
 _NODE = re.compile(r"(?:^|[-_./])(?P<node>(?:node|worker|host|pod|master|launcher)[-_]?\d+)", re.IGNORECASE)
@@ -81,13 +82,7 @@ class Pile:
             if str(path) == "-" and self._stdin is not None:
                 yield from self._stream(self._stdin, Source(name="-"), most=STREAM_BYTES)
                 continue
-            if path.is_fifo():  # asked for by name, such as the shell's <(command)
-                with _opened_pipe(path) as pipe:
-                    yield from self._stream(pipe, Source(name=str(path)), most=STREAM_BYTES)
-                continue
-            root = path if path.is_dir() else path.parent
-            for file in self._files(path):
-                yield from self._file(file, _source(file, root))
+            yield from self._path(path)
         self.notes += [f"not read: {count} {what}" for what, count in sorted(self._left_out.items())]
         more = ((count - MOST_NOTED, what) for what, count in sorted(self._noted.items()))
         self.notes += [f"{count:,} more {what}" for count, what in more if count > 0]
@@ -99,35 +94,49 @@ class Pile:
         if self._noted[what] <= MOST_NOTED:
             self.notes.append(said)
 
-    def _files(self, path: Path) -> Iterator[Path]:
-        if not path.is_dir():
-            yield path
+    def _path(self, path: Path) -> Iterator[Block]:
+        """What was asked for by name: a pipe, such as the shell's <(command), a file, or a folder."""
+        try:
+            mode = path.stat().st_mode
+            if stat.S_ISFIFO(mode):
+                with _opened_pipe(path) as pipe:
+                    yield from self._stream(pipe, Source(name=_named(path)), most=STREAM_BYTES)
+                return
+        except OSError as error:
+            self._unreadable(path, error)
             return
-        for folder, folders, names in os.walk(path):
-            folders.sort()
-            for name in sorted(names):
-                if self.files >= MOST_FILES:
-                    self.notes.append(f"only the first {MOST_FILES:,} files were read")
-                    return
-                if PurePath(name).suffix in _NO_LOGS:
-                    self._left_out["files of code or documentation"] += 1
-                    continue
-                yield Path(folder) / name
+        if not stat.S_ISDIR(mode):
+            yield from self._file(path, _source(path, path.parent))
+            return
+        for file in files_below(path, self._unreadable):
+            if self.files >= MOST_FILES:
+                self.notes.append(f"only the first {MOST_FILES:,} files were read")
+                return
+            if file.suffix in _NO_LOGS:
+                self._left_out["files of code or documentation"] += 1
+                continue
+            yield from self._file(file, _source(file, path))
 
     def _file(self, path: Path, source: Source) -> Iterator[Block]:
         try:
-            if not path.is_file():
-                self._left_out["sockets, pipes or devices"] += 1
-                return
-            with path.open("rb") as file:
-                yield from self._stream(file, source, Lines(path), most=max(path.stat().st_size + 1, STREAM_BYTES))
+            with Dense(path) as file:
+                yield from self._stream(file, source, Lines(path), most=max(file.size + 1, STREAM_BYTES))
+        except NotRegular:
+            said = f"{source.name} is not read: it is a socket, a pipe, a device or a file of /proc"
+            self._note(said, "sockets, pipes or devices are not read")
         except OSError as error:
-            self._note(f"{source.name} cannot be read: {error.strerror or error}", "files cannot be read")
+            self._unreadable(path, error)
 
-    def _stream(self, file: BinaryIO, source: Source, lines: Lines | None = None, *, most: int) -> Iterator[Block]:
+    def _unreadable(self, path: Path, error: OSError) -> None:
+        self._note(f"{_named(path)} cannot be read: {error.strerror or error}", "files cannot be read")
+
+    def _stream(
+        self, file: BinaryIO | Dense, source: Source, lines: Lines | None = None, *, most: int
+    ) -> Iterator[Block]:
         """The blocks of what was opened, of which so much is read, or so much of what is packed in it as is left."""
         self.files += 1
         reader = _buffered(file)
+        zeros = _skip_zeros(reader, most)
         unpack = next((unpack for magic, unpack in _PACKED.items() if reader.peek(SNIFF_BYTES).startswith(magic)), None)
         try:
             if unpack is not None:
@@ -137,24 +146,44 @@ class Pile:
             begun = b""
             if flight.fits(head) or documents.kind_of(source.name, head):
                 begun = _read(reader, documents.DOCUMENT_BYTES + 1)
-                if (told := self._document(source, head, begun)) is not None:
+                try:
+                    told = self._document(source, head, begun)
+                except Exception as error:  # whatever is in it, the other files are read
+                    told = None
+                    said = f"{source.name} cannot be read as a document, and is read as text: {type(error).__name__}"
+                    self._note(said, "documents cannot be read as such")
+                if told is not None:
                     self.bytes += len(begun)
                     yield from told
                     return
             encoding = next((encoding for bom, encoding in _BOMS if head.startswith(bom)), None)
-            if encoding is None and _is_binary(head):
-                self._left_out["files that are no text"] += 1
-                return
+            if encoding is None and is_binary(head):
+                if begun or unpack or not isinstance(file, Dense):
+                    begun = begun or _read(reader, LOOK_BYTES)
+                    samples = (begun,)
+                else:
+                    samples = file.samples()
+                if not holds_text(head, samples):
+                    self._left_out["files that are no text"] += 1
+                    return
+            self._note_hole(source, zeros + (file.first if isinstance(file, Dense) else 0))
             if unpack or encoding:
                 lines = None  # an offset here is none in the file
             before = self.bytes
             try:
-                yield from self._whole_lines(reader, source, most, encoding, begun, lines)
+                yield from self._whole_lines(reader, source, most, encoding, begun, lines, zeros)
             finally:
                 self._unpacked += self.bytes - before if unpack else 0
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             said = f"{source.name} is damaged, and read up to there: {error}"
             self._note(said, "files are damaged, and read up to there")
+
+    def _note_hole(self, source: Source, size: int) -> None:
+        if size >= SNIFF_BYTES:
+            said = (
+                f"{source.name} begins with a hole of {size:,} bytes, where older lines were dropped (logs.max_bytes)"
+            )
+            self._note(said, "files begin with a hole")
 
     def _document(self, source: Source, head: bytes, data: bytes) -> Iterator[Block] | None:
         """The lines that a document comes to; None for what is none after all, or is too large for one."""
@@ -166,7 +195,7 @@ class Pile:
             self.dumps.add(dump)
             return iter(())
         kind = documents.kind_of(source.name, head)
-        return documents.blocks(kind, source, data) if kind else None
+        return iter(documents.blocks(kind, source, data)) if kind else None
 
     def _whole_lines(
         self,
@@ -176,9 +205,14 @@ class Pile:
         encoding: str | None,
         begun: bytes,
         lines: Lines | None,
+        skipped: int,
     ) -> Iterator[Block]:
-        """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not."""
-        number, rest, taken, begins, passing = 1, b"", 0, 0, False
+        """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not.
+
+        `skipped` is how much was read before.
+        """
+        number, rest, taken, begins, passing = 1, b"", skipped, skipped, False
+        most += skipped
         decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
         while taken < most and (data := begun or reader.read(BLOCK_BYTES)):
             begun = b""
@@ -214,8 +248,12 @@ class Pile:
             yield Block(source=source, first_line=LineAt(lines, begins) if lines else number, data=rest)
 
 
-def _is_binary(head: bytes) -> bool:
-    return (len(head) - len(head.translate(None, _CONTROLS))) * 20 > len(head)
+def _skip_zeros(reader: Reader, most: int) -> int:
+    """Pass over the zeros that stand where a hole was, or the rest of one; how many there were."""
+    count = 0
+    while count < most and (head := reader.peek(SNIFF_BYTES)).startswith(b"\0"):
+        count += len(reader.read(len(head) - len(head.lstrip(b"\0"))))
+    return count
 
 
 def _read(reader: Reader, most: int) -> bytes:
@@ -250,13 +288,18 @@ def _unzstd(packed: Reader) -> Reader:
 _PACKED: Mapping[bytes, Callable[[Reader], Reader]] = {b"\x1f\x8b": _gunzipped, b"\x28\xb5\x2f\xfd": _unzstd}
 
 
+def _named(path: Path) -> str:
+    """A path as it can be printed and sent: names of files are bytes, and not always text."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
 def _source(path: Path, root: Path) -> Source:
     """A file's source; what its path below the pile says of rank and node."""
     below = os.path.relpath(path, root) if root != path else path.name
     rank, node = _RANK.findall(below), _NODE.findall(below)
     replica = _REPLICA.findall(f"{path.parent.name}/{below}")
     return Source(
-        name=str(path),
+        name=_named(path),
         rank=int(rank[-1]) if rank else None,
         node=node[-1] if node else None,
         replica=int(replica[-1]) if replica else None,

@@ -126,7 +126,6 @@ BOMB = b"apiVersion: v1\nkind: Pod\na: &a {x: 1}\n" + b"\n".join(
         ("pods.yaml", BOMB),
         ("pods.yaml", b"apiVersion: v1\nkind: Pod\na: [}\n"),
         ("pods.yaml", b"apiVersion: v1\nkind: Pod\na: " + b"[" * 20_000),
-        ("pods.yaml", b"apiVersion: v1\nkind: Pod\na: !!python/object/apply:os.system [exit]\n"),
         ("deployment.yaml", b"apiVersion: v1\nkind: Deployment\n"),
     ],
 )

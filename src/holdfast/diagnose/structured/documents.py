@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 import yaml
+from yaml.composer import ComposerError
 
 from holdfast.diagnose.block import Block, Source
 
@@ -30,11 +31,13 @@ LINE_LENGTH = 4000
 _KUBERNETES = re.compile(rb"[\"']?kind[\"']?\s*:\s*[\"']?(?:List|PodList|EventList|NodeList|Pod|Event|Node)\b")
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without merge keys, which grow without end where they are nested."""
+class _PlainLoader(yaml.BaseLoader):
+    """Reads every scalar of YAML as text, whatever its tag claims, and no aliases: with them a page holds millions."""
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        return
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ComposerError(problem="an alias, which nothing of Kubernetes writes")
+        return super().compose_node(parent, index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +71,20 @@ def kind_of(name: str, head: bytes) -> Kind | None:
     return next((kind for kind in KINDS if kind.fits(PurePath(name).name, head)), None)
 
 
-def blocks(kind: Kind, source: Source, data: bytes) -> Iterator[Block]:
+def blocks(kind: Kind, source: Source, data: bytes) -> list[Block]:
     """The lines that a document comes to, each at its place; the document itself where it is not what it seemed."""
     try:
         told = [line for _, line in zip(range(MOST_LINES), kind.tell(PurePath(source.name).name, data), strict=False)]
     except (ValueError, RecursionError, yaml.YAMLError):
-        yield Block(source=source, first_line=1, data=data)
-        return
-    for line in told:
-        yield Block(
+        return [Block(source=source, first_line=1, data=data)]
+    return [
+        Block(
             source=replace(source, node=line.about or source.node),
             first_line=_line_of(line.quoted, data),
-            data=" ".join(line.text[:LINE_LENGTH].splitlines()).encode() + b"\n",
+            data=" ".join(line.text[:LINE_LENGTH].splitlines()).encode("utf-8", "replace") + b"\n",
         )
+        for line in told
+    ]
 
 
 def _line_of(quoted: str, data: bytes) -> int:
@@ -183,8 +187,8 @@ def _tell_container(pod: str, container: Mapping[str, Any]) -> Iterator[Told]:
             who = f"pod/{pod}  container {_text(container.get('name'))}"
             if how == "waiting" and reason not in {"", "ContainerCreating", "PodInitializing"}:
                 yield Told(text=f"{who} waits: {reason}  {message}", about=pod, quoted=reason)
-            if how == "terminated" and (code := state.get("exitCode")):
-                ended = f"{_stamp(state.get('finishedAt'))}{who} terminated: {reason}  exit code {_text(code)}"
+            if how == "terminated" and (code := _text(state.get("exitCode"))) not in {"", "0"}:
+                ended = f"{_stamp(state.get('finishedAt'))}{who} terminated: {reason}  exit code {code}"
                 yield Told(text=f"{ended}  {message}".rstrip(), about=pod, quoted=reason)
 
 
@@ -209,9 +213,7 @@ def _name(item: Mapping[str, Any]) -> str:
 
 
 def _stamp(value: object) -> str:
-    """YAML makes times of what JSON leaves text."""
-    text = value.isoformat() if isinstance(value, datetime) else _text(value)
-    return f"{text} " if text else ""
+    return f"{text} " if (text := _text(value)) else ""
 
 
 # A cgroup's counters: memory.events

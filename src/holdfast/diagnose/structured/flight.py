@@ -234,7 +234,7 @@ def _text(value: object, depth: int = 2) -> str:
     """A scalar, or a list of lists of them, in few characters: parts that are shared could make it endless."""
     match value:
         case str():
-            return value[:_TEXT_LENGTH]
+            return value[:_TEXT_LENGTH].encode("utf-8", "replace").decode()
         case int() | float():
             return str(value) if abs(value) < _LARGEST else "…"
         case list() | tuple() if depth:

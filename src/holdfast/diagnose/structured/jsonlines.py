@@ -6,6 +6,7 @@ file. Refuses to own documents that are one object as a whole (documents.py).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -54,8 +55,9 @@ def _told(line: bytes) -> bytes:
     """The text of an object with what stands before it; the line as it is where it holds none."""
     begin = line.find(b'{"')
     try:
-        said = msgspec.json.decode(line[begin:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Half a surrogate pair is what json.dumps of a torn emoji comes to; msgspec takes it for damage.
+        said = (json.loads if b"\\ud" in line else msgspec.json.decode)(line[begin:])
+    except (ValueError, RecursionError):  # what msgspec and json raise are ValueErrors
         return line
     if not isinstance(said, dict):
         return line
@@ -68,7 +70,8 @@ def _told(line: bytes) -> bytes:
     head = "".join(f"{part} " for part in who if part)
     lines = "\n".join(texts).rstrip("\n").split("\n")
     below = f"{who[1]} " if who[1] else ""  # the clock of the first line holds for those below it
-    return line[:begin] + "\n".join([f"{head}{lines[0]}", *(f"{below}{each}" for each in lines[1:])]).encode()
+    text = "\n".join([f"{head}{lines[0]}", *(f"{below}{each}" for each in lines[1:])])
+    return line[:begin] + text.encode("utf-8", "replace")
 
 
 def _first(values: dict[str, Any], names: tuple[str, ...]) -> str:
