@@ -427,8 +427,13 @@ def find_run(prefix: str | None) -> RunFolder:
     raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy="`holdfast ps` lists them")
 
 
-def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
-    """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input."""
+def diagnose(
+    paths: Sequence[Path], *, stdin: BinaryIO | None = None, hide: Callable[[str], str] | None = None
+) -> Answer:
+    """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input.
+
+    `hide` replaces secrets in a line before it is cut.
+    """
     from holdfast.diagnose.pile import Pile
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 
@@ -439,7 +444,7 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
                 "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
             )
     pile = Pile(tuple(paths), stdin=stdin)
-    answer = diagnose_pile(pile)
+    answer = diagnose_pile(pile, hide=hide)
     if pile.bytes == 0:
         remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
         raise failure(
@@ -452,10 +457,13 @@ def diagnose(paths: Sequence[Path], *, stdin: BinaryIO | None = None) -> Answer:
     return answer
 
 
-def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Answer:
+def diagnose_run(
+    run: RunFolder, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
+) -> Answer:
     """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it.
 
-    `known` are the events to go by; all of the log when they are not given.
+    `known` are the events to go by; all of the log when they are not given. `hide` replaces secrets in a line before it
+    is cut.
     """
     from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, nothing_failed, placed, without
     from holdfast.diagnose.history import last_failure
@@ -469,15 +477,16 @@ def diagnose_run(run: RunFolder, known: Sequence[AnyEvent] | None = None) -> Ans
         outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
         still = None if outcome else _standstill(run, fold(known), ASKED_S, known)
         if still is not None:
-            return _where_it_stands(run, still, fabric)
-        answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric)
+            return _where_it_stands(run, still, fabric, hide)
+        answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     logs = tuple(
         path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     )
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    answer = diagnose_pile(Pile((*logs, *stacks)), known=(fact, *failed.early), first_rank=failed.rank, fabric=fabric)
+    pile = Pile((*logs, *stacks))
+    answer = diagnose_pile(pile, known=(fact, *failed.early), first_rank=failed.rank, fabric=fabric, hide=hide)
     answer = placed(answer, failed.nodes)
     if failed.drill is not None:
         return asked_for(answer, failed.drill)
@@ -524,7 +533,9 @@ def stacks(run: RunFolder, of: Collection[RankLog], *, within_s: float) -> list[
     return taken
 
 
-def _where_it_stands(run: RunFolder, still: Standstill, fabric: Fabric | None) -> Answer:
+def _where_it_stands(
+    run: RunFolder, still: Standstill, fabric: Fabric | None, hide: Callable[[str], str] | None
+) -> Answer:
     """What is known of a live run that shows no sign of work: its logs, and where its ranks stand now."""
     from holdfast.diagnose.athand import OF_STACKS, standing, without
     from holdfast.diagnose.history import left_early
@@ -536,7 +547,7 @@ def _where_it_stands(run: RunFolder, still: Standstill, fabric: Fabric | None) -
     latest = {(log.attempt, log.replica) for log in still.running}
     logs = tuple(path for log, path in rank_logs(run).items() if (log.attempt, log.replica) in latest)
     early = tuple(left_early(exited, str(run.events)) for exited, _ in still.ended)
-    answer = diagnose_pile(Pile((*logs, *files)), known=early, fabric=fabric)
+    answer = diagnose_pile(Pile((*logs, *files)), known=early, fabric=fabric, hide=hide)
     answer = standing(answer, "; ".join(filter(None, (still.what, places(taken)))))
     return without(answer, OF_STACKS) if files else answer
 

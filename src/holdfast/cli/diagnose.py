@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from holdfast.diagnose.answer import Answer, Evidence
+    from holdfast.diagnose.redact import Redactor
     from holdfast.diagnose.transport import Transport
 
 _LABEL_WIDTH = 14
@@ -43,19 +44,28 @@ def diagnose(
     """
     from holdfast import api
     from holdfast.diagnose.answer import document
-    from holdfast.diagnose.redact import redacted
 
+    redactor = _redactor() if redact else None
+    hide = redactor.secrets if redactor else None
     names = where or []
     if len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
-        answer = api.diagnose_run(api.find_run(names[0] if names else None))
+        answer = api.diagnose_run(api.find_run(names[0] if names else None), hide=hide)
     else:
-        answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer)
-    if redact:
-        answer = redacted(answer)
+        answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer, hide=hide)
+    if redactor:
+        from holdfast.diagnose.redact import redacted
+
+        answer = redacted(answer, redactor)
     if output is Output.JSON:
         say_json(document(answer))
     else:
         show(told(answer))
+
+
+def _redactor() -> Redactor:
+    from holdfast.diagnose.redact import Redactor
+
+    return Redactor()
 
 
 def _is_path(names: list[str]) -> bool:

@@ -29,14 +29,19 @@ MOST_OTHERS = 6
 
 @collected_rarely()
 def diagnose(
-    pile: Pile, *, known: Sequence[Fact] = (), first_rank: int | None = None, fabric: Fabric | None = None
+    pile: Pile,
+    *,
+    known: Sequence[Fact] = (),
+    first_rank: int | None = None,
+    fabric: Fabric | None = None,
+    hide: Callable[[str], str] | None = None,
 ) -> Answer:
     """What happened in the run whose logs a pile holds.
 
     `known` is what the run's own event log says, with the rank that failed first; `fabric` what the job was meant to
-    use, where that is known.
+    use, where that is known; `hide` replaces secrets in a line before it is cut.
     """
-    scanner, reading = Scanner(pile.room), Reading()
+    scanner, reading = Scanner(pile.room, hide), Reading()
     facts: list[Fact] = [*known]
     ranks: set[int] = set()
     for block in chain.from_iterable(map(jsonlines.plain, pile.blocks())):

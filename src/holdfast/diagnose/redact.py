@@ -1,69 +1,179 @@
-"""Owns making an answer fit to be shown to strangers: the same name becomes the same stand-in wherever it appears.
+"""Makes an answer fit to be shown to strangers: the same name becomes the same stand-in wherever it appears.
 
 Replaced are hosts, addresses, paths beyond their last part, users, mail addresses, and what looks like a secret.
-What is left says what happened, not where. Refuses to own whether to share.
+What is left says what happened, not where.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
+import re2
 
+from holdfast.diagnose import secrets
 from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence, Other
 from holdfast.diagnose.transport import Transport
 
-# In this order: a secret may hold what looks like a host, an address may hold what looks like a path.
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "secret",
-        re.compile(
-            r"(?i:(?<=token=)|(?<=password=)|(?<=secret=)|(?<=api_key=)|(?<=bearer ))[^\s,;&\"']+"
-            r"|\b(?:hf_|ghp_|gho_|sk-|xox[bap]-|AKIA|ASIA|eyJ)[A-Za-z0-9_.-]{12,}|\b[A-Fa-f0-9]{40,}\b"
+_PART = r"[^\s/:'\"<>()\[\]{},;=|]"
+"""What a part of a path may hold."""
+_HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_KINDS: tuple[tuple[str, Any], ...] = tuple(
+    (kind, re2.compile(pattern))
+    for kind, pattern in (
+        # bob@example.com      alice@gpu17
+        ("mail", r"(?P<hidden>[A-Za-z][\w.+-]*@[\w-]+\.[\w.-]*[A-Za-z])\b"),
+        ("user", r"\b(?P<hidden>[A-Za-z][\w.+-]*)@[A-Za-z][\w-]*\b"),
+        ("host", r"[\w>]@(?P<hidden>[A-Za-z][\w-]*)\b"),
+        # user=alice      "username": "alice"      --user alice      uid=1000(alice)
+        (
+            "user",
+            r"(?i)\b(?:user(?:[_-]?name)?|login|logname)(?:\\?['\"])?(?:\s?[=:]\s?|,?\s)(?:\\?['\"])?(?P<hidden>[a-z][\w.+-]*)",
         ),
-    ),
-    ("mail", re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b")),
-    ("address", re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b|\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{0,4}\b|fe80::[0-9a-f:]+")),
-    ("path", re.compile(r"(?<![\w.<])/(?:[\w.@+-]+/)+(?=[\w.@+-])")),
-    ("host", re.compile(r"(?<![\w./-])[A-Za-z][\w-]*(?:\.[\w-]+){2,}(?=[\s:,<\]\)]|$)(?!\()")),
-    ("host", re.compile(r"(?<![\w./-])[A-Za-z][\w-]*\d[\w.-]*(?=:\d+:\d+ \[|<\d+>|: task )")),
+        ("user", r"(?i)\b[ug]id=\d+\((?P<hidden>[\w.+-]+)\)"),
+        # '/data/of ada/train.py'
+        ("path", r"['\"](?P<hidden>~?/(?:[^'\"/]+/)+)[^'\"/]*['\"]"),
+        # /home/alice/run/train.py      home/alice/train.py      /home/alice
+        ("path", rf"(?:^|[^\w.<>/~-])(?P<hidden>(?:{_PART}*/)*(?:home|[Uu]sers)/{_PART}+(?:/(?:{_PART}+/)*)?)"),
+        # /data/run/train.py      ~alice/run/train.py      ~alice
+        ("path", rf"(?:^|[^\w.<>/~-])(?P<hidden>~?/(?:{_PART}+/)+){_PART}"),
+        ("path", rf"(?:^|[^\w.<>/-])(?P<hidden>~{_PART}*/(?:{_PART}+/)*){_PART}"),
+        ("path", r"(?:^|[^\w.<>/-])(?P<hidden>~[A-Za-z][\w.-]*)"),
+        # gpu-a7.corp.example.com
+        ("host", r"(?:^|[^\w./-])(?P<hidden>[A-Za-z][\w-]*(?:\.[\w-]+){2,})(?:[\s:,<\])/'\"]|$)"),
+        # n1:77:91 [3]      n1<51159>      srun: error: n1: task 3
+        ("host", r"(?:^|[^\w./-])(?P<hidden>[A-Za-z][\w-]*\d[\w.-]*)(?::\d+:\d+ \[|<\d+>|: task )"),
+        # MASTER_ADDR=gpu17      --rdzv-endpoint gpu17:29500      remote=[gpu17]:29500      tcp://gpu17:29500
+        (
+            "host",
+            rf"(?i)\b(?:host(?:name)?|node(?:name)?|master_addr|addr|remote|(?:rdzv[_-])?endpoint)['\"]?\s?[=:]\s?['\"\[]?(?P<hidden>{_HOST})\b",
+        ),
+        (
+            "host",
+            rf"(?i)(?:^|[\s'\"])--?(?:rdzv[_-]endpoint|master[_-]addr)(?:=|['\"]?,?\s+['\"]?)(?P<hidden>{_HOST})\b",
+        ),
+        ("host", rf"(?i)\b(?:tcp|grpc|ucx)://(?P<hidden>{_HOST})\b"),
+    )
 )
-_KEPT_PATHS = ("/dev/", "/proc/", "/sys/", "/usr/", "/opt/conda/", "/etc/")
+_ADDRESSES = (
+    # Bounded repetitions, so that it takes no longer than RE2, which cannot look ahead
+    re.compile(r"(?<![\w.:])[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?![\w:])"),
+    re2.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"),
+)
+_KEPT_VALUES = frozenset({"yes", "no", "true", "false", "none", "null", "not", "required"})
+"""What says whether there is a secret, and is none."""
+_KEPT_PATHS = ("/bin/", "/dev/", "/proc/", "/sys/", "/usr/", "/opt/conda/", "/etc/")
+_KEPT_NAMES = frozenset({"root", "nobody", "localhost", "error", "errors", "code", "space", "defined", "specified"})
+"""Users and hosts that everybody has, and words that follow `user` in a sentence."""
+_MODULES = sys.stdlib_module_names | {
+    *("torch", "transformers", "datasets", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "megatron"),
+    *("nemo", "jax", "jaxlib", "numpy", "google", "botocore", "requests", "urllib3", "huggingface_hub", "torchvision"),
+    *("hydra", "omegaconf", "tyro", "wandb", "mlflow", "model", "module", "self"),
+}
+_ENDINGS = {"py", "so", "cc", "cpp", "cu", "h", "json", "yaml", "yml", "log", "txt", "pt", "gz", "sh", "weight", "bias"}
+_STAND_IN = re.compile(r"<(?:secret|mail|user|host|path|address)-\d+>")
+_PUBLIC = ("huggingface.co", "github.com", "pypi.org", "pytorch.org", "googleapis.com", "amazonaws.com", "nvidia.com")
+"""Ends of hosts that are everybody's."""
 
 
 class Redactor:
     """Stand-ins for names, alike for all texts that one redactor is given."""
 
-    def __init__(self, hosts: frozenset[str] = frozenset()) -> None:
+    def __init__(self) -> None:
         self._stand_ins: dict[tuple[str, str], str] = {}
-        known = sorted(hosts, key=len, reverse=True)
-        self._hosts = (
-            re.compile("|".join(rf"(?<![\w-]){re.escape(host)}(?![\w-])" for host in known)) if known else None
-        )
+        self._hosts: Any = None
 
     def text(self, text: str) -> str:
         """One text with every name in it replaced."""
+        text = self.secrets(text)
+        for pattern in _ADDRESSES:
+            text = _sub(pattern, text, self._address)
         for kind, pattern in _KINDS:
-            text = pattern.sub(lambda found, kind=kind: self._stand_in(kind, found[0]), text)
-        return self._hosts.sub(lambda found: self._stand_in("host", found[0]), text) if self._hosts else text
+            text = _sub(pattern, text, lambda name, kind=kind: self._stand_in(kind, name))
+        return _sub(self._hosts, text, lambda name: self._stand_in("host", name)) if self._hosts else text
+
+    def secrets(self, text: str) -> str:
+        """One text with every secret in it replaced; this goes first, before anything is cut."""
+        text = text.encode("utf-8", "replace").decode()
+        for pattern in secrets.patterns():
+            text = _sub(pattern, text, lambda name: self._stand_in("secret", name))
+        return _replaced(text, secrets.random_words(text), lambda name: self._stand_in("secret", name))
+
+    def learn(self, texts: Iterable[str], hosts: set[str]) -> None:
+        """Know these hosts, and those that the texts name as such, so that they are replaced wherever they stand."""
+        for text in texts:
+            self.text(text)
+        self._know(hosts | {name for kind, name in self._stand_ins if kind == "host" and not name.isalpha()})
+
+    def _know(self, hosts: set[str]) -> None:
+        known = "|".join(re2.escape(host) for host in sorted(hosts, key=len, reverse=True))
+        if known:
+            self._hosts = re2.compile(rf"(?:^|[^\w<-])(?P<hidden>{known})\b")
+
+    def _address(self, name: str) -> str:
+        try:
+            address = ipaddress.ip_address(name)  # which takes no time of day, and no version with a leading zero
+        except ValueError:
+            return name
+        kept = address.is_loopback or address.is_unspecified
+        return name if kept else self._stand_in("address", name)
 
     def _stand_in(self, kind: str, name: str) -> str:
-        if kind == "path" and name.startswith(_KEPT_PATHS):
+        if _STAND_IN.search(name) or _is_kept(kind, name):
             return name
         number = sum(1 for known, _ in self._stand_ins if known == kind) + 1
-        ending = "/" if kind == "path" else ""
+        ending = "/" if kind == "path" and name.endswith("/") else ""
         return self._stand_ins.setdefault((kind, name), f"<{kind}-{number}>{ending}")
 
 
-def redacted(answer: Answer) -> Answer:
-    """The answer with every name in it replaced."""
+def _is_kept(kind: str, name: str) -> bool:
+    """Whether a name says nothing of anybody, or is none."""
+    if kind == "path":
+        return name.startswith(_KEPT_PATHS)
+    if kind == "secret":
+        return name.lower() in _KEPT_VALUES
+    if kind not in {"host", "user"}:
+        return False
+    return name.lower() in _KEPT_NAMES or name.lower().endswith(_PUBLIC) or _is_dotted(name.split("."))
+
+
+def _is_dotted(parts: list[str]) -> bool:
+    """Whether a name of several parts is a module of Python, a class in it, a parameter of a model, or a file."""
+    if len(parts) < 3:
+        return False
+    numbered = any(map(str.isdecimal, parts))
+    return parts[0] in _MODULES or numbered or parts[-1] != parts[-1].lower() or parts[-1] in _ENDINGS
+
+
+def _sub(pattern: Any, text: str, stand_in: Callable[[str], str]) -> str:
+    """The text with what the pattern finds, or its group `hidden`, replaced; a stand-in is not replaced again."""
+    group = pattern.groupindex.get("hidden", 0)
+    return _replaced(text, (found.span(group) for found in pattern.finditer(text)), stand_in)
+
+
+def _replaced(text: str, spans: Iterator[tuple[int, int]], stand_in: Callable[[str], str]) -> str:
+    parts: list[str] = []
+    done = 0
+    for start, end in spans:
+        if start >= done:
+            parts += [text[done:start], stand_in(text[start:end])]
+            done = end
+    return "".join([*parts, text[done:]]) if parts else text
+
+
+def redacted(answer: Answer, redactor: Redactor | None = None) -> Answer:
+    """The answer with every name in it replaced; `redactor` is the one that hid secrets before lines were cut."""
     culprit = answer.culprit
     hosts = {name for name in (culprit.host, culprit.node) if name} if culprit else set[str]()
     if answer.transport is not None:
         hosts |= {name for process in answer.transport.processes for name in (process.host, process.node)}
-    redactor = Redactor(frozenset(hosts))
+    redactor = redactor or Redactor()
+    redactor.learn(_texts(answer), hosts)
 
     def shown(evidence: Evidence) -> Evidence:
         return replace(evidence, where=redactor.text(evidence.where), text=redactor.text(evidence.text))
@@ -81,10 +191,18 @@ def redacted(answer: Answer) -> Answer:
         culprit=_nameless(culprit, redactor) if culprit else None,
         evidence=tuple(map(shown, answer.evidence)),
         consequences=tuple(map(followed, answer.consequences)),
+        remedy=tuple(map(redactor.text, answer.remedy)),
         also=tuple(map(shown, answer.also)),
         others=tuple(map(other, answer.others)),
         notes=tuple(map(redactor.text, answer.notes)),
     )
+
+
+def _texts(answer: Answer) -> Iterator[str]:
+    """What lines of logs say of hosts."""
+    yield answer.what
+    for each in (*answer.evidence, *answer.also, *(each.first for each in (*answer.consequences, *answer.others))):
+        yield each.text
 
 
 def _nameless_transport(transport: Transport, redactor: Redactor) -> Transport:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -30,6 +30,8 @@ from holdfast.diagnose.rules.torchrun import FIRST_ENDED, LAUNCHED
 
 LINE_BYTES = 2000
 """Longest line that is kept of one that a rule recognises; around what it recognised."""
+HIDDEN_BYTES = 16 * LINE_BYTES
+"""How much of a line is searched for secrets; what is kept of it ends far from where this does."""
 _SET_UP = rb"NCCL (?:INFO|version) "
 VALUE_BYTES = 200
 """Longest value that is taken out of a line."""
@@ -88,7 +90,7 @@ class Recognition:
         return bool(unless) and _compiled(unless).search(line) is not None
 
     def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
-        """Where a rule has something in a line, and its values."""
+        """Where a rule has something in a line, and its values, cut where they are long."""
         found = _compiled(self.rules[index].pattern).search(line)
         if found is None:
             return None
@@ -113,7 +115,7 @@ def recognition() -> Recognition:
 class Scanner:
     """Turns the blocks of one pile into facts; one for a pile, fed in any order of sources."""
 
-    def __init__(self, room: Room | None = None) -> None:
+    def __init__(self, room: Room | None = None, hide: Callable[[str], str] | None = None) -> None:
         self._known = recognition()
         self.counts: Counter[str] = Counter()
         """Lines recognised, by rule; also those of which no fact was kept."""
@@ -124,6 +126,8 @@ class Scanner:
         self._launched: Counter[str] = Counter()
         self._facts = 0
         self._room = room or Room(FACTS_BYTES)
+        self._hide = hide
+        """Replaces secrets in a line before it is cut: of half a key nobody can tell that it is one."""
         self.left_out = 0
         """Lines that tell of which no fact was kept, since there were enough in all."""
 
@@ -166,12 +170,15 @@ class Scanner:
         if found is None:  # the match went over the line's end
             return None
         self.counts[rule.code] += 1
+        if self._hide is not None:
+            line = self._hide(_text(_around(line, found[0], HIDDEN_BYTES))).encode()
+            found = self._known.search(index, line) or (0, {})
         start, values = found
         if names_rank:
             alike = alike[0], f"{source.name}\0{values.get('rank')}", alike[2]
             if self._kept[alike] >= EACH:
                 return None
-        text = _around(line, start)
+        text = _text(_around(line, start)).strip()
         if not self._room.take(_FACT_BYTES + sum(map(sys.getsizeof, (text, *values.values())))):
             self.left_out += 1
             return None
@@ -211,12 +218,13 @@ def _with_neighbours(fact: Fact, data: bytes, start: int, end: int) -> Fact:
     return replace(fact, values={**fact.values, "raised_at": at}) if at else fact
 
 
-def _around(line: bytes, start: int) -> str:
-    """The line as text; where it is long, its beginning and what surrounds the place that was recognised."""
-    if len(line) > LINE_BYTES:
-        half = LINE_BYTES // 2
-        line = line[:half] + b" ... " + line[max(half, start - 100) : max(half, start - 100) + half]
-    return _text(line).strip()
+def _around(line: bytes, start: int, most: int = LINE_BYTES) -> bytes:
+    """The line; where it is long, its beginning and what surrounds the place that was recognised."""
+    if len(line) > most:
+        half = most // 2
+        begin = max(half, start - most // 20)
+        line = line[:half] + b" ... " + line[begin : begin + half]
+    return line
 
 
 def _text(said: bytes) -> str:
