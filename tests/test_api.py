@@ -182,3 +182,14 @@ def test_run_that_is_over_is_folded_once_for_a_list_and_again_when_its_log_has_c
     assert api.glance(run).phase is Phase.PENDING
     run.brief.write_text("{")
     assert api.glance(run).phase is Phase.PENDING
+
+
+def test_secret_that_is_missing_is_named_before_a_cluster_is_asked(home: Path, tmp_path: Path):
+    profiles = tmp_path / ".holdfast" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "far.yaml").write_text("backend: kubernetes\n")
+    fields = ("image=any", "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}")
+    with pytest.raises(HoldfastError) as refused:
+        api.start(api.load(None, command=("true",), overrides=fields), "far", base=tmp_path)
+    assert [finding.code for finding in refused.value.findings] == ["missing-secret", "missing-secret"]
+    assert api.runs() == []

@@ -58,6 +58,7 @@ from holdfast.job.source import Source, shown
 from holdfast.job.spec import Job
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.script import launcher_in_script
+from holdfast.launch.secretvalues import missing, values
 from holdfast.launch.starting import start_keeper
 from holdfast.measure.catalog import waited_for
 from holdfast.report.advance import fold, status_of
@@ -218,7 +219,7 @@ def start(
 def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
     with _fresh_folder(job.name) as folder:
         accepted = _accepted(job, profile, base, folder.code)
-        _fill(folder, accepted, _secrets(job, base))
+        _fill(folder, accepted, values(job, base.absolute(), os.environ))
         start_keeper(folder, accepted)
     return folder
 
@@ -226,6 +227,8 @@ def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
 def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
     from holdfast.launch.kubernetes.envoy import head
 
+    if lacking := tuple(missing(job, base.absolute(), os.environ)):
+        raise HoldfastError(lacking, ExitCode.IMPOSSIBLE)
     place = _profile(profile, base)
     head(place.context, place.namespace)  # it connects while the rest is found out
     from holdfast.launch.kubernetes.names import Names, stem
@@ -235,7 +238,7 @@ def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
         code = ship(job, base, folder.code) if place.agent else None
         asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
         _fill(folder, asked.accepted)
-        send(folder, asked, _secrets(job, base))
+        send(folder, asked, values(job, base.absolute(), os.environ))
     return folder
 
 
@@ -673,11 +676,6 @@ def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
         profile=name,
         storage=profile.storage,
     )
-
-
-def _secrets(job: Job, base: Path) -> Mapping[str, str]:
-    """The values of a job's secrets."""
-    return {name: secret.read(base.absolute(), os.environ) for name, secret in job.secrets.items()}
 
 
 def _fill(folder: RunFolder, accepted: Accepted, secrets: Mapping[str, str] | None = None) -> None:

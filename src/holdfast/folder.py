@@ -14,7 +14,8 @@ RUNS/<run id>/
     lock                    held as long as the run has a keeper or a controller
     token, secrets.json     0600; secrets.json goes when the run ends
     ca.pem, identity.pem    where agents come over a network: what they know the controller by, and its key (0600),
-                            which goes with the secrets
+                            which goes with the secrets; on Kubernetes none of these four are in the folder: the
+                            controller reads them in its Secret
     controller.log          the controller's own words
     quorum.sock, .port, .log   of a job with replicas: where the quorum service is told, listens, and what it says
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
@@ -72,6 +73,8 @@ class RunFolder:
     """One run's folder."""
 
     path: Path
+    keys: Path | None = None
+    """Where its keys and secrets are, read-only and not ours to remove; None where they are in the folder itself."""
 
     @classmethod
     def create(cls, job_name: str) -> RunFolder:
@@ -144,11 +147,11 @@ class RunFolder:
 
     @property
     def token(self) -> Path:
-        return self.path / "token"
+        return self._private / "token"
 
     @property
     def secrets(self) -> Path:
-        return self.path / "secrets.json"
+        return self._private / "secrets.json"
 
     @property
     def code(self) -> Path:
@@ -156,14 +159,20 @@ class RunFolder:
 
     @property
     def ca(self) -> Path:
-        return self.path / "ca.pem"
+        return self._private / "ca.pem"
 
     @property
     def identity(self) -> Path:
-        return self.path / "identity.pem"
+        return self._private / "identity.pem"
+
+    @property
+    def _private(self) -> Path:
+        return self.keys or self.path
 
     def forget_secrets(self) -> None:
         """Remove what only a run that goes on needs."""
+        if self.keys is not None:
+            return
         self.secrets.unlink(missing_ok=True)
         self.identity.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The controller's process: puts the machine, the back end and the port together for one run.
 
-`python -m holdfast.server RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD`, started by a keeper that holds the two listening
-sockets, and to whose pipe it beats. What it answers there is in port.py.
+`python -m holdfast.server RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD [KEYS_FOLDER]`, started by a keeper that holds the
+two listening sockets, and to whose pipe it beats. What it answers there is in port.py.
 """
 
 from __future__ import annotations
@@ -344,9 +344,10 @@ def main() -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(LIMITS.log_lines_a_minute))
-    folder, *handed_down = sys.argv[1:]
+    path, *handed_down = sys.argv[1:5]
     agents, clients, keeper = map(int, handed_down)
-    asyncio.run(serve(RunFolder(Path(folder)), socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+    folder = RunFolder(Path(path), keys=next(map(Path, sys.argv[5:]), None))
+    asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
 
 
 if __name__ == "__main__":

@@ -39,9 +39,12 @@ def test_llama_3_8b_through_torchtitan_can_run_on_a_cluster_as_it_stands(
 ):
     (path,) = (job for job in JOBS if job.parent.name == "torchtitan")
     (tmp_path / ".holdfast" / "profiles").mkdir(parents=True)
-    (tmp_path / ".holdfast" / "profiles" / "cluster.yaml").write_text("backend: kubernetes\nvolume: {claim: shared}\n")
+    profile, job = tmp_path / ".holdfast" / "profiles" / "cluster.yaml", str(tmp_path / "job.yaml")
+    profile.write_text("backend: kubernetes\nvolume: {claim: shared}\n")
     shutil.copy(path, tmp_path)
-    job = str(tmp_path / "job.yaml")
+    assert main(["validate", job, "--on", "cluster"]) == ExitCode.IMPOSSIBLE
+    assert "folders: [assets]" in capsys.readouterr().out
+    profile.write_text("backend: kubernetes\nvolume: {claim: shared, folders: [llama3-8b-c4, assets]}\n")
     assert main(["validate", job, "--on", "cluster"]) == ExitCode.OK
     assert "can run" in capsys.readouterr().out
     assert main(["render", job, "--on", "cluster"]) == ExitCode.OK
@@ -51,5 +54,7 @@ def test_llama_3_8b_through_torchtitan_can_run_on_a_cluster_as_it_stands(
     assert node["replicas"] == 2
     (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
-    assert "/holdfast" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    seen = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {"/holdfast/llama3-8b-c4", "/holdfast/assets"} < seen
+    assert "/holdfast" not in seen
     assert "torchtitan.train" in text

@@ -63,7 +63,10 @@ class Workload(StrEnum):
 
 
 class Volume(Model):
-    """What every node of a cluster mounts at /holdfast: checkpoints, and the run's own folder with its log."""
+    """A claim that is mounted at /holdfast: the controller sees all of it, ranks see a few folders.
+
+    Those are the checkpoints, their logs, and `folders`.
+    """
 
     claim: ObjectName
     """Name of a PersistentVolumeClaim that many nodes may write to (ReadWriteMany)."""
@@ -71,6 +74,8 @@ class Volume(Model):
     """Size of the claim, in bytes or such as `10TiB`, where the run is to make it; it outlives the run."""
     storage_class: ObjectName | None = None
     """Storage class of a claim that is made; none means the cluster's default."""
+    folders: tuple[Filled, ...] = ()
+    """Further folders of the claim that ranks see, such as `datasets` for /holdfast/datasets; made where missing."""
 
 
 class FabricDevice(Model):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
-from holdfast.host.files import put
+from holdfast.host.files import private, put
 from holdfast.host.processes import port_holder
 
 LASTING_S = 10.0
@@ -150,8 +150,10 @@ def _one_life(folder: RunFolder, agents: socket.socket, clients: socket.socket, 
     beats, beat = os.pipe()
     handed_down = (agents.fileno(), clients.fileno(), beat)
     argv = [sys.executable, "-m", "holdfast.server", str(folder.path), *map(str, handed_down)]
+    if folder.keys is not None:
+        argv.append(str(folder.keys))
     try:
-        with folder.controller_log.open("ab") as log:
+        with open(folder.controller_log, "ab", opener=private) as log:
             controller = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(*handed_down, lock)
             )

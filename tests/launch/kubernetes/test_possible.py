@@ -12,6 +12,8 @@ import yaml
 from tests.launch.kubernetes.cases import CASES, Case, submission
 
 from holdfast.findings import Finding, Severity
+from holdfast.launch.kubernetes.mounts import folders
+from holdfast.launch.kubernetes.names import HOME
 from holdfast.launch.kubernetes.possible import possible
 
 PRODUCTION = {"template": "production", "fabric_verified": "2026-11-20, nccl-tests over both rails"}
@@ -65,6 +67,34 @@ def test_what_a_cluster_can_make_nothing_of_is_refused(
 @pytest.mark.parametrize("path", ["checkpoints", "s3://bucket/run", "/holdfast/team/run"])
 def test_a_path_that_all_nodes_reach_is_taken(path: str) -> None:
     assert "path-not-shared" not in found({"checkpoint": path})
+
+
+CLAIM = {"claim": "shared", "folders": ["data"]}
+
+
+@pytest.mark.parametrize("path", ["runs/other/checkpoints", "/holdfast/data/out", "data"])
+def test_a_folder_of_the_volume_that_ranks_may_see_is_taken(path: str) -> None:
+    assert not {"folder-refused", "folder-not-mounted"} & set(found({"checkpoint": path}, {"volume": CLAIM}))
+    command = ["python", "train.py", f"--data=/holdfast/data/c4:{HOME}/{path.removeprefix(HOME)}"]
+    assert "folder-not-mounted" not in found({"command": command, "checkpoint": path}, {"volume": CLAIM})
+
+
+@pytest.mark.parametrize("path", [".", "/holdfast", "runs", "runs/other", "runs/other/logs", "../etc", "a/../runs/x"])
+def test_a_folder_that_holds_what_is_anothers_is_refused(path: str) -> None:
+    assert found({"checkpoint": {"path": path}})["folder-refused"].where == "checkpoint.path"
+    place = {"volume": {"claim": "shared", "folders": ["data", path]}}
+    assert found({}, place)["folder-refused"].where == "profile.volume.folders"
+    asked = submission(Case(job={"checkpoint": {"path": path}}, place=place))
+    own = f"runs/{asked.names.name}"
+    assert folders(asked) == ("data", f"{own}/logs")
+
+
+def test_what_the_job_names_on_the_volume_and_ranks_would_not_see_is_refused() -> None:
+    finding = found({"command": ["python", "train.py", "--out=/holdfast/elsewhere/run"]})["folder-not-mounted"]
+    assert "/holdfast/elsewhere/run" in finding.what
+    assert "folders: [elsewhere]" in finding.remedy
+    assert found({"env": {"DATA": "/holdfast/c4"}})["folder-not-mounted"].where == "env.DATA"
+    assert "folder-not-mounted" not in found({"env": {"DATA": "/holdfast/c4"}}, {"volume": None})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -171,6 +172,57 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     assert site.kubectl(*own) == "0"
 
 
+LOOKS_AROUND = """
+import os, sys, time
+print("knows", os.environ["PASSWORD"] == "pass" + "word-of-the-job", flush=True)
+for folder, _, files in os.walk("/holdfast"):
+    for name in files:
+        print("sees", os.path.join(folder, name), flush=True)
+open("/holdfast/data/seen-" + os.environ["RANK"], "w").close()
+while not os.path.exists("/holdfast/data/enough"):
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_see_their_own_folders_and_no_key_ever_lies_on_the_volume(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "password-of-the-job")
+    site.profile("jobset", volume=VOLUME.replace("}", ", folders: [data]}"))
+    secret = '{"PASSWORD": {"env": "PASSWORD"}}'
+    (site.folder / "look.py").write_text(LOOKS_AROUND)
+    other = site.start("python", "look.py", secrets=secret)
+    until(lambda: "knows" in "".join(_written(other, attempt=0)), "another run is there")
+    run = site.start("python", "look.py", secrets=secret, recovery="{max_restarts: 3}")
+    until(lambda: len([each for each in _written(run, attempt=0) if "knows" in each]) == 2, "both ranks look")
+    volume = site.kubectl("get", "pvc", "home", "-o", "jsonpath={.spec.volumeName}")
+    claim = Path(site.lab.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}{.spec.local.path}"))
+
+    # A controller that is replaced finds its keys, and gives the secrets to ranks that it restarts.
+    site.kubectl("delete", "pod", "-l", f"holdfast/run={run.run},holdfast/part=controller", "--wait=false")
+    until(lambda: _controllers(run) == 2, "another controller")
+    api.drill(run, target=DrillTarget.RANK, index=0, action=DrillAction.KILL)
+    reach(run, lambda known: known.restarts == 1)
+    until(lambda: len([each for each in _written(run, attempt=1) if "knows" in each]) == 2, "both look again")
+
+    keys = {folder.token.read_text().strip() for folder in (run, other)}
+    on_volume = [path for path in claim.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.name for path in on_volume} >= {"job.json", "events.jsonl", "rank-0.log", "seen-0"}
+    for path in on_volume:
+        text = path.read_bytes()
+        assert not any(word in text for word in (b"PRIVATE KEY", b"password-of-the-job")), path
+        assert not any(key.encode() in text for key in keys), path
+    (claim / "data" / "enough").touch()
+    for each in (run, other):
+        assert to_its_end(each)[0].outcome is Outcome.SUCCEEDED
+    for attempt in (0, 1):
+        for text in _written(run, attempt=attempt):
+            assert text.startswith("knows True")
+            seen = re.findall("sees (.+)", text)
+            own = f"/holdfast/(data|checkpoints|runs/{run.run}/(logs|checkpoints))/.+"
+            assert all(re.fullmatch(own, name) for name in seen), seen
+
+
 def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
     run = site.start("python", "-c", "raise SystemExit(3)")
     finished, _ = to_its_end(run)
@@ -271,15 +323,16 @@ def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Si
 FAILS_WHEN_TOLD = """
 import os, sys, time
 print("rank", os.environ["RANK"], flush=True)
-while not (told := [name for name in ("fail", "enough") if os.path.exists(f"/holdfast/{name}")]):
+os.chdir("/holdfast/told")
+while not (told := [name for name in ("fail", "enough") if os.path.exists(name)]):
     time.sleep(0.05)
-os.rename(f"/holdfast/{told[0]}", "/holdfast/told") if told == ["fail"] else None
+os.rename(told[0], "told") if told == ["fail"] else None
 sys.exit(3 if told == ["fail"] else 0)
 """
 
 
 def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_pods(site: Site) -> None:
-    site.profile("jobset", agent=False)
+    site.profile("jobset", agent=False, volume=VOLUME.replace("}", ", folders: [told]}"))
     run = site.start("python", "-c", FAILS_WHEN_TOLD)
     until(lambda: _written(run, attempt=0) == ["rank 0\n", "rank 1\n"], "both are heard")
     assert api.status(run).phase is Phase.RUNNING
@@ -303,7 +356,7 @@ def _written(run: RunFolder, *, attempt: int) -> list[str]:
 
 def _touch(site: Site, name: str) -> None:
     pod = next(iter(site.pods("node").values()))
-    site.kubectl("exec", pod, "--", "touch", f"/holdfast/{name}")
+    site.kubectl("exec", pod, "--", "touch", f"/holdfast/told/{name}")
 
 
 SAYS_WHERE = """

@@ -19,6 +19,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A relative path, which starts from the profile's volume, or a URL such as s3://bucket/run.",
     ),
     (
+        "folder-refused",
+        "A folder that is to be given to ranks is the whole volume, or holds other runs' folders, or is outside of it.",
+        "`checkpoint.path` in the job, `volume.folders` in the profile.",
+        "Name a folder of the volume that is not in `runs`; of another run its `checkpoints` may be named.",
+    ),
+    (
+        "folder-not-mounted",
+        "The job names a path under /holdfast that its pods do not mount: of the volume they see a few folders alone.",
+        "The finding names the path; `holdfast render` shows the mounts.",
+        "`folders` in the profile's `volume`.",
+    ),
+    (
         "impossible-quantity",
         "An amount that no node can give: less CPU than can be asked for, or more shared memory than memory.",
         "The line.",

@@ -100,9 +100,9 @@ def keys(asked: Submission) -> list[Mapping[str, Node]]:
     """The controller's secrets, with the job's own, and each node's token; their values are made at the start."""
     names, job = asked.names, asked.job
     tokens = dict.fromkeys(("ca.pem", *(f"node{node}" for node in range(job.nodes.max))), UNTOLD)
+    whence = "; ".join(f"{name}: {_whence(ref)}" for name, ref in job.secrets.items())
     own: dict[str, Node] = {"token": UNTOLD, "ca.pem": UNTOLD, "identity.pem": UNTOLD}
-    if job.secrets:
-        own["secrets.json"] = Because(UNTOLD, "; ".join(f"{name}: {_whence(ref)}" for name, ref in job.secrets.items()))
+    own["secrets.json"] = Because(UNTOLD, whence or "The job names no secrets.")
     if (code := asked.accepted.code) is not None and in_secret(code.bytes):
         own[CODE] = Because(UNTOLD, "The code, which agents get from the controller; more than this is brought to it.")
     return [_secret(asked, names.controller, own), _secret(asked, names.keys, tokens)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.manifest import Because, Node
+from holdfast.launch.kubernetes.mounts import whole
 from holdfast.launch.kubernetes.names import CONTROLLER
-from holdfast.launch.kubernetes.pod import confined, cores, home_mount, home_volume, quantity, tolerations, user
+from holdfast.launch.kubernetes.pod import confined, cores, home_volume, quantity, tolerations, user
 from holdfast.launch.kubernetes.submission import Submission
 
 PORT = 7433
@@ -131,7 +132,7 @@ def _container(asked: Submission) -> Node:
         "livenessProbe": {**listens, "periodSeconds": 10, "failureThreshold": 6},
         "securityContext": confined(),
         "volumeMounts": [
-            home_mount(),
+            whole(),
             {"name": "job", "mountPath": "/etc/holdfast", "readOnly": True},
             {"name": "keys", "mountPath": KEYS, "readOnly": True},
         ],

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from holdfast.folder import RunFolder
-from holdfast.launch.kubernetes.names import CONTROLLER, HOME, PART_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.names import CONTROLLER, HOME, PART_LABEL, RUN_LABEL, RUNS
 from holdfast.launch.kubernetes.paths import PODS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def in_secret(size: int) -> bool:
 
 def folder_there(run: str) -> str:
     """A run's folder, as its controller's pod has it."""
-    return f"{HOME}/runs/{run}"
+    return f"{HOME}/{RUNS}/{run}"
 
 
 async def controllers_pod(cluster: Cluster, run: str) -> str | None:

@@ -16,6 +16,7 @@ import os
 import re
 import select
 import socket
+import stat
 import sys
 import threading
 import time
@@ -147,7 +148,10 @@ def _news(folder: RunFolder, sent: dict[str, int], *, with_log: bool) -> Iterato
     end = _whole_lines(log, known) if with_log else known
     for path in folder.path.glob("logs/*/*"):
         name = str(path.relative_to(folder.path))
-        if FILES.fullmatch(name) and (size := path.stat().st_size) != (at := sent.get(name, 0)):
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            continue  # a rank may put anything there: a link to what it may not read, a pipe that never ends
+        if FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
             at = 0 if size < at else at  # its rank has emptied it
             yield name, max(at, _aligned(size - LONGEST_LOG_BYTES)), size
     if end != known:
@@ -176,7 +180,7 @@ def _whole_lines(log: Path, known: int) -> int:
 
 
 def _send(path: Path, name: str, at: int, end: int) -> None:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
         file.seek(at)
         while at < end and (data := file.read(min(PIECE_BYTES, end - at))):
             _write(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.folder import RunFolder, write_private
+from holdfast.folder import RunFolder
 from holdfast.host.files import put
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.keeping import keep, listen, take
@@ -40,14 +40,14 @@ def main() -> None:
     adopt_orphans()
     # The first process of a container ignores what it does not handle, and would be waited for until its grace is over.
     signal.signal(signal.SIGTERM, _leave)
-    folder = RunFolder(options.folder)
-    folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = RunFolder(options.folder, keys=options.keys)
+    # Others may pass through, but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
+    folder.path.mkdir(parents=True, exist_ok=True, mode=0o711)
     lock = _lock(folder, options.port)
     _fill(folder, options.job.read_text(), options.keys)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
         keep(folder, agents, clients, lock)
         _answer_probes(agents, KEPT_S, folder.collected.exists)
-        folder.forget_secrets()
         folder.control_socket.unlink(missing_ok=True)
         _retire(folder.run)
         _answer_probes(agents, math.inf, lambda: False)
@@ -84,22 +84,14 @@ def _leave(_signal: int, _frame: object) -> None:
 
 
 def _fill(folder: RunFolder, job: str, keys: Path) -> None:
-    """Write what controllers need to know, once; what is there already is of an earlier pod."""
+    """Write what controllers need to know, once; what is there already is of an earlier pod.
+
+    Keys stay where they are, in the memory of this machine: others may read the volume.
+    """
     if folder.job.exists():
         return
-    own = keys / "secrets.json"
-    values: dict[str, str] = json.loads(own.read_text()) if own.exists() else {}
     _take_code(folder, job, keys / CODE)
-    written = {
-        folder.token: (keys / "token").read_text(),
-        folder.ca: (keys / "ca.pem").read_text(),
-        folder.identity: (keys / "identity.pem").read_text(),
-        folder.secrets: json.dumps({"environ": {}, "secrets": values}),
-        folder.job: job,  # the last: where it is, all is
-    }
-    for path, text in written.items():
-        path.unlink(missing_ok=True)
-        write_private(path, text)
+    put(folder.job, job.encode())  # the last: where it is, all is
 
 
 def _take_code(folder: RunFolder, job: str, code: Path) -> None:

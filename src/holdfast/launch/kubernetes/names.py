@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 HOME = "/holdfast"
 """Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
 
+RUNS = "runs"
+"""Folder of the shared volume with a folder for each run."""
+
 UNKNOWN_ID = "000000"
 """Stands in a rendered manifest for the six characters that a run's id ends in; none of them is a zero."""
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.job.profile import Toleration
-from holdfast.launch.kubernetes.manifest import Because, Node
-from holdfast.launch.kubernetes.names import HOME, NODE
+from holdfast.launch.kubernetes.manifest import Because, Node, plain
+from holdfast.launch.kubernetes.mounts import init, mounts
+from holdfast.launch.kubernetes.names import NODE
 from holdfast.launch.kubernetes.submission import Submission
 
 PARTING_S = 30
@@ -53,7 +54,8 @@ def aside(asked: Submission, container: Mapping[str, Node], *, part: str) -> Nod
             "tolerations": tolerations(profile.tolerations) or None,
             "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets] or None,
             "securityContext": user(profile.user),
-            "containers": [{**container, "securityContext": confined(), "volumeMounts": [home_mount()]}],
+            "initContainers": init(asked, container.get("resources"), confined()),
+            "containers": [{**container, "securityContext": confined(), "volumeMounts": mounts(asked)}],
             "volumes": [home_volume(asked)],
         },
     }
@@ -85,6 +87,7 @@ def _spec(asked: Submission, occupant: Occupant, restart: str | None) -> Node:
         else None,
         "imagePullSecrets": [{"name": name} for name in profile.image_pull_secrets] or None,
         "securityContext": user(profile.user),
+        "initContainers": init(asked, _modest(asked), confined()),
         "containers": [_equipped(asked, occupant)],
         "volumes": [
             {
@@ -133,11 +136,6 @@ def home_volume(asked: Submission) -> Node:
     return {"name": "home", "persistentVolumeClaim": {"claimName": volume.claim}}
 
 
-def home_mount() -> Node:
-    """Where it is seen."""
-    return {"name": "home", "mountPath": HOME}
-
-
 def quantity(size_bytes: int | None) -> str | None:
     """Bytes as Kubernetes writes them, in the largest unit that keeps them whole."""
     if size_bytes is None:
@@ -173,7 +171,7 @@ def _equipped(asked: Submission, occupant: Occupant) -> Node:
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "scratch", "mountPath": SCRATCH},
-            home_mount(),
+            *mounts(asked),
             *({"name": _slug(path), "mountPath": path} for path in access.host_paths),
             *occupant.mounts,
         ],
@@ -191,6 +189,13 @@ def limits(asked: Submission) -> Node:
     if access.huge_pages:
         most["hugepages-2Mi"] = Because(access.huge_pages, f"{asked.fabric.name}: its library's buffers.")
     return most
+
+
+def _modest(asked: Submission) -> Node:
+    """The same without devices, for what runs before: a pod asks for the larger of both, and so for no more."""
+    resources = asked.job.resources
+    most: dict[str, Node] = {"cpu": cores(resources.cpu), "memory": quantity(resources.memory)}
+    return {"limits": most} if plain(most) else None
 
 
 def _attachments(asked: Submission) -> Node:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from holdfast.findings import Finding, Severity
 from holdfast.job.profile import Template, Workload
 from holdfast.job.source import shown
-from holdfast.job.spec import OBJECT_NAME_PATTERN, Launch
+from holdfast.job.spec import OBJECT_NAME_PATTERN, Job, Launch
+from holdfast.launch.kubernetes.mounts import inside, refused, seen
 from holdfast.launch.kubernetes.names import HOME
 from holdfast.launch.kubernetes.submission import Submission
 
@@ -41,6 +42,36 @@ def paths(asked: Submission) -> Iterator[Finding]:
         what = f"`checkpoint.path: {path}` is a path of a machine, and nothing there outlives a pod"
         remedy = f"Write a relative path, which starts from the shared volume at {HOME}, or a URL such as s3://."
         yield _error("path-not-shared", "checkpoint.path", what, remedy)
+
+
+def volume(asked: Submission) -> Iterator[Finding]:
+    """Of the volume ranks see a few folders, and whatever the job names there is in one of them."""
+    job, of_claim = asked.job, asked.profile.volume
+    if of_claim is None:
+        return
+    checkpoint = job.checkpoint
+    named = [("checkpoint.path", checkpoint.path), ("checkpoint.local", checkpoint.local)]
+    for where, path in (*named, *((f"{PROFILE}volume.folders", folder) for folder in of_claim.folders)):
+        folder = inside(path) if path else None
+        if folder is not None and (why := refused(folder)):
+            yield _error("folder-refused", where, f"`{path}` cannot be given to ranks: {why}", "Name a folder in it.")
+    unseen = dict.fromkeys(
+        (where, path) for where, text in _words(job) for path in _ON_VOLUME.findall(text) if not seen(asked, path)
+    )
+    for where, path in unseen:
+        what = f"`{path}` is on the shared volume, of which ranks see their checkpoints and the profile's folders alone"
+        first = path.removeprefix(f"{HOME}/").split("/")[0]
+        remedy = f"Write `folders: [{first}]` in the profile's `volume`, if no other run's secrets lie there."
+        yield _error("folder-not-mounted", where, what, remedy)
+
+
+def _words(job: Job) -> Iterator[tuple[str, str]]:
+    """Whatever the job gives its program, with the field it comes from."""
+    yield from (("command", word) for word in job.command)
+    yield from ((f"env.{name}", value) for name, value in job.env.items())
+
+
+_ON_VOLUME = re.compile(rf"(?<![\w./-]){HOME}/[^\s:,;'\"]+")
 
 
 def quantities(asked: Submission) -> Iterator[Finding]:
@@ -177,6 +208,7 @@ def _lacking(asked: Submission) -> Iterator[Finding]:
 RULES: tuple[Callable[[Submission], Iterator[Finding]], ...] = (
     image,
     paths,
+    volume,
     quantities,
     queue,
     fabric,

@@ -77,8 +77,7 @@ def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) ->
     ca = folder.ca.read_bytes()
     own = {"token": token.encode(), "ca.pem": ca, "identity.pem": folder.identity.read_bytes()}
     folder.identity.unlink()
-    if secrets:
-        own["secrets.json"] = json.dumps(dict(secrets)).encode()
+    own["secrets.json"] = json.dumps({"environ": {}, "secrets": dict(secrets)}).encode()
     if (code := asked.accepted.code) is not None and in_secret(code.bytes):
         own[CODE] = archive_path(folder.code, code.digest).read_bytes()
     keys = Keys(token)

@@ -8,7 +8,7 @@ from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
 from holdfast.job.accepted import Accepted
 from holdfast.job.profile import Profile, Workload
 from holdfast.job.spec import Job, Launch
-from holdfast.launch.kubernetes.names import HOME, Names
+from holdfast.launch.kubernetes.names import HOME, RUNS, Names
 
 
 def workload(job: Job, profile: Profile) -> Workload:
@@ -48,4 +48,4 @@ class Submission:
 
     @property
     def run_folder(self) -> str:
-        return f"{HOME}/runs/{self.names.name}"
+        return f"{HOME}/{RUNS}/{self.names.name}"

@@ -26,6 +26,7 @@ from holdfast.host.cgroups import ground
 from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Launch
 from holdfast.launch.local.share import visible_devices
+from holdfast.launch.secretvalues import missing
 from holdfast.shortage import finding_of, lacking
 
 RANKS_PER_CPU = 32
@@ -203,18 +204,7 @@ def open_mpi(job: Job, here: Here) -> Iterator[Finding]:
 
 def secrets(job: Job, here: Here) -> Iterator[Finding]:
     """Every secret can be looked up now."""
-    for name, ref in job.secrets.items():
-        where = f"secrets.{name}"
-        if ref.env is not None and ref.env not in here.environ:
-            remedy = f"Run `export {ref.env}=...` first."
-            yield _error(
-                "missing-secret", where, f"the variable {ref.env}, from which `{name}` comes, is not set", remedy
-            )
-        if ref.file is not None:
-            path = ref.path(here.base)
-            if not (path.is_file() and os.access(path, os.R_OK)):
-                what = f"the file {path}, from which `{name}` comes, cannot be read"
-                yield _error("missing-secret", where, what, "Write the secret there, readable by you alone.")
+    yield from missing(job, here.base, here.environ)
 
 
 def isolation(job: Job, here: Here) -> Iterator[Finding]:
