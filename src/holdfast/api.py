@@ -136,7 +136,9 @@ def check_place(loaded: Loaded | None, profile: str, *, base: Path) -> tuple[Fin
     smallest = load(None, command=("true",), overrides=("image=any",))
     if place.backend != KUBERNETES:
         return check(loaded or smallest, profile, base=base)
-    known = check(loaded, profile, base=base) if loaded else ()
+    known = check(loaded or smallest, profile, base=base)
+    if loaded is None:  # what is said of the smallest job is of nobody's, but for what any job meets there
+        known = tuple(each for each in known if each.code == "checkpoint-not-shared")
     if any(each.code == "no-image" for each in known):
         return known
     from holdfast.launch.kubernetes.check import check as check_cluster
@@ -383,7 +385,7 @@ def _keep_brief(run: RunFolder, known: Brief) -> None:
 def summary(run: RunFolder) -> Summary:
     """How a run went, or how far it is: where its time went, and what failed."""
     reader = EventReader(run.events)
-    known, logs = list(reader.read()), str(run.logs)
+    known, logs = list(reader.read()), str(run.logs) if run.logs.is_dir() else ""
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
     return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=reader.damaged_lines)
 

@@ -60,11 +60,17 @@ def train(loop: Training) -> None:
 
 
 def checkpoints(
-    folder: Path, loop: Training, *, keep: int = 3, world_size: int = 1, writer: Writer = ALONE
+    folder: Path,
+    loop: Training,
+    *,
+    keep: int = 3,
+    world_size: int = 1,
+    writer: Writer = ALONE,
+    lasting: bool = True,
 ) -> Checkpoints:
     ranks = Ranks(world_size=world_size)
     depot = Shared(folder, retention=Retention(keep=keep), ranks=ranks, writer=writer)
-    return Checkpoints(depot, training=loop, ranks=ranks)
+    return Checkpoints(depot, training=loop, ranks=ranks, writer=writer, lasting=lasting)
 
 
 def complete(folder: Path) -> list[str]:
@@ -265,6 +271,22 @@ def test_folder_where_every_checkpoint_is_damaged_is_an_error_and_the_next_start
     assert refused.value.findings[0].code == "no-good-checkpoint"
     assert len(refused.value.findings[0].evidence) == 2
     assert checkpoints(folder, training()).restore()[:2] == (0, [])
+
+
+def test_checkpoints_that_were_lost_with_a_pod_are_not_called_damaged(trained):
+    folder, _ = trained
+    for step in (1, 2):
+        flip_a_bit(folder / f"step-{step:08d}")
+    again: dict[str, Any] = {"writer": Writer(run="run", attempt=1), "lasting": False}
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(folder, training(), **again).restore()
+    (finding,) = refused.value.findings
+    assert finding.code == "checkpoints-lost-with-pod"
+    assert "no volume" in finding.evidence[0]
+    assert "volume: {claim: NAME}" in finding.remedy
+    step, noticed = checkpoints(folder, training(), **again).restore()[:2]
+    assert (step, [each.code for each in noticed]) == (0, ["checkpoints-lost-with-pod"])
+    assert checkpoints(folder, training(), lasting=False).restore()[:2] == (0, [])
 
 
 def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_waits_for_its_copy(

@@ -37,6 +37,7 @@ def main() -> None:
         "--code", required=True, type=Path, help="folder of shipped code, shared by the run's nodes on this machine"
     )
     parser.add_argument("--copies", type=Path, help="folder for copies of what the controller may lose: log and code")
+    parser.add_argument("--echo", action="store_true", help="copy what ranks write to standard output")
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
     parser.add_argument("--node-grace-s", required=True, type=float)
@@ -64,6 +65,7 @@ def main() -> None:
         stop_grace_s=options.stop_grace_s,
         record=options.controller_record,
         copies=options.copies,
+        echo=options.echo,
     )
     open_more_files()
     wait_for_a_cpu()

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from holdfast.agent.code import CodeFolder
 from holdfast.agent.copies import Copies
 from holdfast.agent.drills import Drills, Reach
+from holdfast.agent.echo import Echo
 from holdfast.agent.handed import Handed
 from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
@@ -73,11 +74,16 @@ from holdfast.job.silence import Silence
 
 log = logging.getLogger("holdfast.agent")
 
+STDOUT = 1
+
 LEAVING_GRACE_S = 30.0
 """Grace that ranks get when the agent gives up waiting for a controller."""
 
 PREPARE_S = 60.0
 """Longest that an update waits for the imports of its code, beside ranks at work."""
+
+ECHO_S = 2.0
+"""Longest that the rest of what ranks wrote may take to reach standard output."""
 
 PARTING_S = 5.0
 """Seconds beyond the grace that killed ranks get to be gone."""
@@ -104,6 +110,8 @@ class Settings:
     """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
     copies: Path | None = None
     """Folder for copies of the run's log and code, where the controller may lose them with its machine."""
+    echo: bool = False
+    """Whether what ranks write goes to standard output too."""
 
     def where(self) -> str:
         """The controller's URL, as far as it is known now."""
@@ -127,6 +135,7 @@ class Agent:
         self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca, copies=settings.copies)
         self._copies = Copies(settings.copies) if settings.copies else None
         self._retention = Retention(self._found)
+        self._echo = Echo(STDOUT) if settings.echo else None
         self._warmth = Warmth(settings.folder, self._found, self._warmed)
         self._handed = Handed()
         self._stores = StoreHost()
@@ -166,6 +175,7 @@ class Agent:
             self._patience(),
             self._watch_clock(),
             self._retention.run(),
+            *([self._echo.run()] if self._echo else []),
             watch_memory(f"node{self._settings.node}", self._memory_short),
         )
         watches = [asyncio.ensure_future(each) for each in work]
@@ -178,6 +188,8 @@ class Agent:
         for team in list(self._teams.values()):
             team.end_leftovers()
         end_all(lambda: descendants(os.getpid()), within_s=PARTING_S)
+        if self._echo is not None:
+            await self._echo.finish(ECHO_S)
         return self._dismissed
 
     def _link_ended(self, link: asyncio.Future[None]) -> None:
@@ -344,6 +356,7 @@ class Agent:
             clock=self._clock,
             code=self._code.get,
             retention=self._retention,
+            echo=self._echo,
             warmth=self._warmth,
             handed=self._handed,
             stores=self._stores,

@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.agent.allowance import CHECKPOINTS, FINDINGS, Bucket, Drops, Why
 from holdfast.agent.channel import RankChannel
+from holdfast.agent.echo import Echo
 from holdfast.agent.handed import Handed
 from holdfast.agent.held import Wanted
 from holdfast.agent.leftovers import Leftovers
@@ -48,6 +49,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.events.clipping import clipped_finding
+from holdfast.events.echoed import Speaker
 from holdfast.events.metrics import DroppedMetrics
 from holdfast.events.orders import Progress, RankLaunch, StartRanks
 from holdfast.events.rank import (
@@ -119,6 +121,7 @@ class Team:
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
+        echo: Echo | None = None,
     ) -> None:
         self.replica = order.replica
         self.attempt = order.attempt
@@ -130,6 +133,7 @@ class Team:
         self._code = code
         self._fetch: asyncio.Task[Path] | None = None
         self._retention = retention
+        self._echo = echo
         self._warmth = warmth
         self._handed = handed
         self._stores = stores
@@ -194,6 +198,11 @@ class Team:
         }
         self._host_store()
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
+            if self._echo is not None:
+                speaker = Speaker(replica=self.replica, rank=process.rank, attempt=self.attempt)
+                self._echo.follow(
+                    Path(process.launch.log), speaker, several=self._order.env.get("HOLDFAST_REPLICA_COUNT", "1") != "1"
+                )
             await process.start(self._ended, wanted, self._fork(process, slot))
             if self._order.log_max_bytes is not None:
                 who = f"rank {process.rank}{of_replica(self.replica)}"
@@ -587,6 +596,8 @@ class Team:
         for process in self.processes:
             process.clear_away()
             self._retention.release(Path(process.launch.log))
+            if self._echo is not None:
+                self._echo.release(Path(process.launch.log))
         self._port.renew()
         self._say(
             RanksStopped(

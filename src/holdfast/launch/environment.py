@@ -100,6 +100,8 @@ def of_attempt(accepted: Accepted, folder: RunFolder, attempt: Attempt) -> dict[
         env = _TORCHFT_DEFAULTS | _agent_store(job) | env | _among_replicas(job, attempt)
     if checkpoint.local is not None or checkpoint.in_store:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoints_folder(accepted, folder))
+    if not accepted.lasting and not checkpoint.in_store:
+        env["HOLDFAST_CHECKPOINT_LASTING"] = "0"
     if job.recovery.peer_copies:
         env["HOLDFAST_PEER_COPIES"] = str(job.recovery.peer_copies)
     if checkpoint.every_steps is not None:

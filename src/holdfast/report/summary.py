@@ -265,7 +265,8 @@ def _result(summary: Summary) -> str:
 
 def _places(summary: Summary) -> str:
     code = [f"{Heading.CODE}  {short(summary.code)}, shipped"] if summary.code else []
-    return "\n".join([*code, f"{Heading.LOGS}  {summary.logs}"])
+    logs = [f"{Heading.LOGS}  {summary.logs}"] if summary.logs else []
+    return "\n".join([*code, *logs])
 
 
 PLAIN_PARTS = frozenset({Part.STARTING, Part.RUNNING, Part.STOPPING})

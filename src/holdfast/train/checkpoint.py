@@ -81,11 +81,14 @@ class Checkpoints:
         memory: Path | None = None,
         writer: Writer | None = None,
         copies: PeerCopies | None = None,
+        lasting: bool = True,
     ) -> None:
         """`memory` is where this rank's state is handed over to the process that takes its place; `copies` are those
-        that nodes have of one another's, which are gone on from before anything that is stored.
+        that nodes have of one another's, which are gone on from before anything that is stored. `lasting` is whether
+        the depot outlives the nodes.
         """
         self._depot = depot
+        self._lasting = lasting
         self._memory = memory
         self._copies = copies
         self._writer = writer or Writer()
@@ -225,15 +228,9 @@ class Checkpoints:
             if not isinstance(sealed, Remains):
                 bad.append(noticed[-1])
         if bad:  # The model may hold what was read of them: nothing can begin with it.
-            raise failure(
-                "no-good-checkpoint",
-                f"every checkpoint there is, {len(bad)} in all, is damaged",
-                exit_code=ExitCode.STORAGE,
-                where=self._depot.where,
-                evidence=tuple(f"{finding.where}: {line}" for finding in bad for line in finding.evidence),
-                remedy="check the storage; they were set aside, so that the next start begins at step 0",
-                fault=Fault.CLUSTER,
-            )
+            raise _none_is_good(self._depot.where, bad, lasting=self._lasting)
+        if not self._lasting and self._writer.attempt > 0:
+            noticed.append(_lost_with_its_pod(self._depot.where))
         if self._copies is not None:
             self._copies.resumed(0, None)
         return Restored(0, noticed)
@@ -372,4 +369,46 @@ def _passed_over(unreachable: Finding, step: int) -> Finding:
         severity=Severity.WARNING,
         what=f"the store of checkpoints does not answer, and step {step}, which {MEMORY} holds, is gone on from",
         remedy="Mend it before more nodes are lost: until then nothing but memory has the training's state.",
+    )
+
+
+_OWN_FOLDER = (
+    "the folder is the pod's own: the profile names no volume, so a pod that is replaced begins with an empty one"
+)
+_KEEP_THEM = "write `volume: {claim: NAME}` in the profile, or a URL such as s3://bucket/run as `checkpoint.path`"
+
+
+def _none_is_good(where: str, bad: list[Finding], *, lasting: bool) -> HoldfastError:
+    """Of the checkpoints that there are none can be resumed from."""
+    evidence = tuple(f"{finding.where}: {line}" for finding in bad for line in finding.evidence)
+    if lasting:
+        return failure(
+            "no-good-checkpoint",
+            f"every checkpoint there is, {len(bad)} in all, is damaged",
+            exit_code=ExitCode.STORAGE,
+            where=where,
+            evidence=evidence,
+            remedy="check the storage; they were set aside, so that the next start begins at step 0",
+            fault=Fault.CLUSTER,
+        )
+    return failure(
+        "checkpoints-lost-with-pod",
+        f"none of {len(bad)} checkpoints is whole: parts of them were lost with the pod that had them",
+        exit_code=ExitCode.STORAGE,
+        where=where,
+        evidence=(_OWN_FOLDER, *evidence),
+        remedy=f"{_KEEP_THEM}; the next start begins at step 0",
+        fault=Fault.USER,
+    )
+
+
+def _lost_with_its_pod(where: str) -> Finding:
+    """Nothing is left of what earlier attempts saved, if they did."""
+    return Finding(
+        code="checkpoints-lost-with-pod",
+        severity=Severity.WARNING,
+        what="no checkpoint of an earlier attempt is left, so the run begins again at step 0",
+        where=where,
+        evidence=(_OWN_FOLDER,),
+        remedy=_KEEP_THEM,
     )

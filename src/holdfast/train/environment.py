@@ -64,6 +64,8 @@ class Environment:
     """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
     checkpoint_local: Path | None = None
     """`HOLDFAST_CHECKPOINT_LOCAL`: folder of the node's own, where they are saved before they are brought there."""
+    checkpoint_lasting: bool = True
+    """`HOLDFAST_CHECKPOINT_LASTING` is not 0: checkpoints outlive the node, on Kubernetes by a volume or a URL."""
     checkpoint_every_steps: int | None = None
     """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
     checkpoint_every_s: float | None = None
@@ -173,6 +175,7 @@ class Environment:
             peer_memory=tuple(map(Path, filter(None, variables.get("HOLDFAST_PEER_MEMORY", "").split(":")))),
             checkpoint_path=_place(variables),
             checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
+            checkpoint_lasting=variables.get("HOLDFAST_CHECKPOINT_LASTING", "1") != "0",
             checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
             checkpoint_auto=_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),

@@ -108,7 +108,13 @@ class Session:
             depot = _depot(told, told.checkpoint_path, ranks)
             copies = self._copies = _copies(told, training, ranks)
             self._checkpoints = Checkpoints(
-                depot, training=training, ranks=ranks, memory=told.handover, writer=told.writer, copies=copies
+                depot,
+                training=training,
+                ranks=ranks,
+                memory=told.handover,
+                writer=told.writer,
+                copies=copies,
+                lasting=told.checkpoint_lasting,
             )
             self._liaison.hands_over = True
         if self._copies is not None:

@@ -93,7 +93,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "checkpoint-not-shared",
-        "`template: production` asks for checkpoints that outlive a pod.",
+        "Neither a volume nor a URL: checkpoints are lost with their pod. `template: production` is refused for it.",
         "`volume` in the profile, `checkpoint.path` in the job.",
         "A volume's claim, or a URL.",
     ),

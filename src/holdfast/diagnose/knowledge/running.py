@@ -508,6 +508,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Mend the storage; the next start begins at step 0.",
     ),
     (
+        "checkpoints-lost-with-pod",
+        "On a cluster without a volume each pod has checkpoints in a folder of its own, which is lost with the pod.",
+        "`volume` in the profile, `checkpoint.path` in the job; `kubectl get events` says why the pod was replaced.",
+        "`volume: {claim: NAME}` in the profile, or a URL as `checkpoint.path`.",
+    ),
+    (
         "optimizer-changed",
         "The optimiser, or its groups of parameters, are others than the checkpoint's, which is untouched.",
         "The evidence says what was and what is.",

@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
             "holdfast: error [disk-full]: the checkpoint step-00000030 could not be written: no space is left on the disk",
             "holdfast: error [checkpoint-store-unreachable]: the store of checkpoints does not answer",
         ),
-        pattern=r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-not-stored|checkpoint-store-unreachable|no-good-checkpoint|data-cache-unwritable)\]: (?P<message>.+)$",
+        pattern=r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-not-stored|checkpoint-store-unreachable|no-good-checkpoint|checkpoints-lost-with-pod|data-cache-unwritable)\]: (?P<message>.+)$",
         unless=r"; where: ",  # told in one line, and gone on after
         classes=(Class.STORAGE,),
         sure=Sureness.CERTAIN,

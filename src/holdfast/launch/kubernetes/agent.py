@@ -30,7 +30,7 @@ def agent(asked: Submission, name: str, *, index: str, index_from: Node = None) 
         "--node-grace-s": f"{job.recovery.node_grace_s:g}",
         "--stop-grace-s": f"{job.recovery.stop_grace_s:g}",
     }
-    words = [word for option in options.items() for word in option]
+    words = [*(word for option in options.items() for word in option), "--echo"]
     env: list[Node] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     if index_from is not None:
         env.append({"name": "HOLDFAST_NODE_INDEX", "valueFrom": index_from})

@@ -107,9 +107,9 @@ class Cluster:
         except (ServerError, *_NO_ANSWER) as error:
             raise _of_execution(error, asked) from error
 
-    async def output(self, pod: str) -> AsyncIterator[bytes]:
-        """What a pod's container has written in its present life, and writes until it ends."""
-        path, params = f"{PODS}/{pod}/log", {"follow": "true"}
+    async def output(self, pod: str, container: str | None = None) -> AsyncIterator[bytes]:
+        """What a pod's container has written in its present life, and writes until it ends; None is its only one."""
+        path, params = f"{PODS}/{pod}/log", {"follow": "true"} | ({"container": container} if container else {})
         try:
             async with self._call("GET", path, params=params, stream=True, timeout=None) as response:
                 async for data in response.aiter_bytes():

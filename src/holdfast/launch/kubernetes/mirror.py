@@ -33,6 +33,7 @@ from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, 
 from holdfast.launch.kubernetes.ending import CANCEL, OBEYED, conclude
 from holdfast.launch.kubernetes.execution import CommandFailed, Execution
 from holdfast.launch.kubernetes.hearing import Ear
+from holdfast.launch.kubernetes.overheard import Overheard
 from holdfast.launch.kubernetes.paths import NAMESPACE, folder_of, path_of
 from holdfast.launch.kubernetes.place import Place, recorded
 from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswered, refusal
@@ -46,6 +47,8 @@ AGAIN_S = 0.5
 """Pause before the controller's pod is looked for again."""
 SOON_S = 0.1
 """The same of a pod that waits for its code."""
+LAST_WORDS_S = 10.0
+"""Longest that the rest of what ranks wrote is waited for once the run is over, where their pods' logs have it."""
 REFUSED_S = 60.0
 """How long a removal that is refused is asked for again: an API server that has just started forbids some of it."""
 QUESTION_BYTES = 1 << 16
@@ -92,6 +95,7 @@ class Mirror:
         """Whether it is heard."""
         self._terms = Terms.of(folder)
         self._ear = Ear(folder)
+        self._overheard = None if self._terms.lasting else Overheard(folder, cluster)
         self._supplied: str | None = None
         """The last pod that was brought the run's code."""
         self._anew = False
@@ -99,6 +103,17 @@ class Mirror:
 
     async def run(self) -> None:
         """Keep up until the run is over, whatever becomes of pods and connections."""
+        hearing = asyncio.ensure_future(self._overheard.run()) if self._overheard else None
+        try:
+            await self._follow()
+        finally:
+            if hearing is not None:
+                hearing.cancel()
+        if self._overheard is not None:
+            await self._overheard.finish(LAST_WORDS_S)
+        await self._leave()
+
+    async def _follow(self) -> None:
         said = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
             why, remedy, ends = "its controller's pod does not run", "", ""
@@ -123,7 +138,6 @@ class Mirror:
                 self._heard.clear()
             self._ear.hears_nothing(why, remedy, ends=ends)
             await asyncio.sleep(SOON_S if self._waits_for_code() else AGAIN_S)
-        await self._leave()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Be one question's connection to the controller, as soon as there is one; it breaks off where none comes."""

@@ -182,6 +182,18 @@ def template(asked: Submission) -> Iterator[Finding]:
         )
 
 
+def own_disk(asked: Submission) -> Iterator[Finding]:
+    """Without a volume or a store, what a pod has is gone with it."""
+    if asked.profile.template is Template.PRODUCTION or asked.profile.volume or asked.job.checkpoint.in_store:
+        return
+    what = (
+        "checkpoints die with their pod: the profile names no volume, so a node that is lost takes its part of every "
+        "checkpoint along, and the run begins again at step 0"
+    )
+    remedy = "Write `volume: {claim: NAME}` in the profile, or a URL such as s3://bucket/run as `checkpoint.path`."
+    yield _warning("checkpoint-not-shared", f"{PROFILE}volume", what, remedy)
+
+
 def _lacking(asked: Submission) -> Iterator[Finding]:
     """What a production run would be refused for."""
     job, profile = asked.job, asked.profile
@@ -216,6 +228,7 @@ RULES: tuple[Callable[[Submission], Iterator[Finding]], ...] = (
     ssh,
     elastic,
     standbys,
+    own_disk,
     template,
 )
 
