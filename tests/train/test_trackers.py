@@ -75,6 +75,25 @@ def test_run_with_a_restart_is_one_run_and_each_step_is_there_once(
     assert Counter(one.step for one in history) == Counter(range(1, 11))
 
 
+@pytest.mark.slow
+def test_metric_that_mlflow_does_not_take_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    tracker = trackers.MLflow()
+    tracker.open(Story(run="a-run", after=0, folder=tmp_path))
+    try:
+        with pytest.raises(ValueError, match="takes no metric 'loss@last'"):
+            tracker.log(1, {"loss@last": 1.0, "loss": 1.0})
+        tracker.log(2, {"loss@last": 2.0, "loss": 2.0})
+    finally:
+        tracker.close()
+    client = MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri())
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert [one.value for one in client.get_metric_history(run.info.run_id, "loss")] == [1.0, 2.0]
+
+
 class Told:
     """A tracker that behaves, and remembers."""
 

@@ -93,6 +93,8 @@ class MLflow:
     def open(self, story: Story) -> None:
         import mlflow
 
+        self._refused: set[str] = set()
+        """Names of metrics that it does not take."""
         found: Any = mlflow.search_runs(
             search_all_experiments=True, filter_string=f"tags.`{TAG}` = '{story.run}'", output_format="list"
         )
@@ -105,8 +107,28 @@ class MLflow:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         import mlflow
 
-        if step > self._last:
-            mlflow.log_metrics(dict(metrics), step=step)
+        if step <= self._last:
+            return
+        taken = {name: value for name, value in metrics.items() if name not in self._refused}
+        try:
+            mlflow.log_metrics(taken, step=step)
+        except mlflow.MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE" or not self._log_one_by_one(taken, step):
+                raise
+            raise ValueError(f"MLflow takes no metric {', '.join(map(repr, sorted(self._refused)[:8]))}") from error
+
+    def _log_one_by_one(self, metrics: Mapping[str, float], step: int) -> bool:
+        """MLflow refuses all metrics of a step for the name of one; whether there is such a name."""
+        import mlflow
+
+        for name, value in metrics.items():
+            try:
+                mlflow.log_metric(name, value, step=step)
+            except mlflow.MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                self._refused.add(name)
+        return bool(self._refused)
 
     def close(self) -> None:
         import mlflow
