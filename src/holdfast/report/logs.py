@@ -22,8 +22,8 @@ LIST_S = 0.25
 GLIMPSE_LIST_S = 1.0
 """The same for a glimpse."""
 
-_FOLDER = re.compile(r"(?:replica-(?P<replica>\d+)-)?attempt-(?P<attempt>\d+)")
-_FILE = re.compile(r"rank-(?P<rank>\d+)\.log")
+_FOLDER = re.compile(r"(?:replica-(?P<replica>\d{1,9})-)?attempt-(?P<attempt>\d{1,9})")
+_FILE = re.compile(r"rank-(?P<rank>\d{1,9})\.log")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -66,7 +66,7 @@ def rank_logs(run: RunFolder, *, from_attempt: int = 0) -> dict[RankLog, Path]:
         place = _FOLDER.fullmatch(folder)
         if place is None or int(place["attempt"]) < from_attempt:
             continue
-        for name in os.listdir(root / folder):
+        for name in _names(root / folder):
             if file := _FILE.fullmatch(name):
                 attempt, replica, rank = int(place["attempt"]), int(place["replica"] or 0), int(file["rank"])
                 found[RankLog(attempt=attempt, replica=replica, rank=rank)] = root / folder / name
@@ -97,6 +97,14 @@ class Glimpse:
         attempt = max((source.attempt for source in found), default=0)
         written = (item for item in found.items() if item[0].attempt == attempt and item[1].stat().st_size > 0)
         return next(written, None)
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing where it is none, or gone by now."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 class MergedLog:

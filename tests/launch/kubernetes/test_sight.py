@@ -11,6 +11,7 @@ from holdfast.events import AnyEvent, AttemptStarted, Outcome, RankExited, Ranks
 from holdfast.job.accepted import Accepted
 from holdfast.job.profile import Workload
 from holdfast.launch.kubernetes import sight
+from holdfast.launch.kubernetes.backend import NUMBERINGS
 
 
 def pod(node: int, state: dict[str, Any], *, restarts: int = 0, remade: int = 0, **labels: str) -> dict[str, Any]:
@@ -45,6 +46,18 @@ def test_what_is_seen_is_told_once(accepted: Accepted) -> None:
     events = told(accepted, look, look, both, both)
     assert [type(event) for event in events] == [AttemptStarted, RanksStarted, RanksStarted]
     assert [event.ranks[0].rank for event in events if isinstance(event, RanksStarted)] == [0, 2]
+
+
+def test_pod_of_somebody_else_with_labels_of_ours_hides_no_other(accepted: Accepted) -> None:
+    others = [pod(0, RUNNING), pod(0, RUNNING)]
+    for other, name in zip(others, ("batch.kubernetes.io/job-completion-index", sight.RESTARTS), strict=True):
+        other["metadata"]["labels"][name] = "x"
+    events = told(accepted, [*others, pod(1, RUNNING)])
+    assert [event.node for event in events if isinstance(event, RanksStarted)] == [1]
+    numbering = NUMBERINGS[Workload.JOBSET]
+    assert [numbering.node({numbering.label: said}) for said in ("", "x", "-1", "9" * 5000, "²", "7")] == [None] * 5 + [
+        7
+    ]
 
 
 def test_attempt_is_counted_by_what_was_made_anew_and_what_was_started_again(accepted: Accepted) -> None:

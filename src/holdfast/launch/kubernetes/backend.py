@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -31,6 +32,9 @@ from holdfast.launch.kubernetes.refusals import ClusterError, RefusedBy, Unanswe
 log = logging.getLogger("holdfast.controller")
 
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
     """How the pods of a kind of object say which node they are."""
@@ -42,9 +46,9 @@ class Numbering:
     """Whether each node has a Job of its own, which is made again at once where it is removed."""
 
     def node(self, labels: Mapping[str, str]) -> int | None:
-        """The node's number; None where the pod is no node's."""
-        number = labels.get(self.label)
-        if number is None:
+        """The node's number; None where the pod is no node's, as one that somebody else labelled may be."""
+        number = labels.get(self.label, "")
+        if not _NUMBER.fullmatch(number):
             return None
         return int(number) + (self.after is not None and labels.get(self.after[0]) == self.after[1])
 

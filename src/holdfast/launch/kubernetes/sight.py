@@ -58,14 +58,15 @@ def commands(pods: Sequence[Thing], workload: Workload) -> Iterator[Command]:
     for pod in pods:
         labels: Mapping[str, str] = pod["metadata"].get("labels", {})
         node = 0 if workload is Workload.MPIJOB else NUMBERED[workload].node(labels)
-        if node is None:
-            continue
+        remade = labels.get(RESTARTS, "0")
+        if node is None or not (remade.isascii() and remade.isdecimal()):
+            continue  # somebody else's pod, that has labels of ours
         for container in pod.get("status", {}).get("containerStatuses", ())[:1]:
             state = container.get("state", {})
             yield Command(
                 pod=pod["metadata"]["name"],
                 node=node,
-                attempt=int(labels.get(RESTARTS, "0")) + container.get("restartCount", 0),
+                attempt=int(remade) + container.get("restartCount", 0),
                 begun=not state.get("waiting"),
                 code=state["terminated"]["exitCode"] if "terminated" in state else None,
             )
