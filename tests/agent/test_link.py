@@ -15,9 +15,19 @@ import msgspec
 import pytest
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 
-from holdfast.agent.link import Link, Refused, log
+from holdfast.agent.link import MESSAGE_BYTES, Link, Refused, log
 from holdfast.events import AgentJoined, FindingRaised, RankHung
-from holdfast.events.orders import Acknowledge, AnyOrder, AskCheckpoint, Leave, agent_message_decoder, encode, messages
+from holdfast.events.orders import (
+    Acknowledge,
+    AnyOrder,
+    AskCheckpoint,
+    Leave,
+    Progress,
+    StepPassed,
+    agent_message_decoder,
+    encode,
+    messages,
+)
 from holdfast.findings import Finding
 from holdfast.guard.tls import controllers_end, make_identity
 from holdfast.job.silence import Silence
@@ -144,6 +154,27 @@ def test_message_that_the_controller_would_refuse_for_ever_is_cut_or_dropped() -
             assert isinstance(cut, RankHung)
             assert cut.innermost.startswith("fff")
             assert (cut.seq, said.seq) == (1, 2)
+
+    play(scene)
+
+
+def test_memory_for_what_waits_for_a_controller_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agent.link.OUTBOX_BYTES", 10_000)
+    steps = tuple(StepPassed(step=step, started=1.0, ended=2.0, metrics={"loss": 0.5}) for step in range(100))
+    evidence = FindingRaised(at=1.0, finding=Finding(code="x", what="x", evidence=("line" * 10_000,) * 1000))
+
+    async def scene(port: int) -> None:
+        link = link_to(port)
+        for _ in range(20):
+            link.say(Progress(node=0, replica=0, attempt=0, steps=steps))
+        assert sum(map(len, link._outbox.values())) == link._waiting_bytes < 20_000
+        link.say(evidence)
+        assert link._waiting_bytes < 20_000 + MESSAGE_BYTES
+        (last,) = messages(link._outbox[20])
+        assert isinstance(last, Progress)
+        assert [step.step for step in last.steps] == [99]
+        link._forget(21)
+        assert link._waiting_bytes == 0
 
     play(scene)
 

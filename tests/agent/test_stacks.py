@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from pathlib import Path
+
 import pytest
 
-from holdfast.agent.stacks import commit_line
+from holdfast.agent import stacks
+from holdfast.agent.stacks import MOST_BYTES, Stacks, commit_line, take
 
 AT_ITS_END = """Process 811: python train.py 100
 Python v3.11.7 (/usr/bin/python3.11)
@@ -37,3 +42,23 @@ Thread 812 (idle): "Thread-1"
 )
 def test_line_of_commit_is_that_of_the_main_thread_past_its_report(dump: str, line: int) -> None:
     assert commit_line(dump) == line
+
+
+def taken(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Stacks:
+    """What is taken with a py-spy that is this shell script."""
+    (program := folder / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    return asyncio.run(take(1, folder / "stacks.txt", stopped=False))
+
+
+def test_dump_without_end_is_cut_and_its_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "TAKE_S", 200.0)
+    (tmp_path / "dump").write_text(AT_ITS_END)
+    told = taken(tmp_path, monkeypatch, f"cat {tmp_path}/dump; exec yes")
+    assert told.commit_line == 232
+    assert (tmp_path / "stacks.txt").stat().st_size == MOST_BYTES
+
+
+def test_dump_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken(tmp_path, monkeypatch, "echo half; exit 1") == Stacks()

@@ -44,6 +44,9 @@ ANSWERED_S = 30.0
 FORKED_S = 10.0
 """Longest that a fork takes; one of a process of many gigabytes takes a tenth of a second."""
 
+WORD_BYTES = 1 << 20
+"""Longest message of a held program, whose imports may write to the link as well."""
+
 ROOM_BYTES = 1 << 14
 """By how much a rank's environment may be longer than that of its program as it was held."""
 
@@ -317,6 +320,8 @@ class _Words:
                     if not more:
                         raise Cold("its interpreter ended before the program could be held")
                     self._rest += more
+                    if len(self._rest) > WORD_BYTES:
+                        raise Cold("it wrote to the agent's link")
             line, _, self._rest = self._rest.partition(b"\n")
             said: dict[str, object] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:

@@ -51,6 +51,12 @@ STEADY_S = 2.0
 FRAME_BYTES = 64 * 1024
 """What waits goes out together, up to this size: a node's ranks end within a millisecond of one another."""
 
+MESSAGE_BYTES = 1 << 20
+"""Text in a longer message is cut; the controller refuses one of 4 MiB."""
+
+OUTBOX_BYTES = 256 * 1024 * 1024
+"""Once so much waits for a controller, only the last of the steps that a node reports together is kept."""
+
 ORDER_LIMIT_BYTES = 64 * 1024 * 1024
 
 
@@ -94,6 +100,8 @@ class Link:
         self._hand_back = hand_back
         self._seq = 0
         self._outbox: OrderedDict[int, bytes] = OrderedDict()
+        self._waiting_bytes = 0
+        """Of the outbox."""
         self._sent = 0
         self._wake = asyncio.Event()
         self._safe = asyncio.Event()
@@ -111,8 +119,14 @@ class Link:
             if problem := implausible(message):
                 log.error("a message to the controller is dropped, for it would be refused: %s", problem)
                 return self._seq
+        if isinstance(message, Progress) and self._waiting_bytes > OUTBOX_BYTES:
+            message = msgspec.structs.replace(message, steps=message.steps[-1:])
         self._seq += 1
-        self._outbox[self._seq] = encode(msgspec.structs.replace(message, source=self._source, seq=self._seq))
+        text = encode(msgspec.structs.replace(message, source=self._source, seq=self._seq))
+        if len(text) > MESSAGE_BYTES:
+            text = encode(clipped(msgspec.structs.replace(message, source=self._source, seq=self._seq)))
+        self._outbox[self._seq] = text
+        self._waiting_bytes += len(text)
         self._wake.set()
         return self._seq
 
@@ -217,5 +231,5 @@ class Link:
 
     def _forget(self, seq: int) -> None:
         while self._outbox and next(iter(self._outbox)) <= seq:
-            self._outbox.popitem(last=False)
+            self._waiting_bytes -= len(self._outbox.popitem(last=False)[1])
         self._safe.set()

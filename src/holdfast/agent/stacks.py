@@ -15,6 +15,9 @@ log = logging.getLogger("holdfast.agent")
 TAKE_S = 5.0
 """Longest a dump may take; py-spy needs about a second for a large program."""
 
+MOST_BYTES = 4 << 20
+"""Kept of a dump: a program may have any number of threads, and frames with names of any length."""
+
 # Thread 4242 (idle): "MainThread"
 #     all_reduce (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2841)
 _MAIN_FRAME = re.compile(
@@ -60,12 +63,13 @@ async def take(pid: int, into: Path, *, stopped: bool = False) -> Stacks:
         log.warning("py-spy cannot be started: %s", error)
         return Stacks()
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), TAKE_S)
+        output = await asyncio.wait_for(_output(process), TAKE_S)
     except TimeoutError:
+        output = b""
+    if process.returncode is None:
         process.kill()
-        await process.wait()
-        return Stacks()
-    if process.returncode != 0 or not output:
+        await process.communicate()  # to its end, or a pipe that is full is never closed
+    if not output:
         return Stacks()
     try:
         into.write_bytes(output)
@@ -76,6 +80,17 @@ async def take(pid: int, into: Path, *, stopped: bool = False) -> Stacks:
     match = _MAIN_FRAME.search(said)
     innermost = f"{match['function']} ({match['place']})" if match else ""
     return Stacks(path=str(into), innermost=innermost, commit_line=commit_line(said))
+
+
+async def _output(process: asyncio.subprocess.Process) -> bytes:
+    """What it writes, cut at `MOST_BYTES`; nothing where it fails."""
+    assert process.stdout is not None
+    output = bytearray()
+    while more := await process.stdout.read(MOST_BYTES - len(output)):
+        output += more
+    if len(output) < MOST_BYTES and await process.wait() != 0:
+        return b""
+    return bytes(output)
 
 
 def commit_line(dump: str) -> int:
