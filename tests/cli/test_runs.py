@@ -58,9 +58,16 @@ def test_run_shows_lines_then_a_summary_and_every_verb_tells_of_it(cli: Cli, ste
     assert run in cli("ps").out
     (told,) = cli("ps", "-o", "json").data
     assert (told["run"], told["phase"], told["step"], told["exit_code"]) == (run, "succeeded", 20, 0)
+    assert (told["nodes"], told["ranks"], told["took_s"] > 0) == (2, 2, True)
     assert cli("status").out.startswith(f"{run} succeeded")
     status = cli("status", "mine", "-o", "json").data
-    assert (status["phase"], status["summary"]["account"]["steps"]) == ("succeeded", 20)
+    account = status["summary"]["account"]
+    assert (status["phase"], account["steps"]) == ("succeeded", 20)
+    assert status["ettr"] == account["ettr"] > 0
+    assert f"ETTR {100 * status['ettr']:.1f} %" in ran.out
+    (replica,) = status["status"]["replicas"].values()
+    assert replica["seconds_per_step"] > 0
+    assert replica["tokens_per_s"] == status["tokens_per_s"] > 0
     logs = cli("logs").out.splitlines()
     assert " [rank 0] rank 0 is done" in logs
     assert " [rank 1] rank 1 is done" in logs

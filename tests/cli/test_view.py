@@ -92,20 +92,22 @@ def test_large_run_draws_ranks_together_and_puts_what_is_not_well_first() -> Non
     assert len(lines) < 30
 
 
+STEPS = [
+    StepCommitted(
+        at=10 + number,
+        replica=0,
+        attempt=0,
+        step=number,
+        started=9 + number,
+        ended=10 + number,
+        metrics={"loss": 2.5, "tokens": 2048.0, "total_steps": 100.0},
+    )
+    for number in range(1, 41)
+]
+
+
 def test_headline_tells_progress_speed_and_what_is_left() -> None:
-    steps = [
-        StepCommitted(
-            at=10 + number,
-            replica=0,
-            attempt=0,
-            step=number,
-            started=9 + number,
-            ended=10 + number,
-            metrics={"loss": 2.5, "tokens": 2048.0, "total_steps": 100.0},
-        )
-        for number in range(1, 41)
-    ]
-    text = shown(picture(fold([*log(1, 1), *steps]), now=60))
+    text = shown(picture(fold([*log(1, 1), *STEPS]), now=60, ettr=0.5))
     for words in (
         "demo-abc234  running  1 min 00 s",
         "step 40/100",
@@ -113,11 +115,16 @@ def test_headline_tells_progress_speed_and_what_is_left() -> None:
         "loss 2.5",
         "2,048 tokens/s",
         "1 min 00 s left",
+        "ETTR 50.0 %",
     ):
         assert words in text
 
 
 def test_view_shows_last_events_and_findings() -> None:
+    view = View(lambda _: 60.0)
+    for event in [*log(1, 1), *STEPS]:
+        view.take(event)
+    assert "ETTR 83.3 %" in shown(view)
     view = View(lambda _: 60.0)
     decided = RecoveryDecided(at=30, replica=0, attempt=0, action="restart in place", failed_at=30, finding=LOST)
     for event in [*log(2, 1), decided]:

@@ -7,10 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console, RenderableType
 
 
@@ -61,6 +63,12 @@ def _printable(value: object) -> object:
             return [_printable(each) for each in cast("Sequence[object]", value)]
         case _:
             return value
+
+
+def with_properties(value: DataclassInstance, *names: str) -> dict[str, object]:
+    """A dataclass as a JSON document, with those of its properties that text shows as well."""
+    plain = {field.name: getattr(value, field.name) for field in fields(value)}
+    return plain | {name: getattr(value, name) for name in names}
 
 
 def _as_data(value: object) -> object:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.folder import RunFolder
     from holdfast.report.brief import Brief
 
-FIELDS = ("job", "phase", "created_at", "finished_at", "restarts", "exit_code", "step")
+FIELDS = ("job", "phase", "created_at", "finished_at", "restarts", "exit_code", "step", "nodes", "ranks", "took_s")
 HEADINGS = ("run", "state", "nodes", "ranks", "step", "restarts", "took")
 
 

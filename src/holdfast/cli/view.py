@@ -17,6 +17,7 @@ from holdfast.cli.findings import past
 from holdfast.cli.lines import Narrator
 from holdfast.events import AnyEvent
 from holdfast.measure.words import DETAILS, SPLIT, figure, told
+from holdfast.report.accounting import Ledger, post
 from holdfast.report.advance import advance
 from holdfast.report.ranks import RankPhase, RankStatus
 from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
@@ -55,10 +56,12 @@ class View:
         self._narrator = Narrator()
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
         self._output: RenderableType = Group()
+        self._ledger = Ledger()
         self.status = RunStatus()
 
     def take(self, event: AnyEvent) -> None:
         self.status = advance(self.status, event)
+        self._ledger = post(self._ledger, event)
         self._lines.extend(self._narrator.tell(event))
 
     def note(self, text: str) -> None:
@@ -75,12 +78,12 @@ class View:
         recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
         now = self._clock(self.status)
         findings = past(self.status, now, most=FINDINGS_SHOWN)
-        return Group(picture(self.status, now), self._output, Text(), recent, *findings)
+        return Group(picture(self.status, now, self._ledger.run(now).ettr), self._output, Text(), recent, *findings)
 
 
-def picture(status: RunStatus, now: float) -> RenderableType:
-    """Headline, progress, and the table of nodes and ranks."""
-    parts: list[RenderableType] = [_headline(status, now), *_worlds(status), *_progress(status, now)]
+def picture(status: RunStatus, now: float, ettr: float | None = None) -> RenderableType:
+    """Headline, progress, and the table of nodes and ranks; `ettr` is up to now."""
+    parts: list[RenderableType] = [_headline(status, now), *_worlds(status), *_progress(status, now, ettr)]
     if status.waiting_for:
         parts.append(Text(clean(status.waiting_for), style="yellow"))
     if status.nodes:
@@ -114,7 +117,7 @@ def _worlds(status: RunStatus) -> Iterator[Text]:
             yield Text(in_words(replica.world), style="bold yellow")
 
 
-def _progress(status: RunStatus, now: float) -> Iterator[Text]:
+def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Text]:
     lead = status.lead
     if lead.step is None:
         return
