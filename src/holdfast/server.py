@@ -50,7 +50,7 @@ from holdfast.guard.keys import Keys
 from holdfast.guard.limits import LIMITS
 from holdfast.guard.sparing import Sparing
 from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
-from holdfast.host.limits import open_more_files
+from holdfast.host.limits import open_more_files, receive_signals
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import Backend
 from holdfast.job.profile import KUBERNETES
@@ -340,6 +340,7 @@ async def serve(
 def main() -> None:
     """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    receive_signals()
     open_more_files()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,39 @@ def test_rank_has_the_limits_that_were_found_and_goes_first_when_memory_runs_out
         assert bench.log(0).read_text().split() == [str(OPEN_FILES[0]), str(min(1000, own + RANK_OOM_SCORE))]
 
     play(tmp_path, sockets, scene)
+
+
+def test_rank_takes_every_signal_whatever_the_caller_ignores_or_blocks(
+    tmp_path: Path,
+    sockets: Path,  # noqa: F811
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"]).start()
+        await bench.until(RankExited)
+        assert [int(line.split()[1], 16) for line in bench.log(0).read_text().splitlines()] == [0, 0]
+
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)  # by nohup, by `cmd &` in a script, by anybody
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        play(tmp_path, sockets, scene)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_process_learns_how_its_children_end_though_its_caller_ignores_that() -> None:
+    program = """
+import signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+child = "from holdfast.host.limits import receive_signals; receive_signals(); import signal, subprocess; "
+child += "print(subprocess.call(['sh', '-c', 'exit 7']), len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+subprocess.Popen([sys.executable, "-c", child]).communicate()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout.split() == ["7", "0"]
 
 
 def test_process_allows_itself_all_it_may_and_gives_a_child_back_what_it_had() -> None:

@@ -14,7 +14,7 @@ from holdfast.agent.agent import Agent, Settings
 from holdfast.errors import ExitCode
 from holdfast.guard.limits import LIMITS
 from holdfast.guard.sparing import Sparing
-from holdfast.host.limits import open_more_files, wait_for_a_cpu
+from holdfast.host.limits import open_more_files, receive_signals, wait_for_a_cpu
 
 log = logging.getLogger("holdfast.agent")
 
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--node-grace-s", required=True, type=float)
     parser.add_argument("--stop-grace-s", required=True, type=float)
     options = parser.parse_args()
+    receive_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(Sparing(LIMITS.log_lines_a_minute))

@@ -1,10 +1,14 @@
-"""Owns the limits that holdfast's own processes lift for themselves and that ranks get back as they were."""
+"""Owns the limits that holdfast's own processes lift for themselves and that ranks get back as they were.
+
+Signals as well: what a caller ignores or blocks (nohup, `cmd &` in a script, a daemon) goes to every process below it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +43,17 @@ def wait_for_a_cpu() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def receive_signals() -> None:
+    """Receive what this process waits for or is ended with, though its caller blocked or ignored it.
+
+    Where SIGCHLD is ignored the kernel reaps children, and nobody learns how they ended.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def give_back(pid: int) -> None:
     """Have a child that was just started have the limits that this process was started with."""
     with contextlib.suppress(OSError, ValueError):
@@ -68,6 +83,9 @@ def become_held() -> None:
 
 def _become(oom_score: Callable[[], int]) -> None:
     die_with_parent()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
     if SCHEDULING == os.SCHED_OTHER:

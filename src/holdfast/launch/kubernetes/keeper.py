@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast.folder import RunFolder
 from holdfast.host.files import put
+from holdfast.host.limits import receive_signals
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.kubernetes.desk import KEPT_S
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     adopt_orphans()
+    receive_signals()
     # The first process of a container ignores what it does not handle, and would be waited for until its grace is over.
     signal.signal(signal.SIGTERM, _leave)
     folder = RunFolder(options.folder, keys=options.keys)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from holdfast.folder import AGENT_NAME, SUPERSEDED_STATUS, RunFolder
+from holdfast.host.limits import receive_signals
 from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all
 from holdfast.job.isolation import Isolation
 from holdfast.launch.keeping import keep, listen, take
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
     options = parser.parse_args()
     adopt_orphans()
+    receive_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     folder = RunFolder(options.folder)
     lock = take(folder)
