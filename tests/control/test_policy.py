@@ -36,6 +36,21 @@ def test_program_that_cannot_be_started_stops_with_its_code() -> None:
     assert verdict.finding.fault is Fault.USER
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("python: [Errno 7] Argument list too long: 'python'", "128 KiB"),
+        ("x: [Errno 2] No such file or directory: 'x'", "must exist on every node"),
+        ("x: [Errno 13] Permission denied: 'x'", "chmod +x"),
+        ("x: [Errno 8] Exec format error: 'x'", "#!"),
+        ("x: embedded null byte", "holdfast validate"),
+    ],
+)
+def test_program_that_cannot_be_started_is_told_by_what_the_system_said(error: str, remedy: str) -> None:
+    failure = replace(CRASH, kind=FailureKind.NOT_STARTED, code=126, step=0, error=error)
+    assert remedy in judge(failure, (), RECOVERY).finding.remedy
+
+
 def test_error_before_first_step_stops_with_its_code_and_place() -> None:
     verdict = judge(replace(CRASH, step=0), (), RECOVERY)
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)

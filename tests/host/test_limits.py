@@ -111,3 +111,17 @@ def test_rank_for_which_no_file_is_left_is_told_to_be_not_started(
         assert "Too many open files" in exited.error
 
     play(tmp_path, sockets, scene)
+
+
+def test_environment_that_is_too_large_is_told_with_its_largest_variables(
+    tmp_path: Path,
+    sockets: Path,  # noqa: F811
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(["true"], env={"LARGE": "x" * (64 * resource.getpagesize()), "SMALL": "x"}).start()
+        exited = await bench.until(RankExited)
+        assert (exited.how, exited.code) == (RankExit.NOT_STARTED, 126)
+        assert "Argument list too long" in exited.error
+        assert f"variable LARGE: {64 * resource.getpagesize() + 7:,} bytes" in exited.evidence
+
+    play(tmp_path, sockets, scene)

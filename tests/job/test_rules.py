@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.findings import Severity
 from holdfast.job.document import make_job
-from holdfast.job.rules import check_job
+from holdfast.job.rules import LARGEST_WORD_BYTES, check_job
 from holdfast.job.spec import Job
 
 FABRICS = ("auto", "tcp", "infiniband")
@@ -46,6 +46,13 @@ def test_reserved_name_refused_wherever_it_is_set(name: str) -> None:
     assert codes(env={name: "1"}) == [("reserved-name", Severity.ERROR, f"env.{name}")]
     assert codes(secrets={name: {"env": "A"}}) == [("reserved-name", Severity.ERROR, f"secrets.{name}")]
     assert codes(fabric={"env": {name: "1"}}) == [("reserved-name", Severity.ERROR, f"fabric.env.{name}")]
+
+
+def test_variable_or_argument_that_linux_would_not_start_a_program_with_refused() -> None:
+    large = "x" * LARGEST_WORD_BYTES
+    assert codes(env={"BIG": large[:-5]}) == []  # its name, "=" and the final zero byte count too
+    assert codes(env={"BIG": large[:-4]}) == [("too-large-to-start", Severity.ERROR, "env.BIG")]
+    assert codes(command=["python", large]) == [("too-large-to-start", Severity.ERROR, "command[1]")]
 
 
 def test_name_set_twice_refused() -> None:

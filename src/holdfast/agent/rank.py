@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -26,6 +27,9 @@ from holdfast.host.files import private
 from holdfast.host.limits import become_rank
 from holdfast.host.processes import descendants, marked, send
 from holdfast.shortage import lacking, room, shortage_in
+
+LARGEST = 3
+"""Arguments and variables that are named where they are too large together."""
 
 Fork = Callable[[Wanted, int], Awaitable[int]]
 """Starts a rank, that writes to a descriptor, as a fork of its held program; raises Cold where there is none."""
@@ -124,6 +128,8 @@ class RankProcess:
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
             words, evidence = _with_shortage(f"{self.launch.argv[0]}: {error}", log)
+            if isinstance(error, OSError) and error.errno == errno.E2BIG:
+                evidence = _largest(wanted)
             ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=words, evidence=evidence)
             if self.pid:  # it runs, and cannot be watched
                 self.pid = _undone(self.pid)
@@ -275,6 +281,15 @@ def _appended(log: Path) -> BinaryIO:
 def _write_private(path: str, text: str) -> None:
     with open(path, "w", opener=private) as file:
         file.write(text)
+
+
+def _largest(wanted: Wanted) -> str:
+    """What of a command line and its environment takes the most room."""
+    sizes = {f"variable {name}": len(name) + len(os.fsencode(value)) + 2 for name, value in wanted.environ.items()}
+    sizes |= {f"argument {number}": len(os.fsencode(word)) + 1 for number, word in enumerate(wanted.argv)}
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST]
+    named = ", ".join(f"{name}: {sizes[name]:,} bytes" for name in largest)
+    return f"{sum(sizes.values()):,} bytes of arguments and environment; {named}"
 
 
 def _with_shortage(error: str, log: Path) -> tuple[str, str]:

@@ -6,6 +6,8 @@ A long file, because it is a table of failures and one of rules, and what these 
 
 from __future__ import annotations
 
+import errno
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -226,6 +228,17 @@ _ADMITTED_AGAIN = (
 )
 
 
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_COMMAND = "Check the command and the working directory: `holdfast validate`."
+_START_REMEDIES = {
+    errno.ENOENT: "The program, its interpreter and the working directory must exist on every node: `holdfast render`.",
+    errno.EACCES: "Make the program executable (`chmod +x`), or begin the command with its interpreter.",
+    errno.ENOEXEC: "Begin the file with `#!` and its interpreter, or the command with that interpreter.",
+    errno.E2BIG: "Write large values to a file and name it in the variable: Linux limits each to 128 KiB.",
+}
+"""By what the operating system said of a program that it did not start."""
+
+
 class Action(StrEnum):
     """What is done about a failure."""
 
@@ -293,9 +306,9 @@ def judge(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) ->
 def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     if failure.kind is not FailureKind.NOT_STARTED:
         return None
-    return _stop(
-        failure, "the program could not be started", "Check the command and the working directory: `holdfast validate`."
-    )
+    number = _ERRNO.search(failure.error)
+    remedy = _START_REMEDIES.get(int(number[1]) if number else 0, _COMMAND)
+    return _stop(failure, "the program could not be started", remedy)
 
 
 def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:

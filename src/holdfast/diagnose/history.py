@@ -131,6 +131,8 @@ def _fact(
 ) -> Fact:
     """What a finding says of a rank, `before` which so many are those of other replicas."""
     rule, what = _rule(finding), finding.what
+    if finding.code == "program-not-started" and finding.remedy:
+        rule = replace(rule, remedy=(finding.remedy,))  # it goes by what the operating system said
     if drill is not None:
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=(to_do(drill),))
         what = f"{what}; {words(drill)}"

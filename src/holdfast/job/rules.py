@@ -5,6 +5,7 @@ Refuses to own what a place can do (launch/local/possible.py) and what is not a 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import PurePath
@@ -27,6 +28,9 @@ RESERVED_NAMES = frozenset(
 RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
 RESERVED_WITH_REPLICAS = frozenset({"TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"})
 """What one of several replicas is given; a job that is one replica may itself be one of somebody's."""
+
+LARGEST_WORD_BYTES = 32 * os.sysconf("SC_PAGE_SIZE")
+"""Of an argument or a variable with its name, in bytes."""
 
 _SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
@@ -82,6 +86,23 @@ def name_clashes(job: Job) -> Iterator[Finding]:
         if home != field:
             what = f"`{name}` is set under both `{home}` and `{field}`"
             yield _error("name-clash", f"{field}.{name}", what, "Keep one of the two.")
+
+
+def too_large_to_start(job: Job) -> Iterator[Finding]:
+    """Linux starts no program with an argument or variable of more than 32 pages (MAX_ARG_STRLEN)."""
+    variables = [("env", job.env), ("fabric.env", job.fabric.env)]
+    sizes = {
+        f"{field}.{name}": len(f"{name}={value}\0".encode(errors="surrogateescape"))
+        for field, values in variables
+        for name, value in values.items()
+    }
+    sizes |= {
+        f"command[{at}]": len(f"{word}\0".encode(errors="surrogateescape")) for at, word in enumerate(job.command)
+    }
+    for where, size in sizes.items():
+        if size > LARGEST_WORD_BYTES:
+            what = f"it takes {size:,} bytes, and Linux starts no program with more than {LARGEST_WORD_BYTES:,} in one"
+            yield _error("too-large-to-start", where, what, "Write it to a file, and name that file here.")
 
 
 def secrets_in_env(job: Job) -> Iterator[Finding]:
@@ -263,6 +284,7 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     learning_rate_of_a_kept_batch,
     reserved_names,
     name_clashes,
+    too_large_to_start,
     secrets_in_env,
     launcher_for_every_rank,
     launcher_unaware_of_nodes,

@@ -92,6 +92,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`env:` for variables, or `[bash, -c, ...]` for the rest.",
     ),
     (
+        "too-large-to-start",
+        "An argument or a variable is larger than Linux allows a program to be started with.",
+        "`getconf PAGE_SIZE`, times 32.",
+        "Write it to a file, and name that file.",
+    ),
+    (
         "shared-gpus",
         "More ranks than GPUs on a node; NCCL refuses two ranks on one GPU.",
         "ranks_per_node against gpus_per_node.",

@@ -85,7 +85,23 @@ RULES: tuple[Rule, ...] = (
         classes=(Class.NOT_STARTED,),
         sure=Sureness.CERTAIN,
         says="{what}",
-        remedy=("the command must exist on every node: `holdfast render` shows it",),
+        remedy=("check the command and its environment: `holdfast render` shows them; the evidence has the reason",),
+        source=_SOURCE,
+    ),
+    Rule(
+        code="run-no-room-to-start",
+        classes=(Class.NOT_STARTED,),
+        sure=Sureness.CERTAIN,
+        says="{what}",
+        remedy=("raise what the node ran out of: `ulimit -n`, `ulimit -u`, pids.max and memory.max of the cgroup",),
+        source=_SOURCE,
+    ),
+    Rule(
+        code="run-code-not-delivered",
+        classes=(Class.NOT_STARTED,),
+        sure=Sureness.CERTAIN,
+        says="{what}",
+        remedy=("look at the node's disk and at its way to the controller: nodes/NODE/agent.log in the run's folder",),
         source=_SOURCE,
     ),
     Rule(
@@ -106,8 +122,6 @@ RULES: tuple[Rule, ...] = (
 
 FOR_FINDING = {
     "read-only-file-system": "run-disk-full",
-    "no-room-to-start": "run-program-not-started",
-    "code-not-delivered": "run-program-not-started",
     "node-never-joined": "run-node-lost",
 }
 """Findings of a run that have the row of another; any other has `run-` and its code, or else only names the rank."""
