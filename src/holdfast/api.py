@@ -36,6 +36,7 @@ from holdfast.events import (
     DrillRequested,
     DrillTarget,
     Outcome,
+    RunCreated,
     RunFinished,
     SplitRequested,
     StacksRequested,
@@ -47,7 +48,7 @@ from holdfast.fabric.catalog import CATALOG, NAMES, Fabric, resolve
 from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder, runs_root, write_private
 from holdfast.guard.keys import fresh_token
-from holdfast.host.files import put
+from holdfast.host.files import put, read_small
 from holdfast.job.accepted import Accepted, Shipped
 from holdfast.job.document import Loaded, examine, examine_data, read_text
 from holdfast.job.drills import check as check_drill
@@ -261,9 +262,33 @@ def revive(run: RunFolder) -> bool:
     return True
 
 
-def cancel(run: RunFolder, *, force: bool = False) -> None:
-    """End a run: SIGTERM and its grace, or SIGKILL at once with `force`."""
-    ask(run, CancelRequested(at=time.time(), force=force, by="command line"))
+def cancel(run: RunFolder, *, force: bool = False) -> bool:
+    """End a run: SIGTERM and its grace, or SIGKILL at once with `force`; whether its controller does it.
+
+    With `force` a local run whose controller does not answer is ended without it.
+    """
+    request = CancelRequested(at=time.time(), force=force, by="command line")
+    if not force or os.path.lexists(run.place):
+        ask(run, request)
+        return True
+    try:
+        if controller_failing(run) is None:
+            ask(run, request)
+            return True
+    except HoldfastError as error:
+        if error.exit_code is ExitCode.NOT_FOUND:  # it is over
+            raise
+    except OSError:  # its log, or the folder, cannot be read
+        pass
+    from holdfast.launch.local import force as by_force
+
+    by_force.end(run, request)
+    return False
+
+
+def controller_failing(run: RunFolder) -> Finding | None:
+    """That a run's controllers do not last; None where they do, or where nobody keeps any."""
+    return asking.controller_failing(run)
 
 
 def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
@@ -356,7 +381,10 @@ def unheard(run: RunFolder) -> Finding | None:
 
 def glance(run: RunFolder) -> Brief:
     """A run in a line; the log of one that is over is folded for that only once."""
-    log_bytes = run.events.stat().st_size if run.events.exists() else 0
+    try:
+        log_bytes = run.events.stat().st_size
+    except FileNotFoundError:
+        log_bytes = 0
     if (known := _kept(run)) is not None and known.log_bytes == log_bytes:
         return known
     now = brief(status(run), log_bytes=log_bytes)
@@ -370,8 +398,8 @@ def _kept(run: RunFolder) -> Brief | None:
     import msgspec
 
     try:
-        return msgspec.json.decode(run.brief.read_bytes(), type=Brief)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_small(run.brief), type=Brief)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 
@@ -387,7 +415,13 @@ def summary(run: RunFolder) -> Summary:
     reader = EventReader(run.events)
     known, logs = list(reader.read()), str(run.logs) if run.logs.is_dir() else ""
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
-    return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=reader.damaged_lines)
+    return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=_missing_lines(reader, known))
+
+
+def _missing_lines(reader: EventReader, known: Sequence[AnyEvent]) -> int:
+    """How many lines of a log cannot be read, at least; one where its beginning is gone."""
+    begins = not known or isinstance(known[0], RunCreated)
+    return reader.damaged_lines or int(not begins)
 
 
 def storage_finding(run: RunFolder) -> Finding | None:
@@ -403,8 +437,16 @@ def runs() -> list[RunFolder]:
     root = runs_root()
     if not root.is_dir():
         return []
-    folders = [RunFolder(path) for path in root.iterdir() if (path / "job.json").exists()]
-    return sorted(folders, key=lambda folder: folder.job.stat().st_mtime, reverse=True)
+    begun = [(begun_at, RunFolder(path)) for path in root.iterdir() if (begun_at := _begun_at(RunFolder(path)))]
+    return [run for _, run in sorted(begun, key=lambda each: each[0], reverse=True)]
+
+
+def _begun_at(run: RunFolder) -> float:
+    """When a run was started; 0 of a folder that is none. A run whose job was lost has its log."""
+    for path in (run.job, run.events):
+        with contextlib.suppress(OSError):
+            return path.lstat().st_mtime
+    return 0.0
 
 
 def find_run(prefix: str | None) -> RunFolder:

@@ -26,7 +26,8 @@ from holdfast.events.log import EventReader, last_event
 from holdfast.events.operator import UNTIL, Request
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import RunFolder
-from holdfast.job.accepted import Accepted
+from holdfast.host.files import read_line
+from holdfast.job.accepted import Accepted, damaged_file
 from holdfast.report.advance import advance, fold
 from holdfast.report.status import Phase, RunStatus
 from holdfast.report.words import duration
@@ -69,6 +70,23 @@ def controller_gone(run: RunFolder) -> HoldfastError:
     )
 
 
+def controller_failing(run: RunFolder) -> Finding | None:
+    """That a run's controllers do not last, as its supervisor has written it down; None where they do."""
+    found = run.description()
+    if found.get("failed", 0) < 2 or finished(run) or not run.alive():
+        return None
+    for_s = max(0.0, time.time() - found.get("failing_since", time.time()))
+    return Finding(
+        code="controller-failing",
+        what=f"the controller of {run.run} has failed {found['failed']} times in a row, for {duration(for_s)}",
+        where=str(run.controller_log),
+        evidence=run.last_words(),
+        remedy="Ranks go on without it for `recovery.controller_grace_s`, and it is started again and again: fix what "
+        f"its last words say. `holdfast cancel --force {run.run}` ends the run without it.",
+        fault=Fault.CLUSTER,
+    )
+
+
 def ask(run: RunFolder, event: OperatorEvent) -> None:
     """Send a request to a run's controller over its Unix socket.
 
@@ -86,7 +104,7 @@ def ask(run: RunFolder, event: OperatorEvent) -> None:
     try:
         # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
         transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
-        headers = {"Authorization": f"Bearer {run.token.read_text().strip()}", UNTIL: repr(time.monotonic() + ASK_S)}
+        headers = {"Authorization": f"Bearer {_token(run)}", UNTIL: repr(time.monotonic() + ASK_S)}
         client = httpx.Client(
             transport=transport, base_url="http://controller", headers=headers, timeout=ASK_S + ANSWER_S
         )
@@ -125,6 +143,17 @@ def ask(run: RunFolder, event: OperatorEvent) -> None:
         )
 
 
+def _token(run: RunFolder) -> str:
+    """The run's token; raises HoldfastError where its file is not what was written."""
+    try:
+        token = read_line(run.token)
+    except OSError as error:
+        raise damaged_file(run.token, error) from error
+    if not (token and token.isascii() and token.isprintable()):
+        raise damaged_file(run.token, ValueError("it holds no token"))
+    return token
+
+
 def _refuse_without_agent(run: RunFolder, what: str) -> None:
     """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
     if not Accepted.read(run.job).agent:
@@ -156,6 +185,8 @@ def _no_answer(run: RunFolder, request: Request) -> HoldfastError:
     refuse_finished(run)
     if not run.alive():
         return controller_gone(run)
+    if failing := controller_failing(run):
+        return HoldfastError((failing,), ExitCode.UNAVAILABLE)
     seen = waits_for(run)
     return _controller_silent(run) if seen is None or seen.severity is Severity.INFO else _kept_away(seen, request)
 
@@ -221,7 +252,7 @@ def _controller_silent(run: RunFolder) -> HoldfastError:
         exit_code=ExitCode.UNAVAILABLE,
         where=str(run.controller_log),
         evidence=run.last_words(),
-        remedy="Try again in a moment.",
+        remedy=f"Try again in a moment. `holdfast cancel --force {run.run}` ends the run without it.",
         fault=Fault.HOLDFAST,
     )
 

@@ -28,7 +28,6 @@ RUNS/<run id>/
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -36,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.host.files import private
+from holdfast.host.files import open_plain, plain, private, read_object
 
 SUPERSEDED_STATUS = 81
 """Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
@@ -55,6 +54,19 @@ WORDS_BYTES = 64 * 1024
 
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the letters and digits that are read for one another."""
+
+_PORTS = ("port", "former_port")
+_DESCRIBED: dict[str, type | tuple[type, ...]] = {
+    "host": str,
+    "port": int,
+    "former_port": int,
+    "taken_by": str,
+    "keeper": int,
+    "id": str,
+    "failed": int,
+    "failing_since": (int, float),
+}
+"""What `controller.json` holds."""
 
 _ATTEMPT = re.compile(r"(?P<before>(?:replica-\d+-)?attempt-)(?P<attempt>\d+)")
 
@@ -111,11 +123,8 @@ class RunFolder:
         return self.path / "controller.json"
 
     def description(self) -> dict[str, Any]:
-        """Where its keeper says that it and the controller are to be found; empty where there has been none."""
-        try:
-            return json.loads(self.controller.read_text())
-        except (OSError, ValueError):
-            return {}
+        """What its keeper says of itself and of where the controller is; without what no keeper writes."""
+        return description_at(self.controller)
 
     @property
     def place(self) -> Path:
@@ -188,7 +197,7 @@ class RunFolder:
         """Whether the run has a keeper or a controller; two who look at once do not take each other for one."""
         try:
             descriptor = self._locked(fcntl.LOCK_SH, os.O_RDONLY)  # it may be on a read-only file system
-        except FileNotFoundError:
+        except OSError:  # there is none, or something else in its place, which nobody can hold
             return False
         if descriptor is None:
             return True
@@ -196,7 +205,7 @@ class RunFolder:
         return False
 
     def _locked(self, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
-        descriptor = os.open(self.path / "lock", flags | os.O_CLOEXEC, 0o600)
+        descriptor = plain(str(self.path / "lock"), flags | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -214,7 +223,7 @@ class RunFolder:
     def last_words(self) -> tuple[str, ...]:
         """The last lines of its controller's log; none where there is none."""
         try:
-            with self.controller_log.open("rb") as file:
+            with open_plain(self.controller_log) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
                 return tuple(file.read().decode(errors="replace").splitlines()[-5:])
         except OSError:
@@ -231,6 +240,16 @@ class RunFolder:
 
     def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
         return self.attempt_logs(attempt, replica, replicas) / rank_log_name(rank)
+
+
+def description_at(record: Path) -> dict[str, Any]:
+    """What a `controller.json` says, of what a keeper writes there; empty where there is none."""
+    try:
+        found = read_object(record)
+    except OSError:
+        return {}
+    known = {name: value for name, value in found.items() if isinstance(value, _DESCRIBED.get(name, ()))}
+    return {name: value for name, value in known.items() if name not in _PORTS or 0 < value < 1 << 16}
 
 
 def rank_log_name(rank: int) -> str:

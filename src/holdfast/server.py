@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import secrets
@@ -29,7 +28,8 @@ from holdfast.control.controller import Controller
 from holdfast.control.copies import LogCopies
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
-from holdfast.control.takeover import take_over
+from holdfast.control.takeover import emptied, take_over
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AnyEvent,
     CodeShipped,
@@ -50,8 +50,9 @@ from holdfast.guard.keys import Keys
 from holdfast.guard.limits import LIMITS
 from holdfast.guard.sparing import Sparing
 from holdfast.guard.tls import controllers_end, leaves_the_machine, make_identity
+from holdfast.host.files import read_line
 from holdfast.host.limits import open_more_files, receive_signals
-from holdfast.job.accepted import Accepted
+from holdfast.job.accepted import Accepted, Private, damaged_file
 from holdfast.job.backend import Backend
 from holdfast.job.profile import KUBERNETES
 from holdfast.job.silence import Silence
@@ -136,6 +137,14 @@ def _shipped(accepted: Accepted) -> tuple[CodeShipped, ...]:
     return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files, cwd=code.cwd),)
 
 
+def _token(folder: RunFolder) -> str:
+    """The run's token; raises HoldfastError where its file is not what was written."""
+    try:
+        return read_line(folder.token)
+    except OSError as error:
+        raise damaged_file(folder.token, error) from error
+
+
 async def _until_brought(folder: RunFolder, accepted: Accepted) -> None:
     """Wait for the code: elsewhere than here it is brought while this process starts."""
     while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file tells nobody
@@ -145,7 +154,7 @@ async def _until_brought(folder: RunFolder, accepted: Accepted) -> None:
 def _port_taken(folder: RunFolder) -> tuple[Finding, ...]:
     """What is to be said, once, when an earlier keeper's port could not be had again."""
     found = folder.description()
-    if "taken_by" not in found:
+    if not {"taken_by", "former_port", "port", "host"} <= found.keys():
         return ()
     taken = Finding(
         code="controller-port-taken",
@@ -213,15 +222,24 @@ async def _past(folder: RunFolder, accepted: Accepted, machine: Machine) -> _Pas
         return _Past(taken.events, taken.news(at), broken=taken.broken)
     if folder.events.stat().st_size:
         return _Past(EventReader(folder.events).read(), ())
+    if _had_begun(folder, accepted):
+        lost = emptied(created, str(folder.events))
+        log.error("%s", lost.finding)
+        return _Past(lost.events, lost.news(Clock(not_before=created.at)()), broken=True)
     await _until_brought(folder, accepted)
     return _Past((), (created, *_shipped(accepted)))
+
+
+def _had_begun(folder: RunFolder, accepted: Accepted) -> bool:
+    """Whether there were nodes or ranks already, which come after the log's first line."""
+    return any(folder.nodes.glob("node*")) or (accepted.lasting and any(folder.logs.glob("*attempt-*")))
 
 
 def _start_orders(
     accepted: Accepted, folder: RunFolder, keys: Keys, share: tuple[Share, ...], quorum: QuorumKeeper | None
 ) -> Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
     """What expands a start among some nodes into what each of them is told."""
-    job, private = accepted.job, json.loads(folder.secrets.read_text())["secrets"]
+    job, private = accepted.job, Private.read(folder.secrets).secrets
 
     def among(start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
@@ -280,7 +298,7 @@ async def serve(
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)
     place = _place(accepted.backend)
-    keys = Keys(folder.token.read_text().strip())
+    keys = Keys(_token(folder))
     listen = partial(listening, nodes=job.node_slots, silence=Silence(node_grace_s=grace_s), tls=tls)
     recalled = await _recalled(folder, accepted, place, keys, agents, listen)
     writer = EventWriter(folder.events)
@@ -348,7 +366,13 @@ def main() -> None:
     path, *handed_down = sys.argv[1:5]
     agents, clients, keeper = map(int, handed_down)
     folder = RunFolder(Path(path), keys=next(map(Path, sys.argv[5:]), None))
-    asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+    try:
+        asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+    except HoldfastError as error:
+        for finding in error.findings:
+            words = "; ".join(filter(None, (finding.what, *finding.evidence, finding.where, finding.remedy)))
+            log.critical("error [%s]: %s", finding.code, words)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

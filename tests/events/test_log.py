@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 import zlib
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from holdfast.events.log import (
     last_event,
     line_of,
     read_events,
+    sealed,
 )
 from holdfast.events.run import Outcome
+from holdfast.host.files import UnexpectedFile
 
 CREATED = RunCreated(at=1.0, run="test-abc", job={"command": ["true"]})
 GONE = NodeGone(at=2.0, node=1, generation=0, reason="its agent is gone")
@@ -230,6 +234,111 @@ def test_writer_that_finds_anothers_lines_writes_nothing_more(tmp_path: Path) ->
         stale.close()
     third.append([LEFT])
     assert read_events(tmp_path / "log") == [CREATED, GONE, LEFT]
+
+
+def _foreign(log: Path, how: str) -> None:
+    """Change a log as no controller does."""
+    match how:
+        case "a byte":
+            with log.open("ab") as file:
+                file.write(b"x")
+        case "a line":
+            with log.open("ab") as file:
+                file.write(b'{"type":"no event"}\n')
+        case "emptied":
+            os.truncate(log, 0)
+        case "cut in a line":
+            os.truncate(log, log.stat().st_size - 7)
+        case "removed":
+            log.unlink()
+        case "replaced by text":
+            log.unlink()
+            log.write_text("not a log\n")
+        case _:
+            log.unlink()
+            os.mkfifo(log)
+
+
+@pytest.mark.parametrize(
+    "how", ["a byte", "a line", "emptied", "cut in a line", "removed", "replaced by text", "replaced by a fifo"]
+)
+def test_log_that_no_controller_changed_is_put_back_by_its_writer(tmp_path: Path, how: str) -> None:
+    log = tmp_path / "log"
+    first = EventWriter(log)
+    first.append([CREATED])
+    first.close()
+    writer = EventWriter(log)
+    writer.append([GONE])
+    before = log.read_bytes()
+    _foreign(log, how)
+    writer.check()
+    assert log.read_bytes() == before
+    assert [repair.size_bytes > 0 for repair in writer.repairs] == [True]
+    _foreign(log, how)
+    writer.append([FINISHED], sync=True)
+    assert read_events(log) == [CREATED, GONE, FINISHED]
+    assert len(writer.repairs) == 2
+    writer.close()
+    assert [*tmp_path.iterdir()] == [log]
+
+
+def test_line_that_another_controller_is_writing_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    first = EventWriter(log)
+    first.append([CREATED])
+    line = sealed(GONE)
+
+    def write_the_rest(_: float) -> None:
+        with log.open("ab") as file:
+            file.write(line[10:])
+
+    with log.open("ab") as file:
+        file.write(line[:10])
+    monkeypatch.setattr(time, "sleep", write_the_rest)
+    with pytest.raises(Superseded):
+        first.check()
+    assert read_events(log) == [CREATED, GONE]
+
+
+def test_another_log_in_its_place_is_another_controllers(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = EventWriter(log)
+    first.append([CREATED])
+    log.unlink()
+    EventWriter(log).append([CREATED, GONE])
+    with pytest.raises(Superseded):
+        first.append([FINISHED])
+    assert read_events(log) == [CREATED, GONE]
+
+
+def test_reader_of_a_log_that_was_cut_begins_anew_where_nobody_puts_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    written(log, CREATED, GONE, LEFT)
+    reader = EventReader(log)
+    assert list(reader.read()) == [CREATED, GONE, LEFT]
+    whole = log.read_bytes()
+    os.truncate(log, 0)
+    assert list(reader.read()) == []
+    log.write_bytes(whole + sealed(FINISHED))
+    assert list(reader.read()) == [FINISHED]
+    log.write_bytes(sealed(FINISHED))
+    assert list(reader.read()) == []
+    monkeypatch.setattr("holdfast.events.log.CUT_S", 0.0)
+    assert list(reader.read()) == [FINISHED]
+
+
+def test_line_without_an_end_is_refused_however_long_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    written(log, CREATED)
+    with log.open("ab") as file:
+        file.truncate(1 << 40)
+    for read in (read_events, is_whole, EventWriter):
+        with pytest.raises(UnexpectedFile):
+            read(log)
 
 
 def test_line_of_an_event_is_found(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from holdfast.agent.agent import Agent, Settings
 from holdfast.errors import ExitCode
 from holdfast.guard.limits import LIMITS
 from holdfast.guard.sparing import Sparing
+from holdfast.host.files import read_line, read_object
 from holdfast.host.limits import open_more_files, receive_signals, wait_for_a_cpu
 
 log = logging.getLogger("holdfast.agent")
@@ -55,7 +55,7 @@ def main() -> None:
         node=options.node,
         generation=options.generation,
         controller=options.controller,
-        token=options.token_file.read_text().strip(),
+        token=read_line(options.token_file),
         ca=options.ca,
         folder=options.folder,
         sockets=options.sockets,
@@ -79,8 +79,8 @@ def _is_known(record: Path) -> bool:
     """Whether who started this agent lived to write it down: one that nobody knows of is ended, so it may not join."""
     sys.stdin.buffer.read()
     try:
-        return json.loads(record.read_text())["pid"] == os.getpid()
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_object(record).get("pid") == os.getpid()
+    except OSError:
         return False
 
 

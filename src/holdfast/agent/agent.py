@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -17,7 +16,6 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast.agent.code import CodeFolder
@@ -68,7 +66,7 @@ from holdfast.events.orders import (
 )
 from holdfast.events.rank import CheckpointNow, HandOver, SplitNow, StopNow
 from holdfast.findings import Finding
-from holdfast.folder import LEFT_NAME
+from holdfast.folder import LEFT_NAME, description_at
 from holdfast.host.processes import adopt_orphans, descendants, end_all
 from holdfast.job.silence import Silence
 
@@ -115,11 +113,10 @@ class Settings:
 
     def where(self) -> str:
         """The controller's URL, as far as it is known now."""
-        try:
-            found: dict[str, Any] = json.loads(self.record.read_text()) if self.record else {}
-            address = f"{found['host']}:{found['port']}"
-        except (OSError, ValueError, LookupError, TypeError):
+        found = description_at(self.record) if self.record else {}
+        if not {"host", "port"} <= found.keys():
             return self.controller
+        address = f"{found['host']}:{found['port']}"
         return urlsplit(self.controller)._replace(netloc=address).geturl()
 
 

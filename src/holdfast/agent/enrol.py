@@ -23,6 +23,7 @@ from holdfast.agent.fetch import fetch
 from holdfast.errors import HoldfastError
 from holdfast.events import paths
 from holdfast.folder import write_private
+from holdfast.host.files import read_line
 
 log = logging.getLogger("holdfast.agent")
 
@@ -77,7 +78,7 @@ def _fetch(options: argparse.Namespace, enrolled: Enrolled) -> None:
 def _enrol(options: argparse.Namespace) -> Enrolled:
     """Who runs here; leaves when nobody has said so for the controller's grace."""
     url = paths.url_of(options.controller, paths.ENROL)
-    token = options.newcomer_token_file.read_text().strip()
+    token = read_line(options.newcomer_token_file)
     deadline = time.monotonic() + options.controller_grace_s
     said, waits = "", iter(RETRY_S)
     with client(token, options.ca, answer_s=ANSWER_S) as controller:

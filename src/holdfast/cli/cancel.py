@@ -12,7 +12,9 @@ from holdfast.cli.request import OutputOption, RunArgument
 
 def cancel(
     run: RunArgument = None,
-    force: Annotated[bool, typer.Option("--force", help="Kill at once: no SIGTERM, no grace.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Kill at once: no SIGTERM, no grace; needs no controller.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End a run.
@@ -22,8 +24,10 @@ def cancel(
     from holdfast import api
 
     found = api.find_run(run)
-    api.cancel(found, force=force)
+    by_controller = api.cancel(found, force=force)
     if output is Output.JSON:
-        say_json({"run": found.run, "force": force})
+        say_json({"run": found.run, "force": force, "by_controller": by_controller})
+    elif not by_controller:
+        say(f"{found.run} was ended without its controller, which did not answer: all its processes were killed")
     else:
         say(f"{found.run} was told to end{' at once' if force else ''}")

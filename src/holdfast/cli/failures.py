@@ -20,6 +20,7 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.log import UnsupportedFormat
 from holdfast.findings import Fault, Finding
 from holdfast.folder import runs_root
+from holdfast.host.files import UnexpectedFile
 
 # The parser's words, which are pydantic's -> plain ones.
 _PLAIN_WORDS = (
@@ -71,6 +72,13 @@ def _explained(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
         case UnsupportedFormat():
             remedy = "Use the version of holdfast that started this run, or a newer one."
             return (Finding(code="log-too-new", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
+        case UnexpectedFile():
+            what = f"a file of holdfast's is not what holdfast wrote there: {error.strerror}"
+            remedy = "Look at what is there (`ls -l`), and put the file back. `holdfast cancel --force` ends a run."
+            found = Finding(
+                code="run-file-damaged", what=what, where=str(error.filename), remedy=remedy, fault=Fault.CLUSTER
+            )
+            return (found,), ExitCode.STORAGE
         case OSError(errno=number, filename=name) if number in _REFUSED_BY_THE_SYSTEM and name:
             what = f"the operating system refused: {error.strerror}"
             remedy = "See who may use it (`ls -ld`), and whether its disk has room and can be written (`df`)."

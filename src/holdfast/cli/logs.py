@@ -82,7 +82,7 @@ def logs(
 
 def _say_who_wrote(logs: Mapping[RankLog, Path]) -> None:
     """Say where there is something to see: the attempt that was asked for, or the latest, has written nothing."""
-    wrote = sorted({source.attempt for source, path in logs.items() if path.stat().st_size})
+    wrote = sorted({source.attempt for source, path in logs.items() if path.lstat().st_size})
     hint = f"; there is output of attempt {wrote[-1]}: `--attempt {wrote[-1]}`" if wrote else " or any other"
     remark(f"nothing was written in this attempt{hint}")
 

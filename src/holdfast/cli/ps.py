@@ -27,7 +27,7 @@ def ps(
     from holdfast import api
 
     runs = api.runs()[:last]
-    abandoned = {run.run for run in runs if api.abandoned(run)}
+    abandoned = {run.run for run in runs if _abandoned(run)}
     known = {run.run: _glance(run) for run in runs}
     if output is Output.JSON:
         say_json([{"run": run, **_data(brief), "abandoned": run in abandoned} for run, brief in known.items()])
@@ -45,6 +45,15 @@ def ps(
     for run, brief in known.items():
         if brief and run in abandoned:
             say(f"{run} has no controller; `holdfast attach {run}` starts one")
+
+
+def _abandoned(run: RunFolder) -> bool:
+    from holdfast import api
+
+    try:
+        return api.abandoned(run)
+    except OSError:  # its log is no file
+        return False
 
 
 def _glance(run: RunFolder) -> Brief | None:

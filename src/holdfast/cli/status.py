@@ -48,6 +48,7 @@ def status(
             "tokens_per_s_per_device": known.tokens_per_s_per_device if moves else None,
         }
         now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "unheard": unheard}
+        now["controller_failing"] = api.controller_failing(found)
         shown = {"ettr": summary.account.ettr, "abandoned": abandoned, "status": _document(known)}
         say_json({**now, **speed, **shown, "summary": document(summary)})
     elif known.finished_at is not None:
@@ -56,9 +57,9 @@ def status(
             say(f"why   `holdfast diagnose {found.run}`")
     else:
         show(picture(known, known.now, api.summary(found).account.ettr))
-        storage = api.storage_finding(found)
+        storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
-        present = [finding for finding in (unheard, waits, storage, still) if finding]
+        present = [finding for finding in (unheard, waits, failing, storage, still) if finding]
         present += api.controller_gone(found).findings if abandoned else ()
         if findings := [*past(known, known.now), *map(block, present)]:
             show(below(findings))

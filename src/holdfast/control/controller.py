@@ -72,7 +72,7 @@ from holdfast.events.orders import (
     Progress,
     StartRanks,
 )
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Fault, Finding, Severity
 from holdfast.folder import SUPERSEDED_STATUS
 from holdfast.job.backend import Backend, NodeObservation, NodePlace, Sight
 from holdfast.shortage import holding_up, shortage_of
@@ -233,7 +233,7 @@ class Controller:
             self._links.acknowledge_all()
         if state.finished:
             self._done.set()
-        if more := (*self._settled_steps(), *self._room_findings()):
+        if more := (*self._settled_steps(), *self._room_findings(), *self._repair_findings()):
             self._enter(more)
 
     def _hold(self, error: OSError) -> None:
@@ -260,6 +260,39 @@ class Controller:
             what = "there is room for the event log again"
             finding = Finding(code="disk-has-room", what=what, severity=Severity.INFO, where=str(path))
         return (FindingRaised(at=self._clock(), finding=finding),)
+
+    def _check_log(self) -> None:
+        """See that the log is as it was left, so that a change is undone before anybody misses what is gone."""
+        if self.holding:
+            return
+        try:
+            self._writer.check()
+        except Superseded:
+            _leave_to_another()
+        except OSError as error:
+            log.warning("the event log cannot be looked at: %s", error)
+        if found := self._repair_findings():
+            self._enter(found)
+
+    def _repair_findings(self) -> tuple[FindingRaised, ...]:
+        """What is to be said of changes to the log that no controller made, and that were undone."""
+        repairs = tuple(self._writer.repairs)
+        self._writer.repairs.clear()
+        return tuple(
+            FindingRaised(
+                at=self._clock(),
+                finding=Finding(
+                    code="event-log-repaired",
+                    severity=Severity.WARNING,
+                    what=f"the event log was changed by something else than this run: {repair.what}",
+                    where=str(self._writer.path),
+                    evidence=(f"{repair.size_bytes:,} bytes",),
+                    remedy="Nothing is lost. Find what writes there: another program, a script, a sync of that folder.",
+                    fault=Fault.CLUSTER,
+                ),
+            )
+            for repair in repairs
+        )
 
     def _kept(self) -> list[AnyEvent]:
         """What was kept back so that many words, or many steps, are one line."""
@@ -294,6 +327,8 @@ class Controller:
                 self._writer.check()  # it may be another controller that has given the node this place
             except Superseded:
                 _leave_to_another()
+            except OSError as error:
+                log.warning("the event log cannot be looked at: %s", error)
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Leave())
             return None
@@ -561,9 +596,10 @@ class Controller:
                 await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
 
     async def _watch_clock(self) -> None:
-        """Say when the wall clock is set; nothing here goes by it."""
+        """Say when the wall clock is set; nothing here goes by it. Look at the log as often."""
         while True:
             await asyncio.sleep(LOOK_S)
+            self._check_log()
             if jump_s := self._clock.jumped_s():
                 self.tell(clock_jumped("the controller", jump_s))
 

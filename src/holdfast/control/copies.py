@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.control.links import Links
 from holdfast.events.agent import LogCopy
 from holdfast.events.orders import KeepLog
+from holdfast.host.files import open_plain
 
 KEEPERS = 8
 """Nodes that keep a copy, the first ones: enough to outlive a rack, few enough to cost nothing."""
@@ -68,7 +69,7 @@ class LogCopies:
         return self._log.stat().st_size
 
     def _pieces(self, at: int, end: int) -> Iterator[tuple[int, bytes]]:
-        with self._log.open("rb") as file:
+        with open_plain(self._log) as file:
             while data := os.pread(file.fileno(), min(PIECE_BYTES, end - at), at):
                 yield at, data
                 at += len(data)

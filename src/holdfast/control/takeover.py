@@ -106,6 +106,12 @@ def take_over(machine: Machine, entries: Iterable[AnyEvent | Damage], created: R
     return Takeover(events=tuple(events), finding=_finding(damage, disagreement, log))
 
 
+def emptied(created: RunCreated, log: str) -> Takeover:
+    """What to say of a log that holds nothing, though its run had begun; `created` stands in for its first line."""
+    disagreement = "it is empty, though the run had started nodes"
+    return Takeover(events=(created,), finding=_finding([], disagreement, log))
+
+
 def _finding(damage: list[Damage], disagreement: str, log: str) -> Finding:
     places = tuple(
         f"line {one.first_line}, {one.size_bytes:,} bytes at offset {one.offset:,}" for one in damage[:_SHOWN]

@@ -8,7 +8,9 @@ itself, so that one which the disk has changed is passed over and counted, never
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +21,10 @@ import msgspec
 
 from holdfast.events import AnyEvent, RunCreated
 from holdfast.events.encoding import encode
+from holdfast.events.memory import LogMemory
 from holdfast.events.reserve import Reserve
 from holdfast.events.run import FORMAT
+from holdfast.host.files import UnexpectedFile, open_plain, plain
 
 RESERVE_BYTES = 4 << 20
 """Kept on disk for a log to grow into: some hours of steps, once the disk is full."""
@@ -28,8 +32,14 @@ RESERVE_BYTES = 4 << 20
 LAST_BYTES = 256 << 10
 """The part of it that is left for a run that is ending: to be cancelled, to judge, to finish."""
 
+PIECE_BYTES = 1 << 20
+"""How much is read at a time when a log is remembered."""
+
 BLOCK_BYTES = 65536
 """How much is read at a time when a log is read from its end."""
+
+LINE_BYTES = 64 << 20
+"""More than any line has: a batch of what thousands of nodes say in one step takes some megabytes."""
 
 _decoder = msgspec.json.Decoder(AnyEvent)
 
@@ -80,7 +90,22 @@ def _as_written(line: bytes) -> bool:
 
 
 class Superseded(Exception):
-    """Somebody else has written to this log: another controller has the run."""
+    """Another controller has written events to this log, so it has the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """A change that no controller made to the log, and that was undone."""
+
+    what: str
+    """What was found, in words."""
+    size_bytes: int
+    """How much was there that is no part of the log, or how much of the log was gone."""
+
+
+SETTLE_S, SETTLE_TRIES = 0.05, 40
+"""Seconds between two looks at what somebody else is writing, and how many: another controller's line may be half
+there, which is no reason to cut it off."""
 
 
 class EventWriter:
@@ -94,11 +119,18 @@ class EventWriter:
 
     def __init__(self, path: Path, *, reserve_bytes: int = RESERVE_BYTES, last_bytes: int = LAST_BYTES) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = plain(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._end = _whole_lines_bytes(path)
         if os.fstat(self._fd).st_size > self._end:
             os.ftruncate(self._fd, self._end)
+        self.repairs: list[Repair] = []
+        """What was undone so far, for whoever says so."""
+        self._memory = LogMemory()
+        with open_plain(path) as file:
+            while data := file.read(min(PIECE_BYTES, self._end - file.tell())):
+                self._memory.add(data)
         self._last_bytes = last_bytes
+        self._reserve_bytes = reserve_bytes
         self._reserve = Reserve(self._fd, reserve_bytes)
         self._reserve.keep(self._end)
 
@@ -108,14 +140,84 @@ class EventWriter:
         return self._reserve.shortage
 
     def check(self) -> None:
-        """Raise `Superseded` when the log has grown by another's hand: what its file system's locks may not prevent."""
-        if os.fstat(self._fd).st_size != self._end:
-            raise Superseded
+        """See that the log is as this writer left it, and make it so where somebody has changed it.
+
+        Raises `Superseded` where another controller has written to it, which its file system's locks may not prevent,
+        and OSError where it cannot be put back.
+        """
+        if not self._is_in_place():
+            self._put_in_place()
+        for _ in range(SETTLE_TRIES):
+            size = os.fstat(self._fd).st_size
+            if size == self._end:
+                return
+            if size < self._end:
+                self._restore()
+                self._repaired("lines were cut off from it, and are put back", self._end - size)
+                return
+            if self._has_events(self._fd, self._end):
+                raise Superseded
+            time.sleep(SETTLE_S)
+            if os.fstat(self._fd).st_size == size and not self._has_events(self._fd, self._end):
+                os.ftruncate(self._fd, self._end)
+                self._repaired("what was appended to it is no event, and is cut off", size - self._end)
+                return
+        raise Superseded
+
+    def _is_in_place(self) -> bool:
+        """Whether the file that this writer has open is the one that others find."""
+        try:
+            there, ours = os.stat(self.path), os.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _put_in_place(self) -> None:
+        """Write the log anew under its name; raises `Superseded` where another log is there."""
+        found, what = 0, "it was removed, and is written anew"
+        with contextlib.suppress(FileNotFoundError, UnexpectedFile), open_plain(self.path) as file:
+            if self._has_events(file.fileno(), 0):
+                raise Superseded
+            found, what = os.fstat(file.fileno()).st_size, "another file had its name, and is replaced"
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        former, self._fd = self._fd, descriptor
+        try:
+            self._restore()
+            fresh.rename(self.path)
+        except OSError:
+            self._fd = former
+            os.close(descriptor)
+            fresh.unlink(missing_ok=True)
+            raise
+        os.close(former)
+        self._reserve = Reserve(self._fd, self._reserve_bytes)
+        self._repaired(what, found or self._end)
+
+    def _restore(self) -> None:
+        """Write all of the log from memory."""
+        at = 0
+        for piece in self._memory.pieces():
+            data = memoryview(piece)
+            while data:
+                written = os.pwrite(self._fd, data, at)
+                data, at = data[written:], at + written
+        os.fdatasync(self._fd)
+
+    def _repaired(self, what: str, size_bytes: int) -> None:
+        self.repairs.append(Repair(what=what, size_bytes=size_bytes))
+
+    @staticmethod
+    def _has_events(descriptor: int, start: int) -> bool:
+        """Whether a controller's line is in a file from an offset on."""
+        return any(map(_as_written, os.pread(descriptor, LINE_BYTES, start).split(b"\n")))
 
     def append(self, events: Iterable[AnyEvent], *, sync: bool = False, ending: bool = False) -> None:
         """Write all of these or none; raises OSError when there is no room for them, and `Superseded`."""
         self.check()
-        data = memoryview(b"".join(map(sealed, events)))
+        whole = b"".join(map(sealed, events))
+        data = memoryview(whole)
         end = self._end + len(data)
         self._reserve.keep(end)
         if self._reserve.shortage and not ending and self._reserve.left(end) < self._last_bytes:
@@ -130,6 +232,7 @@ class EventWriter:
             os.ftruncate(self._fd, self._end)
             raise
         self._end = end
+        self._memory.add(whole)
 
     def close(self) -> None:
         """Give back what was kept and not needed."""
@@ -141,16 +244,36 @@ class EventWriter:
 
 def _whole_lines_bytes(path: Path) -> int:
     """Length of the file up to and including its last newline."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         end = file.seek(0, os.SEEK_END)
+        size = end
         while end > 0:
             start = max(0, end - BLOCK_BYTES)
             file.seek(start)
             newline = file.read(end - start).rfind(b"\n")
             if newline >= 0:
                 return start + newline + 1
+            if size - start > LINE_BYTES:
+                raise _too_long(path)
             end = start
     return 0
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """A log's lines, the last perhaps without its newline; raises `UnexpectedFile` for one longer than any of ours."""
+    while line := file.readline(LINE_BYTES):
+        if len(line) == LINE_BYTES:
+            raise _too_long(path)
+        yield line
+
+
+def _too_long(path: Path) -> UnexpectedFile:
+    return UnexpectedFile(errno.EFBIG, f"it has a line of more than {LINE_BYTES:,} bytes", str(path))
+
+
+CUT_S = 5.0
+"""Seconds after which a reader of a log from which lines were cut off reads it from its start: its controller, which
+looks at it every second, has not put them back."""
 
 
 class EventReader:
@@ -168,6 +291,8 @@ class EventReader:
         self._crc = 0
         """Of what was read."""
         self._line = 0
+        self._cut_at: float | None = None
+        """Since when there is less than was read (monotonic seconds)."""
         self.damage: list[Damage] = []
         """What was passed over so far, neighbours drawn together."""
         self.unknown_lines = 0
@@ -184,12 +309,12 @@ class EventReader:
     def entries(self) -> Iterator[AnyEvent | Damage]:
         """The events that have come, and each damaged line where it stands."""
         try:
-            file = self._path.open("rb")
+            file = open_plain(self._path)
         except FileNotFoundError:
             return
         with file:
             self._find_place(file)
-            for line in file:
+            for line in _lines(file, self._path):
                 if not line.endswith(b"\n"):
                     return
                 first, offset = self._offset == 0, self._offset
@@ -214,6 +339,13 @@ class EventReader:
         if self._file not in (0, inode) and zlib.crc32(file.read(self._offset)) != self._crc:
             self._offset = self._crc = self._line = 0
         self._file = inode
+        if os.fstat(file.fileno()).st_size >= self._offset:
+            self._cut_at = None
+        elif self._cut_at is None:
+            self._cut_at = time.monotonic()
+        elif time.monotonic() - self._cut_at > CUT_S:
+            self._offset = self._crc = self._line = 0
+            self._cut_at = None
         file.seek(self._offset)
 
     def _damaged(self, offset: int, size_bytes: int) -> Damage:
@@ -229,8 +361,8 @@ class EventReader:
 
 def is_whole(path: Path) -> bool:
     """Whether every complete line of a log is what was written; reads no event."""
-    with path.open("rb") as file:
-        return all(_as_written(line) for line in file if line.endswith(b"\n"))
+    with open_plain(path) as file:
+        return all(_as_written(line) for line in _lines(file, path) if line.endswith(b"\n"))
 
 
 class UnsupportedFormat(Exception):
@@ -245,10 +377,10 @@ def last_event(path: Path) -> AnyEvent | None:
     """The last complete event of a log, read from its end; None when it is damaged, or of no kind that is known."""
     try:
         end = _whole_lines_bytes(path)
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = end
             block = b""
-            while start > 0 and b"\n" not in block[:-1]:
+            while start > 0 and b"\n" not in block[:-1] and len(block) <= LINE_BYTES:
                 start = max(0, start - BLOCK_BYTES)
                 file.seek(start)
                 block = file.read(end - start)
@@ -263,7 +395,7 @@ def last_event(path: Path) -> AnyEvent | None:
 def line_of(path: Path, event: AnyEvent) -> int:
     """The number of the line that holds an event, from 1; 0 where none does."""
     sought = sealed(event)
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return next((number for number, line in enumerate(file, 1) if line == sought), 0)
 
 

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.host.files import read_line
+
 KILL_COUNTERS = ("memory.events", "memory.oom_control")
 """The files that count processes ended for memory: of v2, of v1. Every group but the root of v2 has one of them."""
 
@@ -181,7 +183,7 @@ def noted(folder: Path) -> dict[Path, Path]:
     found: dict[Path, Path] = {}
     for path in sorted(folder.glob(f"{_NOTES}*")):
         with contextlib.suppress(OSError, ValueError):
-            group = Path(path.read_text())
+            group = Path(read_line(path))
             if group.name.startswith(PREFIX) and ".." not in group.parts:
                 found[path] = group
     return found

@@ -25,6 +25,15 @@ _KINDS = {
 }
 
 
+_REFUSED = {
+    errno.ENXIO: "a FIFO, a socket or a device",
+    errno.EISDIR: "a folder",
+    errno.ELOOP: "a link that leads to itself",
+    errno.ENOTDIR: "in something that is no folder",
+}
+"""What the kernel refuses to open."""
+
+
 class UnexpectedFile(OSError):
     """A file is not what holdfast wrote there."""
 
@@ -39,8 +48,8 @@ def plain(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)  # a FIFO without a reader or writer is not waited for
     except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise UnexpectedFile(errno.EINVAL, "it is a FIFO, a socket or a device, not a file", path) from None
+        if what := _REFUSED.get(error.errno or 0):
+            raise UnexpectedFile(error.errno, f"it is {what}, not a file", path) from None
         raise
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind == stat.S_IFREG:

@@ -17,10 +17,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.host.files import read_object
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_KTHREAD = 0x200000
 _EXEC_LOOKS, _EXEC_LOOK_S = 10, 0.001
+_PIDS = 1 << 22
+"""More than Linux ever numbers processes."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,6 +38,18 @@ class ProcessId:
     @property
     def alive(self) -> bool:
         return started_at(self.pid) == self.started
+
+
+def recorded(record: Path) -> ProcessId | None:
+    """The process that a file names by `pid` and `started`; None where it names none."""
+    try:
+        found = read_object(record)
+    except OSError:
+        return None
+    pid, started = found.get("pid"), found.get("started")
+    if not isinstance(pid, int) or not isinstance(started, int) or not 0 < pid < _PIDS:
+        return None
+    return ProcessId(pid, started)
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -123,6 +139,16 @@ def marked(pids: Iterable[int], **marks: str) -> list[int]:
         if all(mark in environ for mark in wanted):
             found.append(pid)
     return found
+
+
+def marked_below(pids: Iterable[int], **marks: str) -> list[int]:
+    """Those of the processes whose environment carries all of these variables, with values that begin so."""
+    wanted = [f"{name}={value}".encode() for name, value in marks.items()]
+    return [pid for pid in pids if _begins(_environ(pid), wanted)]
+
+
+def _begins(environ: list[bytes], wanted: list[bytes]) -> bool:
+    return all(any(word.startswith(mark) for word in environ) for mark in wanted)
 
 
 def grouped(pids: Iterable[int], groups: Container[int]) -> list[int]:

@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import holdfast
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import RunCreated
+from holdfast.findings import Fault
+from holdfast.host.files import read_object, read_small
 from holdfast.job.isolation import Isolation
 from holdfast.job.profile import LOCAL, Workload
 from holdfast.job.spec import Job, Model
+
+
+def damaged_file(path: Path, error: Exception) -> HoldfastError:
+    """A file of a run's folder is not what holdfast wrote there, so that nothing can be done with the run."""
+    return failure(
+        "run-file-damaged",
+        f"{path.name} of {path.parent.name} is not what holdfast wrote there",
+        exit_code=ExitCode.STORAGE,
+        where=str(path),
+        evidence=(" ".join(str(error).split())[:500],),
+        remedy=f"Put it back as it was, or end the run: `holdfast cancel --force {path.parent.name}`.",
+        fault=Fault.CLUSTER,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """What a run's folder keeps for controllers that are started again, and for nobody else."""
+
+    environ: Mapping[str, str]
+    """Of whoever started the run."""
+    secrets: Mapping[str, str]
+    """The job's, by name."""
+
+    @classmethod
+    def read(cls, path: Path) -> Private:
+        """What a run's folder says; raises HoldfastError where that is not what was written."""
+        try:
+            found = read_object(path)
+        except OSError as error:
+            raise damaged_file(path, error) from error
+        kept: dict[str, dict[str, str]] = {}
+        for name in ("environ", "secrets"):
+            values = found.get(name)
+            if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - it is anybody's JSON
+                raise damaged_file(path, ValueError(f"{name} is missing, or not words by name"))
+            kept[name] = cast("dict[str, str]", values)
+        return cls(environ=kept["environ"], secrets=kept["secrets"])
 
 
 class Shipped(Model):
@@ -55,8 +99,11 @@ class Accepted(Model):
 
     @classmethod
     def read(cls, path: Path) -> Accepted:
-        """What a run's folder says."""
-        return cls.model_validate_json(path.read_text())
+        """What a run's folder says; raises HoldfastError where that is not what was written."""
+        try:
+            return cls.model_validate_json(read_small(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise damaged_file(path, error) from error
 
     def created(self, run: str) -> RunCreated:
         """The first event of its run's log."""

@@ -17,12 +17,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
-from holdfast.host.files import private, put
+from holdfast.host.files import UnexpectedFile, plain, put, read_object
 from holdfast.host.processes import port_holder
 
 LASTING_S = 10.0
@@ -63,7 +63,7 @@ def listen(folder: RunFolder, address: str, port: int = 0) -> Generator[tuple[so
     try:
         agents = socket.create_server((address, former), backlog=4096)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # the second where the record names one of root's
             raise
         taken_by = port_holder(former) or "somebody who has let it go by now"
         agents = socket.create_server((address, 0), backlog=4096)
@@ -90,7 +90,10 @@ def clients_at(folder: RunFolder) -> socket.socket:
 
 
 def describe(folder: RunFolder, **found: Any) -> None:
-    """Say that this process is the run's keeper, and where agents find its controller."""
+    """Say that this process is the run's keeper, and where agents find its controller.
+
+    Of a controller that does not last it says `failed`, how many in a row, and `failing_since` when.
+    """
     put(folder.controller, json.dumps({**found, "keeper": os.getpid(), "id": _ID}).encode())
 
 
@@ -124,7 +127,7 @@ def keep(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock:
     """Have a controller alive until the run is over; its last exit code."""
     pace = Pace(grace_s=_grace_s(folder))
     while True:
-        if not _ours(folder):
+        if not _ours(folder, agents):
             return SUPERSEDED_STATUS
         started = time.monotonic()
         status = _one_life(folder, agents, clients, lock)
@@ -132,17 +135,42 @@ def keep(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock:
         pace = pace.after(started, ended)
         if status in (0, SUPERSEDED_STATUS) or pace.hopeless(ended):
             return status
+        if pace.quick > 1:
+            _say_how(folder, failed=pace.quick, failing_since=time.time() - (ended - pace.since))
         time.sleep(max(0.0, pace.pause_s - (ended - started)))
 
 
-def _ours(folder: RunFolder) -> bool:
-    """Whether no other keeper has written itself down: a file system without locks lets two believe they have one."""
-    return folder.description().get("id") == _ID
+def _ours(folder: RunFolder, agents: socket.socket) -> bool:
+    """Whether no other keeper has written itself down: a file system without locks lets two believe they have one.
+
+    A record that names nobody is damaged, and is written anew.
+    """
+    found = folder.description()
+    if "id" in found:
+        return found["id"] == _ID
+    host, port = agents.getsockname()[:2]
+    with contextlib.suppress(OSError):
+        describe(folder, host=host, port=port)
+    return True
+
+
+def _say_how(folder: RunFolder, **failing: Any) -> None:
+    """Write down whether controllers last, for whoever asks how the run is; without `failing`, they do."""
+    found = folder.description()
+    if found.get("id") == _ID:
+        kept = {name: value for name, value in found.items() if name not in ("failed", "failing_since")}
+        if kept | failing != found:
+            with contextlib.suppress(OSError):
+                describe(folder, **(kept | failing))
 
 
 def _grace_s(folder: RunFolder) -> float:
-    recovery = json.loads(folder.job.read_text())["job"].get("recovery", {})
-    return recovery.get("controller_grace_s", GRACE_S)
+    """The job's `recovery.controller_grace_s`; the default of a job that names none, or cannot be read."""
+    try:
+        found: Any = read_object(folder.job)["job"]["recovery"]["controller_grace_s"]
+    except (OSError, LookupError, TypeError):
+        return GRACE_S
+    return float(found) if isinstance(found, (int, float)) and found > 0 else GRACE_S
 
 
 def _one_life(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock: int) -> int:
@@ -153,7 +181,7 @@ def _one_life(folder: RunFolder, agents: socket.socket, clients: socket.socket, 
     if folder.keys is not None:
         argv.append(str(folder.keys))
     try:
-        with open(folder.controller_log, "ab", opener=private) as log:
+        with _log(folder) as log:
             controller = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(*handed_down, lock)
             )
@@ -164,9 +192,17 @@ def _one_life(folder: RunFolder, agents: socket.socket, clients: socket.socket, 
     finally:
         os.close(beat)
     try:
-        return _watch(controller.pid, beats)
+        return _watch(controller.pid, beats, lasts=lambda: _say_how(folder))
     finally:
         os.close(beats)
+
+
+def _log(folder: RunFolder) -> BinaryIO:
+    """Where the controller writes; nowhere, where its log is no file."""
+    try:
+        return open(folder.controller_log, "ab", opener=plain)
+    except UnexpectedFile:
+        return open(os.devnull, "ab")
 
 
 def _say(what: str) -> None:
@@ -175,8 +211,12 @@ def _say(what: str) -> None:
         os.write(sys.stderr.fileno(), f"{what}\n".encode())
 
 
-def _watch(controller: int, beats: int) -> int:
-    """Wait for a controller's end, and bring it about when it has been silent for too long; reap whatever else ends."""
+def _watch(controller: int, beats: int, lasts: Callable[[], None]) -> int:
+    """Wait for a controller's end, and bring it about when it has been silent for too long; reap whatever else ends.
+
+    Calls `lasts` once it has lived for so long that it can be taken to work.
+    """
+    until, lasting = time.monotonic() + LASTING_S, False
     poll = select.poll()
     poll.register(beats, select.POLLIN)
     silent, allowed = 0, SILENT_LOOKS_AT_START
@@ -186,6 +226,9 @@ def _watch(controller: int, beats: int) -> int:
                 # It has closed its end, which only its own end does.
                 return _wait_for(controller)
             silent, allowed = 0, SILENT_LOOKS
+            if not lasting and time.monotonic() >= until:
+                lasting = True
+                lasts()
         else:
             silent += 1
         if silent >= allowed:

@@ -57,13 +57,13 @@ class Plan:
     cwd: str
 
     @classmethod
-    def of(cls, accepted: Accepted, folder: RunFolder, attempt: Attempt, secrets: dict[str, str]) -> Plan:
+    def of(cls, accepted: Accepted, folder: RunFolder, attempt: Attempt, secrets: Mapping[str, str]) -> Plan:
         """Plan an attempt of an accepted job."""
         return cls(
             job=accepted.job,
             attempt=attempt,
             group_ranks={node: group_rank for group_rank, node in enumerate(attempt.nodes)},
-            env=of_attempt(accepted, folder, attempt) | secrets,
+            env=of_attempt(accepted, folder, attempt) | dict(secrets),
             logs=folder.attempt_logs(attempt.attempt, attempt.replica, attempt.replica_count),
             cwd=accepted.code.cwd if accepted.code else str(Path(accepted.base, accepted.job.workdir)),
         )

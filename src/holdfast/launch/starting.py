@@ -6,7 +6,6 @@ Of a local run it keeps the controller alive; of one elsewhere it keeps the run'
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Fault
 from holdfast.folder import RunFolder
-from holdfast.job.accepted import Accepted
+from holdfast.job.accepted import Accepted, Private
 from holdfast.job.profile import KUBERNETES, LOCAL
 
 KEEPERS: Mapping[str, Callable[[Accepted], tuple[str, ...]]] = {
@@ -32,7 +31,7 @@ START_S = 10.0
 
 def start_keeper(run: RunFolder, accepted: Accepted) -> None:
     """Start a keeper with the environment the run was first started with, and wait until it listens."""
-    environ: Mapping[str, str] = json.loads(run.secrets.read_text())["environ"]
+    environ = Private.read(run.secrets).environ
     module, *options = KEEPERS[accepted.backend](accepted)
     with run.controller_log.open("ab") as output:
         keeper = subprocess.Popen(

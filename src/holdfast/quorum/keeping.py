@@ -15,7 +15,7 @@ import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
-from holdfast.host.files import put
+from holdfast.host.files import put, read_line
 
 log = logging.getLogger("holdfast.controller")
 
@@ -38,6 +38,15 @@ def at_folder(folder: Path) -> Generator[Path]:
         os.close(directory)
 
 
+def _port_in(record: Path) -> int:
+    """The port that an earlier service had; 0 where none is known."""
+    try:
+        port = int(read_line(record))
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 1 << 16 else 0
+
+
 class QuorumKeeper:
     """Keeps one service alive for a run, on one port for as long as it can."""
 
@@ -47,7 +56,7 @@ class QuorumKeeper:
         self._known_as = known_as
         self._more = (str(min_replicas), f"{grace_s:g}")
         self._record = folder / "quorum.port"
-        self._port = int(self._record.read_text()) if self._record.exists() else 0
+        self._port = _port_in(self._record)
         self._alive: Mapping[int, str] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None

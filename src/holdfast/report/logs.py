@@ -95,7 +95,7 @@ class Glimpse:
     def _first_of_latest(self) -> tuple[RankLog, Path] | None:
         found = rank_logs(self._run)
         attempt = max((source.attempt for source in found), default=0)
-        written = (item for item in found.items() if item[0].attempt == attempt and item[1].stat().st_size > 0)
+        written = (item for item in found.items() if item[0].attempt == attempt and item[1].lstat().st_size > 0)
         return next(written, None)
 
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.host.files import UnexpectedFile, open_plain, plain
 from holdfast.report.cutter import Cutter
 
 BLOCK_BYTES = 1 << 20
@@ -49,7 +50,7 @@ class Tail:
         """Bytes of the file, as it is now."""
         try:
             return os.stat(self._path).st_size
-        except FileNotFoundError:
+        except OSError:  # there is none, or a link that leads nowhere
             return 0
 
     def read(self, now: float) -> Piece | None:
@@ -58,8 +59,8 @@ class Tail:
             self._last_lines = None  # what comes into an empty file is new, and shown whole
             return None
         try:
-            file = os.open(self._path, os.O_RDONLY)
-        except FileNotFoundError:
+            file = plain(str(self._path), os.O_RDONLY)
+        except (FileNotFoundError, UnexpectedFile):
             return None
         try:
             return self._read(file, now)
@@ -106,11 +107,11 @@ class Tail:
 def last_lines(path: Path, count: int) -> list[str]:
     """How the end of a file looks now, an unfinished line included; no more than its last `GLIMPSE_BYTES` are read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = max(0, file.seek(0, os.SEEK_END) - GLIMPSE_BYTES)
             file.seek(start)
             text = file.read(GLIMPSE_BYTES)
-    except FileNotFoundError:
+    except (FileNotFoundError, UnexpectedFile):
         return []
     _, newline, whole = text.partition(b"\n")
     cutter = Cutter(colours=False)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
 from holdfast.events.log import EventWriter
 from holdfast.folder import RunFolder
@@ -48,8 +49,8 @@ def test_run_given_up_leaves_neither_secrets_nor_socket(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.job.write_text(json.dumps({"job": {"recovery": {"controller_grace_s": 0.1}}}))
     folder.secrets.write_text("{}")
-    assert keep(folder).returncode == 1
-    assert folder.controller_log.read_text().count("ValidationError") >= 2
+    assert keep(folder).returncode == ExitCode.STORAGE
+    assert folder.controller_log.read_text().count("run-file-damaged") >= 2
     assert not folder.secrets.exists()
     assert not folder.control_socket.exists()
 

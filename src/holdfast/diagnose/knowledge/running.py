@@ -195,8 +195,32 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`volume` of the profile.",
         "Name a volume in the profile.",
     ),
+    (
+        "event-log-repaired",
+        "Something else than the run's controller changed the event log: cut it, removed it, or wrote into it.",
+        "The evidence says how much; `fuser -v` and `lsof` of the log name who has it open.",
+        "Nothing: the controller has put it back. Keep other programs out of the run's folder.",
+    ),
     ("event-log-broken", "The event log is damaged where it matters.", _DISK, "Start the job anew."),
     ("internal", "A fault of holdfast's own.", "The file that the finding names.", "Report it with that file."),
+    (
+        "run-file-damaged",
+        "A file in a run's folder is not what holdfast wrote there: changed, cut short, or replaced by something else.",
+        "`ls -l` of it; the evidence says what was found.",
+        "Put it back as it was, or end the run: `holdfast cancel --force RUN`.",
+    ),
+    (
+        "controller-failing",
+        "Controllers of the run end as soon as they start; its ranks go on meanwhile.",
+        "The last lines of the run's controller.log.",
+        "Fix what they say, or `holdfast cancel --force RUN`.",
+    ),
+    (
+        "processes-stay",
+        "Processes of a run were killed and do not end.",
+        "`ps` for state D.",
+        "Look at what the kernel holds them for, and cancel again.",
+    ),
     (
         "command-failed",
         "The controller could not carry out a command, such as to make a node; the run goes on without it meanwhile.",

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.folder import EVENTS_NAME, RunFolder
+from holdfast.host.files import open_plain, plain
 
 BEAT_S = 0.1
 """How often files are looked at."""
@@ -135,7 +136,7 @@ def _follow(folder: RunFolder) -> None:
 def end_of(log: Path, size: int) -> int:
     """By what the end of so much of a log is known; -1 where there is none."""
     try:
-        with log.open("rb") as file:
+        with open_plain(log) as file:
             file.seek(max(0, size - END_BYTES))
             return zlib.crc32(file.read(min(size, END_BYTES)))
     except FileNotFoundError:
@@ -165,7 +166,7 @@ def _aligned(offset: int) -> int:
 def _whole_lines(log: Path, known: int) -> int:
     """Where the last whole line ends, as far as it is after what is known to be whole."""
     try:
-        with log.open("rb") as file:
+        with open_plain(log) as file:
             size = os.fstat(file.fileno()).st_size
             if size < known:
                 return 0  # of another life: it is sent anew
@@ -180,7 +181,8 @@ def _whole_lines(log: Path, known: int) -> int:
 
 
 def _send(path: Path, name: str, at: int, end: int) -> None:
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+    # A link in a folder that ranks can write may lead to what this pod alone may read.
+    with open(path, "rb", opener=lambda name, flags: plain(name, flags | os.O_NOFOLLOW)) as file:
         file.seek(at)
         while at < end and (data := file.read(min(PIECE_BYTES, end - at))):
             _write(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)

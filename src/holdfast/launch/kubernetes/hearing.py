@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from holdfast.folder import RunFolder
-from holdfast.host.files import put
+from holdfast.host.files import put, read_small
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +25,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 def silence(folder: RunFolder) -> Silence | None:
     """Why the run's folder is behind; None where it is not."""
     try:
-        return msgspec.json.decode(folder.silence.read_bytes(), type=Silence)
-    except FileNotFoundError:
+        return msgspec.json.decode(read_small(folder.silence), type=Silence)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 

@@ -27,6 +27,7 @@ from holdfast.errors import ExitCode
 from holdfast.events import CancelRequested, Outcome, RunFinished
 from holdfast.events.log import last_event
 from holdfast.folder import EVENTS_NAME, RunFolder
+from holdfast.host.files import read_small
 from holdfast.launch.keeping import clients_at, describe, take
 from holdfast.launch.kubernetes.delivery import DESK, controllers_pod, deliver, folder_there, in_secret
 from holdfast.launch.kubernetes.desk import ENDS, FILES, PIECE_BYTES, deadline, end_of, retimed
@@ -74,7 +75,10 @@ class Terms(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, folder: RunFolder) -> Terms:
         """What a run's folder says."""
-        terms = msgspec.json.decode(folder.job.read_bytes(), type=cls)
+        try:
+            terms = msgspec.json.decode(read_small(folder.job), type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            sys.exit(f"{folder.job} is not what holdfast wrote there: {error}")
         brought = terms.code is None or in_secret(terms.code.bytes)
         return msgspec.structs.replace(terms, code=None) if brought else terms
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.folder import RunFolder
-from holdfast.host.files import put
+from holdfast.host.files import put, read_small
+from holdfast.job.accepted import damaged_file
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,5 +29,8 @@ def record(folder: RunFolder, place: Place) -> None:
 
 
 def recorded(folder: RunFolder) -> Place:
-    """Where a run is."""
-    return msgspec.json.decode(folder.place.read_bytes(), type=Place)
+    """Where a run is; raises HoldfastError where that is not what was written."""
+    try:
+        return msgspec.json.decode(read_small(folder.place), type=Place)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise damaged_file(folder.place, error) from error

@@ -18,6 +18,7 @@ from holdfast.findings import Fault
 from holdfast.folder import RunFolder
 from holdfast.guard.keys import Keys
 from holdfast.guard.tls import make_identity
+from holdfast.host.files import read_line
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.kubernetes.delivery import in_secret
 from holdfast.launch.kubernetes.envoy import sent
@@ -72,7 +73,7 @@ def _values(folder: RunFolder, asked: Submission, secrets: Mapping[str, str]) ->
     """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
     if not asked.profile.agent:
         return {asked.names.secrets: {name: value.encode() for name, value in secrets.items()}}
-    token = folder.token.read_text().strip()
+    token = read_line(folder.token)
     make_identity(folder.ca, folder.identity)
     ca = folder.ca.read_bytes()
     own = {"token": token.encode(), "ca.pem": ca, "identity.pem": folder.identity.read_bytes()}

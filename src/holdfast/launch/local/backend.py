@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from holdfast.events.orders import RankLaunch
 from holdfast.folder import AGENT_NAME, LEFT_NAME, RunFolder, runs_root, write_private
 from holdfast.guard.keys import Keys
 from holdfast.host.cgroups import Ground, ground
-from holdfast.host.files import put
+from holdfast.host.files import put, read_line
 from holdfast.host.limits import give_back
 from holdfast.host.processes import (
     HELPER,
@@ -35,6 +36,7 @@ from holdfast.host.processes import (
     end_all,
     identify,
     marked,
+    recorded,
     send,
     signal_name,
     strays,
@@ -51,6 +53,8 @@ from holdfast.launch.local.share import shares
 RENDERED_NODES = 64
 """Most nodes that `render` shows whole: of more, the first ones and the last."""
 RENDERED_FIRST = 8
+
+_NODE_FOLDER = re.compile(r"node(?P<node>\d{1,6})\.(?P<generation>\d{1,9})")
 
 END_S = 10.0
 """Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
@@ -219,7 +223,7 @@ class LocalBackend:
         """The node's own token, written anew: a start that was interrupted may have left half of one."""
         path = node_folder / "token"
         path.unlink(missing_ok=True)
-        write_private(path, Keys(self._folder.token.read_text().strip()).of_node(place.node, place.generation))
+        write_private(path, Keys(read_line(self._folder.token)).of_node(place.node, place.generation))
         return path
 
     def _end_unrecorded(self, place: NodePlace) -> None:
@@ -232,18 +236,15 @@ class LocalBackend:
 
     def _read(self, place: NodePlace) -> ProcessId | None:
         """The place's agent, as a controller before us or this one wrote it down."""
-        try:
-            record = json.loads((self._folder.node(place.node, place.generation) / AGENT_NAME).read_text())
-            return ProcessId(record["pid"], record["started"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return recorded(self._folder.node(place.node, place.generation) / AGENT_NAME)
 
     def _known_places(self) -> list[NodePlace]:
         """Places that may have processes: those with a token, which a node is given first and loses last."""
         places: list[NodePlace] = []
         for path in sorted(self._folder.nodes.glob("node*.*/token")):
-            node, _, generation = path.parent.name.removeprefix("node").partition(".")
-            places.append(NodePlace(node=int(node), generation=int(generation)))
+            named = _NODE_FOLDER.fullmatch(path.parent.name)
+            if named is not None and int(named["node"]) < self._accepted.job.node_slots:
+                places.append(NodePlace(node=int(named["node"]), generation=int(named["generation"])))
         return places
 
     def _watch(self, place: NodePlace) -> None:
@@ -273,7 +274,7 @@ class LocalBackend:
         One that left by itself, while there was no controller, has written down why.
         """
         with contextlib.suppress(OSError):
-            return (self._folder.node(place.node, place.generation) / LEFT_NAME).read_text()
+            return read_line(self._folder.node(place.node, place.generation) / LEFT_NAME)
         child = self._children.pop(pid, None)
         # Not `poll()`: of a child that was reaped when its node was removed, it says that it exited with code 0.
         status = _reap(pid) if child is not None else None
@@ -288,7 +289,9 @@ class LocalBackend:
         """End a node as a machine ends: every process of it, at once."""
         agent = self._read(place)
         node_folder, mark = self._folder.node(place.node, place.generation), _mark(self._folder.run, place)
-        root = agent.pid if agent is not None and agent.alive else None
+        # Its mark too, because after a reboot another process may have its number and, as it were, its start.
+        ours = agent is not None and agent.alive and marked((agent.pid,), HOLDFAST_NODE=mark)
+        root = agent.pid if agent is not None and ours else None
         if root is not None:
             # Stopped first so that it starts nothing more, and ended last so that its tree stays known.
             send(root, signal.SIGSTOP)

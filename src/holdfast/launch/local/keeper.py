@@ -7,7 +7,6 @@ alive, and it adopts every orphan of the run, so that nothing escapes the last s
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from holdfast.folder import AGENT_NAME, SUPERSEDED_STATUS, RunFolder
 from holdfast.host.limits import receive_signals
-from holdfast.host.processes import ProcessId, adopt_orphans, descendants, end_all
+from holdfast.host.processes import adopt_orphans, descendants, end_all, recorded
 from holdfast.job.isolation import Isolation
 from holdfast.launch.keeping import keep, listen, take
 from holdfast.launch.local import allowance
@@ -64,12 +63,8 @@ def _in_groups(nodes: Iterable[Path]) -> Iterator[int]:
 def _live_agents(folder: RunFolder) -> Iterator[int]:
     """Agents that an earlier keeper's controller left behind."""
     for path in folder.nodes.glob(f"*/{AGENT_NAME}"):
-        try:
-            record = json.loads(path.read_text())
-            agent = ProcessId(record["pid"], record["started"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if agent.alive:
+        agent = recorded(path)
+        if agent is not None and agent.alive:
             yield agent.pid
 
 
