@@ -19,6 +19,7 @@ import pytest
 from holdfast.agent import held as held_module
 from holdfast.agent.held import Cold, Held, UnfitModule, Wanted
 from holdfast.agent.program import Program, program
+from holdfast.host.cgroups import dissolve, tracking_group
 from holdfast.host.limits import become_rank
 from holdfast.host.processes import adopt_orphans, marked
 
@@ -161,6 +162,28 @@ def test_forked_rank_does_what_a_cold_one_does(place: Place, name: str) -> None:
             held.end()
 
     play(scene)
+
+
+def test_forked_rank_is_in_the_group_of_its_attempt(place: Place) -> None:
+    group = tracking_group(f"test-{os.getpid()}")
+    if group is None:
+        pytest.skip("needs a cgroup v2 below which groups can be made")
+    (place.folder / "program.py").write_text("print(open('/proc/self/cgroup').read())")
+    wanted = place.wanted("program.py")
+
+    async def scene() -> None:
+        held = await place.hold(wanted)
+        try:
+            status, text = await place.warm(held, replace(wanted, group=group))
+        finally:
+            held.end()
+        assert (status, group.name in text) == (0, True)
+
+    group.mkdir()
+    try:
+        play(scene)
+    finally:
+        dissolve(group)
 
 
 class Codes:

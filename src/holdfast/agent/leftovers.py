@@ -78,9 +78,8 @@ class Leftovers:
         """Their processes; `ranks` are those of the ranks."""
         below = descendants(os.getpid())
         ours = {*marked(below, **self._marks), *grouped(below, ranks)}
-        if self.group is not None:
-            ours.update(cgroups.all_members(self.group))
-        return sorted(ours | self._strays(below, ours))
+        more = cgroups.all_members(self.group) if self.group is not None else self._strays(below, ours)
+        return sorted(ours.union(more))
 
     def end(self, ranks: Collection[int] = ()) -> list[int]:
         """End them all and remove the group; those that the kernel holds are returned."""
@@ -133,7 +132,9 @@ class Leftovers:
         others = [pid for pid in carrying(below, "HOLDFAST_ATTEMPT") if pid not in ours]
         if len(in_sessions(others, own)) < len(others):
             return set()
-        return {*strays(below, own=own, known=_ACCOUNTED, since=self._since)}
+        # The first process of a pod also adopts what somebody has started there by `kubectl exec`.
+        known = (*_ACCOUNTED, "KUBERNETES_SERVICE_HOST") if os.getpid() == 1 else _ACCOUNTED
+        return {*strays(below, own=own, known=known, since=self._since)}
 
     def _forget(self) -> None:
         if self._note is not None:
