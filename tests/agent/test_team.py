@@ -118,10 +118,17 @@ class Bench:
         env: dict[str, str] | None = None,
         ranks_each: int = 1,
         replica: int = 0,
+        exit_deadline_s: float | None = None,
     ) -> Team:
         ranks = tuple(self.launch(rank, command, attempt, ranks_each) for rank, command in enumerate(commands))
         order = StartRanks(
-            replica=replica, attempt=attempt, ranks=ranks, env=env or {}, step_deadline_s=deadline_s, code=code
+            replica=replica,
+            attempt=attempt,
+            ranks=ranks,
+            env=env or {},
+            step_deadline_s=deadline_s,
+            exit_deadline_s=exit_deadline_s,
+            code=code,
         )
         return Team(
             order,
@@ -982,5 +989,21 @@ def test_gpus_that_ranks_are_not_given_are_nobody_s_business(
         await bench.team(shell("exit 0"), env={"CUDA_VISIBLE_DEVICES": "1"}).start()
         await bench.until(RanksStopped)
         assert bench.all(FindingRaised) == []
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.usefixtures("no_stacks")
+def test_program_of_a_rank_that_is_not_here_is_not_waited_for(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        lines = [f'{{"type":"program-over","rank":{rank},"threads":["{"x" * 1000}"]}}' for rank in (7, 0)]
+        team = bench.team(speaker("stay", *lines), exit_deadline_s=0.2)
+        await team.start()
+        await bench.until(RanksStopped)
+        reported, killed = (found.finding for found in bench.all(FindingRaised))
+        assert len(reported.evidence[0]) < 500
+        assert "rank 0" in killed.what
+        (ended,) = bench.all(RankExited)
+        assert (ended.how, ended.code, ended.stopped) == (RankExit.CODE, 0, False)
 
     play(tmp_path, sockets, scene)

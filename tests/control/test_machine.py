@@ -17,6 +17,7 @@ from holdfast.control.commands import (
     Record,
     ReplaceNode,
     Split,
+    Stacks,
     Start,
     Stop,
     SubmitNodes,
@@ -52,6 +53,7 @@ from holdfast.events import (
     RunCreated,
     RunFinished,
     SplitRequested,
+    StacksRequested,
     StepCommitted,
     StopDecided,
 )
@@ -611,6 +613,7 @@ def test_checkpoint_is_asked_of_everybody() -> None:
 
 def test_split_is_asked_of_everybody() -> None:
     assert Run().running().do(SplitRequested(at=5.0)) == [Split()]
+    assert Run().running().do(StacksRequested(at=5.0)) == [Stacks()]
 
 
 @pytest.mark.parametrize(

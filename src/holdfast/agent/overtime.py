@@ -15,6 +15,10 @@ REPORT_S = 10.0
 """Seconds that threads have to end before they are reported: most do, and pools are told to only at this time."""
 
 
+SHOWN, TEXT = 8, 400
+"""Most threads that are named, and characters of each: what a rank sends may be anything."""
+
+
 class Overtime:
     """The ranks of one attempt on this node whose program has ended."""
 
@@ -36,7 +40,7 @@ class Overtime:
 
     def begin(self, over: ProgramOver) -> None:
         """A rank's program has ended and its process has not."""
-        if over.rank not in self._tasks:
+        if over.rank not in self._tasks and self._pid_of(over.rank) is not None:
             self._over[over.rank] = over
             self._tasks[over.rank] = asyncio.ensure_future(self._watch(over))
 
@@ -59,7 +63,7 @@ class Overtime:
             return
         stacks = await take(pid, self._folder / f"stacks-attempt-{self._order.attempt}-rank-{over.rank}.txt")
         evidence = (
-            *(f"thread {thread}" for thread in over.threads),
+            *(f"thread {thread[:TEXT]}" for thread in over.threads[:SHOWN]),
             *([f"stacks: {stacks.path}"] if stacks.path else []),
         )
         when = "never (recovery.exit_deadline_s)" if deadline_s is None else f"{deadline_s:g} s after its end"
