@@ -262,7 +262,11 @@ def queues(lab: Lab, namespace: str) -> Iterator[str]:
     lab.kubectl("delete", f"clusterqueue/{namespace}", f"resourceflavor/{namespace}", "--wait=false")
 
 
-def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_restart(site: Site, queues: str) -> None:
+@pytest.mark.parametrize("workload", ["jobset", "pytorchjob"])
+def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_restart(
+    site: Site, queues: str, workload: str
+) -> None:
+    site.profile(workload)
     (site.folder / "wait.py").write_text(WAITS)
     enough = site.folder.parent / "enough"
     options: dict[str, Any] = {"nodes": 3, "queue": queues, "resources.cpu": 0.1, "recovery.max_restarts": 0}
@@ -270,12 +274,12 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     reach(run, lambda known: known.phase is Phase.RUNNING)
 
     def set_active(active: bool) -> None:
-        (workload,) = site.kubectl("get", "workloads", "-o", "name").split()
-        site.kubectl("patch", workload, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
+        (admission,) = site.kubectl("get", "workloads", "-o", "name").split()
+        site.kubectl("patch", admission, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
 
     set_active(False)
-    waits = f"JobSet {run.run} is suspended until queue default admits it"
-    reach(run, lambda known: all(node.reason == waits for node in known.nodes.values()))
+    waits = f" {run.run} is suspended"
+    reach(run, lambda known: all(waits in node.reason for node in known.nodes.values()))
     assert site.pods("node") == {}
     set_active(True)
     reach(run, lambda known: known.phase is Phase.RUNNING)
