@@ -161,6 +161,8 @@ class Profile(Model):
     """Kubernetes: taints of nodes that are put up with."""
     controller: ControllerPod = ControllerPod()
     """Kubernetes: the pod of the run's controller: image, size, and the machines that it may run on."""
+    service_account: ObjectName | None = None
+    """Kubernetes: a ready-made ServiceAccount for controllers; none means that each run makes one, with its Role."""
     fabric: Filled | None = None
     """What `fabric: auto` means here; none means the back end's own choice, which is `tcp` locally."""
     storage: Filled | None = None

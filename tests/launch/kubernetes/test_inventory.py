@@ -118,6 +118,75 @@ def test_namespace_that_is_not_there(place) -> None:
     assert set(found({**place("name-missing"), "namespace": "nowhere", "queue": None})) >= {"namespace-missing"}
 
 
+POLICY = """
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: NAME}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: NAME}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  validations:
+  - {expression: "has(object.metadata.labels) && 'team' in object.metadata.labels", message: pods name their team}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: NAME}
+spec: {policyName: NAME, validationActions: [Deny]}
+"""
+LIMITED = """
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: limited, namespace: NAME}
+spec: {hard: {limits.cpu: "100"}}
+"""
+
+
+def test_what_is_said_against_a_runs_pods_is_found_before_it_is_started(lab: Lab, namespace: str, place) -> None:
+    there = {**place("name-missing"), "image_pull_secrets": [], "priority_class": None}
+    assert found(there) == {}
+    try:
+        lab.kubectl("create", "-f", "-", input=POLICY.replace("NAME", namespace))
+        finding = until(there, {"pods-forbidden"})["pods-forbidden"]
+        assert "pods name their team" in finding.what
+    finally:
+        for kind in ("validatingadmissionpolicy", "validatingadmissionpolicybinding"):
+            lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
+    until(there, set())
+
+    lab.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    finding = until({**there, "user": 0}, {"pods-forbidden"})["pods-forbidden"]
+    assert "violates PodSecurity" in finding.what
+    assert found(there) == {}
+
+    lab.kubectl("create", "-f", "-", input=LIMITED.replace("NAME", namespace))
+    finding = until(there, {"pods-forbidden"})["pods-forbidden"]
+    assert "limits.cpu" in finding.what
+    lab.kubectl("delete", "resourcequota", "limited", "-n", namespace)
+    until(there, set())
+
+    absent = until({**there, "service_account": "absent"}, {"name-missing"})["name-missing"]
+    assert "absent" in absent.what
+
+
+def test_user_who_may_not_make_the_runs_object_is_not_told_that_kueue_is_off(
+    lab: Lab, namespace: str, place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    besides = "create jobsets.jobset.x-k8s.io"
+    there = {**place(""), "queue": "train"}
+    user(lab, namespace, "fay", rules(there, besides), tmp_path / "fay")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "fay"))
+    findings = until(there, {"not-permitted"})
+    assert findings["not-permitted"].evidence == (besides,)
+    asked = submission(Case(job={**SMALL, "secrets": {}}, place=there))
+    seen = inventory(asked)
+    assert seen.held_back is None
+    assert any("create pods" in each for each in seen.unseen)
+    for kind in ("clusterqueue", "resourceflavor"):
+        lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
+
+
 def rules(place: Mapping[str, Any], besides: str = "") -> Sequence[Mapping[str, Any]]:
     """What a user needs to start runs, but for one thing, and what its controllers need, which it has to have too."""
     asked = submission(Case(job={**SMALL, "secrets": {}}, place=place))

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.launch.kubernetes.test_inventory import user
 
 from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentJoined,
     AnyEvent,
+    CheckpointCommitted,
     ControllerStarted,
     DrillAction,
     DrillTarget,
@@ -31,6 +33,7 @@ from holdfast.events import (
     RunFinished,
     StepCommitted,
 )
+from holdfast.findings import Finding, Severity
 from holdfast.folder import RunFolder
 from holdfast.launch.kubernetes.delivery import IN_SECRET_BYTES
 from holdfast.launch.kubernetes.envoy import Envoy
@@ -221,6 +224,93 @@ def test_ranks_see_their_own_folders_and_no_key_ever_lies_on_the_volume(
             seen = re.findall("sees (.+)", text)
             own = f"/holdfast/(data|checkpoints|runs/{run.run}/(logs|checkpoints))/.+"
             assert all(re.fullmatch(own, name) for name in seen), seen
+
+
+def test_without_a_volume_ranks_are_heard_from_their_pods_and_lost_checkpoints_are_named(site: Site) -> None:
+    site.profile("jobset", volume="")
+    (site.folder / "greet.py").write_text(
+        "import os, sys\nprint('hello from', os.environ['RANK'])\nsys.stdout.write('x' * 9000 + ' no end')\n"
+    )
+    run = site.start("python", "greet.py")
+    wrote = [f"hello from {rank}\n{'x' * 9000} no end" for rank in range(2)]
+    to_its_end(run)
+    until(lambda: not run.alive(), "its mirror has left")
+    assert _written(run, attempt=0) == wrote
+    for pod in json.loads(
+        site.kubectl("get", "pods", "-l", f"holdfast/run={run.run},holdfast/part=node", "-o", "json")
+    )["items"]:
+        said = site.kubectl("logs", pod["metadata"]["name"])
+        assert re.search(r"^\[rank [01], attempt 0\] hello from [01]$", said, re.MULTILINE), said
+
+    (site.folder / "saving.py").write_text(SAVING)
+    run = site.start("python", "saving.py", checkpoint="{path: checkpoints, every_steps: 5}")
+    until(lambda: any(isinstance(event, CheckpointCommitted) for event in api.events(run)), "a checkpoint")
+    second = next(name for name in site.pods("node").values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
+    until(lambda: LOST in _found(run), "what was lost is named")
+    assert "no-good-checkpoint" not in _found(run)
+    assert "volume: {claim: NAME}" in _found(run)[LOST].remedy
+    api.cancel(run)
+    to_its_end(run)
+
+
+SAVING = """
+import time, torch
+from torch.nn.parallel import DistributedDataParallel
+from holdfast.train import Session
+torch.distributed.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = Session(model=model, optimizer=optimizer)
+for step in session.steps(100_000):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    session.commit(loss=loss)
+    time.sleep(0.02)
+"""
+LOST = "checkpoints-lost-with-pod"
+
+
+def _found(run: RunFolder) -> dict[str, Finding]:
+    """What was found in a run, in its events and in the words of ranks that failed of it."""
+    return {event.finding.code: event.finding for event in api.events(run) if isinstance(event, FindingRaised)}
+
+
+OF_EDIT = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: edit, namespace: NAME}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+subjects: [{kind: ServiceAccount, name: eve, namespace: NAME}]
+"""
+
+
+def test_user_who_may_edit_runs_with_a_ready_made_account(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["create", "get", "delete", "patch"]}]
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    user(site.lab, site.namespace, "eve", [*own, pods], tmp_path / "eve")
+    site.lab.kubectl("create", "-f", "-", input=OF_EDIT.replace("NAME", site.namespace))
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    ready = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1]
+    site.lab.kubectl("create", "-f", "-", input=ready.replace("namespace: ml", f"namespace: {site.namespace}"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "eve"))
+
+    def lacking() -> dict[str, Finding]:
+        findings = api.check_place(None, "lab", base=site.folder)
+        return {each.code: each for each in findings if each.severity is Severity.ERROR}
+
+    until(lambda: set(lacking()) == {"not-permitted"}, "the account of its own is what it lacks")
+    assert "service_account" in lacking()["not-permitted"].remedy
+    site.profile("jobset", volume=f"{VOLUME}service_account: holdfast\n")
+    until(lambda: not lacking(), "it has all")
+    run = site.start("python", "-c", "print('hello')")
+    assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
+    until(lambda: not run.alive(), "its mirror has left")
+    until(lambda: not site.pods("controller"), "its controller's pod is removed")
 
 
 def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:

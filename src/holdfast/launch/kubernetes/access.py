@@ -28,7 +28,9 @@ UNTOLD = "(set when the run is started)"
 
 
 def rbac(asked: Submission) -> list[Mapping[str, Node]]:
-    """The controller's account, and the least it needs: the gang has none and needs nothing."""
+    """The controller's account, and the least it needs, unless a ready-made one is named; the gang needs none."""
+    if asked.profile.service_account is not None:
+        return []
     names, namespace = asked.names, asked.profile.namespace
     group, resource = GANGS[asked.workload]
     about = {"name": names.controller, "namespace": namespace, "labels": names.labels(CONTROLLER)}

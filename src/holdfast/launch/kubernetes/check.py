@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.profile import Toleration, Workload
 from holdfast.launch.kubernetes.access import GROUPS
@@ -76,6 +78,8 @@ class Inventory:
     """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
     refusals: Sequence[str] = ()
     """What the API server said to manifests that were sent for a dry run, and refused."""
+    pod_refusals: Sequence[str] = ()
+    """The same of the pods that they will have made."""
     unseen: Sequence[str] = ()
     """What this user may not see, so that nothing is known of it."""
 
@@ -189,6 +193,8 @@ def permission(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     if cluster.denied:
         what = f"this user may not do what a run in namespace {asked.profile.namespace} takes"
         remedy = "Have a role bound that allows it, or use another `context` or `namespace`."
+        if any("rbac.authorization.k8s.io" in each for each in cluster.denied):
+            remedy += " With a ready-made account, named as `service_account` in the profile, no Role is created."
         yield _finding("not-permitted", "namespace", what, remedy, *cluster.denied)
 
 
@@ -198,6 +204,11 @@ def dry_run(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
         finding = understood(REFUSALS, asked.workload, said)
         assert finding is not None, "the last row knows all words"
         yield finding
+    for said in dict.fromkeys(cluster.pod_refusals):
+        finding = understood(REFUSALS, "pods", said)
+        assert finding is not None, "the last row knows all words"
+        waits = finding.code == "quota-exceeded"  # what is in use now may be free by then; see namespace_quota
+        yield msgspec.structs.replace(finding, severity=Severity.WARNING) if waits else finding
 
 
 def nodes(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
@@ -359,7 +370,10 @@ def needed(asked: Submission) -> tuple[Right, ...]:
 
 def _into_pods(asked: Submission) -> tuple[tuple[str, str], ...]:
     """How what happens in pods is heard: by asking the controller, or without one by reading what they write."""
-    return (("get", "exec"), ("create", "exec")) if asked.profile.agent else (("get", "log"),)
+    ask, read = (("get", "exec"), ("create", "exec")), (("get", "log"),)
+    if not asked.profile.agent:
+        return read
+    return ask if asked.accepted.lasting else (*ask, *read)
 
 
 def _of_controller(asked: Submission) -> Mapping[str, float]:

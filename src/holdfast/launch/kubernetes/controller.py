@@ -69,7 +69,7 @@ def replicaset(asked: Submission) -> Mapping[str, Node]:
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
-                    "serviceAccountName": names.controller,
+                    "serviceAccountName": profile.service_account or names.controller,
                     "enableServiceLinks": False,
                     "priorityClassName": profile.priority_class,
                     "nodeSelector": own.node_selector or None,

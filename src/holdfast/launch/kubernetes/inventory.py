@@ -19,6 +19,7 @@ from holdfast.launch.kubernetes.manifest import plain
 from holdfast.launch.kubernetes.paths import folder_of, judged_alone
 from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.refusals import RefusedBy, Unanswered
+from holdfast.launch.kubernetes.rehearsal import pods
 from holdfast.launch.kubernetes.render import Rendering, render
 from holdfast.launch.kubernetes.submission import Submission
 from holdfast.launch.kubernetes.waiting import LOOK_S, perhaps
@@ -54,9 +55,10 @@ class _Look:
         namespace = await self._one(_HERE)
         rendering = render(asked)
         whole = namespace is not None and bool(served.get(GROUPS[asked.workload]))
-        owner, rest, denied = await asyncio.gather(
+        owner, rest, of_pods, denied = await asyncio.gather(
             self._rehearsed_owner(rendering) if whole else _nothing(),
             self._rehearsed(rendering) if namespace is not None else _none(),
+            self._rehearsed_pods(rendering) if namespace is not None else _none(),
             self._denied(),
         )
         queue = f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{asked.queue}"
@@ -82,6 +84,7 @@ class _Look:
             held_back=owner[0],
             denied=denied,
             refusals=(*owner[1], *rest),
+            pod_refusals=of_pods,
             unseen=tuple(dict.fromkeys(self._unseen)),
         )
 
@@ -156,6 +159,8 @@ class _Look:
         if self._asked.queue:
             held_by["suspend"] = False
         made = await self._rehearse(owner)
+        if made is None:
+            return None, ()  # this user may not make it, which says nothing of Kueue
         if isinstance(made, str):
             before = [each["metadata"]["name"] for each in map(plain, rendering.before)]
             # A TrainJob's runtime is made just before it, so here it is not there yet.
@@ -169,13 +174,23 @@ class _Look:
         made = await asyncio.gather(*(self._rehearse(plain(each)) for each in others))
         return [each for each in made if isinstance(each, str)]
 
-    async def _rehearse(self, one: Mapping[str, Any]) -> Mapping[str, Any] | str:
-        """What an object would come to be, or what is said against it by all who have a say."""
+    async def _rehearsed_pods(self, rendering: Rendering) -> list[str]:
+        """What is said against the pods that the objects will have made."""
+        made = await asyncio.gather(*(self._rehearse(each) for each in pods(self._asked, rendering.objects)))
+        if None in made:
+            self._unseen.append("whether the run's pods would be let in (create pods)")
+        return [each for each in made if isinstance(each, str)]
+
+    async def _rehearse(self, one: Mapping[str, Any]) -> Mapping[str, Any] | str | None:
+        """What an object would come to be, or what is said against it by all who have a say.
+
+        None where this user may not make it, of which `denied` tells, or where it is there already.
+        """
         try:
             return await self._cluster.make(folder_of(one), one, dryRun="All", fieldValidation="Strict")
         except RefusedBy as refused:
             told_elsewhere = "cannot create resource" in refused.said or "already exists" in refused.said
-            return {} if told_elsewhere else str(refused)
+            return None if told_elsewhere else str(refused)
         except Unanswered as error:
             if "webhook" not in error.said:
                 raise

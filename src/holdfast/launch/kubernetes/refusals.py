@@ -184,6 +184,20 @@ _REFUSED = (
         "{user} may not give the run's controller what it may not do itself: {what}",
         "Have a role bound that allows it, or use another `context` or `namespace`.",
     ),
+    # 403 pods "x" is forbidden: error looking up service account ml/train: serviceaccount "train" not found
+    _row(
+        r"error looking up service account (?P<name>\S+): .*not found",
+        "name-missing",
+        "there is no service account {name}",
+        "Have it made with its Role (docs/kubernetes.md), or leave `service_account` out of the profile.",
+    ),
+    # 403 pods "x" is forbidden: no PriorityClass with name urgent was found
+    _row(
+        r"no PriorityClass with name (?P<name>\S+) was found",
+        "name-missing",
+        "there is no priority class {name}, and without it no pod is made",
+        "`kubectl get priorityclasses` lists them.",
+    ),
     # 403 jobsets "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
     _row(
         r"^403 .*exceeded quota: (?P<why>.+)",
