@@ -7,11 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from holdfast.train import seal
+from holdfast.train.signed import signed
 
 
 def rewrite(file: Path, changes: dict[str, Any], *, without: Collection[str] = ()) -> None:
     """Change fields of a seal, or leave them out, and give it the digest of what it says now."""
     fields = {name: value for name, value in json.loads(file.read_bytes()).items() if name != "digest"}
     kept = {name: value for name, value in (fields | changes).items() if name not in without}
-    file.write_bytes(seal.signed(json.dumps(kept).encode()))
+    file.write_bytes(signed(json.dumps(kept).encode()))

@@ -17,6 +17,7 @@ from holdfast.train.depot import Shared
 from holdfast.train.ranks import Ranks
 from holdfast.train.retention import Retention
 from holdfast.train.seal import Seal
+from holdfast.train.signed import signed
 from holdfast.train.tenure import Writer
 from holdfast.train.training import Training
 
@@ -148,7 +149,7 @@ def test_link_to_a_whole_file_is_as_good_as_the_file(folder: Path, tmp_path: Pat
 
 def test_seal_of_a_later_version_is_still_told_from_damage(folder: Path):
     file = folder / "step-00000020" / seal.NAME
-    file.write_bytes(seal.signed(b'{"format":3,"how":"otherwise"}'))
+    file.write_bytes(signed(b'{"format":3,"how":"otherwise"}'))
     with pytest.raises(HoldfastError) as refused:
         checkpoints(folder)[1].restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"

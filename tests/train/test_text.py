@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,67 @@ def test_tokens_are_kept_and_made_again_when_a_file_or_the_tokenizer_changed_or_
     assert (Text([file], length=2).fingerprint != first.fingerprint, len(asked)) == (True, 4)
 
 
+def zeroed(file: Path) -> None:
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes(8) + content[middle + 8 :])
+
+
+def a_bit_flipped_in_the_last_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def a_fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("damage", [zeroed, a_bit_flipped_in_the_last_byte, a_fifo])
+@pytest.mark.parametrize("suffix", ["tokens", "json"])
+@pytest.mark.timeout(60)
+def test_damaged_cache_is_made_anew_with_a_finding_before_anything_is_trained_on(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys, damage: Callable[[Path], None], suffix: str
+):
+    monkeypatch.setattr("holdfast.train.data.cache.BLOCK_BYTES", 100)
+    told = "".join(f"line {number}\n" for number in range(200))
+    (tmp_path / "x.txt").write_text(told)
+    whole = Text([tmp_path / "x.txt"], length=1)
+    assert whole.noticed == ()
+    (file,) = cache.glob(f"*.{suffix}")
+    damage(file)
+
+    noted: list[str] = []
+    text = Text([tmp_path / "x.txt"], length=1)
+    assert everything(text).decode() == told
+    assert text.fingerprint == whole.fingerprint
+    Supply(lambda finding: noted.append(finding.code)).fill(FIRST, Data(text, batch=1), PLAN, 0)
+    assert noted == ["data-cache-damaged"]
+    assert file.name in capsys.readouterr().err
+    assert Text([tmp_path / "x.txt"], length=1).noticed == ()
+
+
+def test_every_block_of_tokens_has_a_checksum_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("holdfast.train.data.cache.BLOCK_BYTES", 64)
+
+    def parts() -> Iterator[Any]:
+        bounds = ((0, 0), (0, 5), (5, 100), (100, 101))
+        return (np.arange(*each, dtype=np.uint32) for each in bounds)
+
+    for _ in range(2):
+        tokens, _, noticed = fetch(tmp_path, "key", np.uint32, parts())
+        assert (tokens.tolist(), noticed) == ([*range(101)], ())
+    (file,) = tmp_path.glob("*.tokens")
+    for place in (*range(0, 404, 9), 403):
+        content = bytearray(file.read_bytes())
+        content[place] ^= 1
+        file.write_bytes(content)
+        tokens, _, noticed = fetch(tmp_path, "key", np.uint32, parts())
+        assert tokens.tolist() == [*range(101)]
+        assert f"byte {place // 64 * 64:,} has" in noticed[0].evidence[0]
+
+
 def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
     began = threading.Barrier(3)
     made: list[int] = []
@@ -195,7 +257,7 @@ def test_ranks_that_come_together_make_the_tokens_once(tmp_path: Path):
 
     def rank(_: int) -> tuple[int, str]:
         began.wait(60)
-        tokens, digest = fetch(tmp_path, "key", np.uint8, parts())
+        tokens, digest, _ = fetch(tmp_path, "key", np.uint8, parts())
         return len(tokens), digest
 
     with ThreadPoolExecutor(3) as ranks:

@@ -10,7 +10,6 @@ import os
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.train.configured import Configured
 from holdfast.train.environment import ELSEWHERE
 from holdfast.train.regular import open_regular
+from holdfast.train.signed import mismatch, signed
 
 FORMAT = 2
 """Of the folder as a whole; raised when an older holdfast could not read it."""
@@ -96,17 +96,10 @@ def encoded(seal: Seal) -> bytes:
     return signed(msgspec.json.encode(seal))
 
 
-def signed(plain: bytes) -> bytes:
-    """A JSON object with the digest as its last field."""
-    body = plain.removesuffix(b"}")
-    return body + _digest_field(body)
-
-
 def decoded(content: bytes, step: int) -> Seal | str:
     """What the seal's file of a checkpoint of this step holds, or the damage to it."""
-    body, found = content[:-_FIELD_BYTES], content[-_FIELD_BYTES:]
-    if (expected := _digest_field(body)) != found:
-        return f"{NAME}: ends with {found!r}, and its content requires {expected!r}"
+    if (why := mismatch(content)) is not None:
+        return f"{NAME}: {why}"
     try:
         seal = msgspec.json.decode(content, type=Seal)
     except msgspec.DecodeError as error:
@@ -114,13 +107,6 @@ def decoded(content: bytes, step: int) -> Seal | str:
     if seal.format <= FORMAT and seal.step != step:
         return f"{NAME}: of step {seal.step}, in the folder of step {step}"
     return seal
-
-
-def _digest_field(body: bytes) -> bytes:
-    return b',"digest":"%s"}' % blake2b(body, digest_size=16).hexdigest().encode()
-
-
-_FIELD_BYTES = len(_digest_field(b""))
 
 
 def refuse_later(sealed: Seal, where: str) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from holdfast.errors import ExitCode, failure
+from holdfast.findings import Finding
+from holdfast.train.channel import say
 from holdfast.train.data import documents
 from holdfast.train.data.cache import fetch, place
 from holdfast.train.data.order import Order
@@ -47,17 +49,21 @@ class Text:
         alone.
         """
         made = tokenizer_of(tokenizer)
+        self.noticed: tuple[Finding, ...] = ()
+        """What a Session is to report of the cache; said on stderr as well, since a loop may read without `Data`."""
         if paths:
             found = documents.files(paths)
             said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
             key = "\n".join([made.name, column, *said])
             folder = Path(cache) if cache is not None else place()
-            tokens, digest = fetch(folder, key, made.dtype, _tokens(found, column, made))
+            tokens, digest, self.noticed = fetch(folder, key, made.dtype, _tokens(found, column, made))
             self.fingerprint = f"text {digest}, tokens of {made.name}"
         else:
             tokens = made.tokens("\n\n".join(_documentation()))
             self.fingerprint = f"documentation, {made.name}"
         self.fingerprint += f", windows of {length}"
+        for finding in self.noticed:
+            say(f"{finding.what} ({'; '.join(finding.evidence)})")
         count = len(tokens) // length
         if count == 0:
             raise failure(

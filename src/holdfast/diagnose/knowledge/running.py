@@ -394,6 +394,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The data that comes before, or another `first`.",
     ),
     (
+        "data-cache-damaged",
+        "The tokens that a node keeps of a text were not what was written; they were made anew before training.",
+        "The evidence names the file and the first damaged block; the node's disk and memory.",
+        "Nothing for this training. Replace a disk that does it again.",
+    ),
+    (
         "data-cache-unwritable",
         "The tokens made of a text cannot be kept on disk.",
         "The folder's rights and room.",

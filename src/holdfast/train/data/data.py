@@ -6,11 +6,12 @@ Refuses to own the reading (numbered.py, stream.py) and how far training is (sup
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType] - lists of anything
 
 from holdfast.errors import ExitCode, failure
+from holdfast.findings import Finding
 from holdfast.train.batches import Plan
 from holdfast.train.data.numbered import numbered
 from holdfast.train.data.order import VERSION, Order
@@ -71,6 +72,14 @@ class Data:
     @property
     def _name(self) -> str:
         return type(self._dataset).__name__
+
+    @property
+    def noticed(self) -> tuple[Finding, ...]:
+        """What the dataset has to report of how it was read."""
+        found: object = getattr(self._dataset, "noticed", ())
+        if not isinstance(found, tuple):
+            return ()
+        return tuple(each for each in cast("tuple[object, ...]", found) if isinstance(each, Finding))
 
     def identity(self) -> dict[str, object]:
         """What makes sample number so and so what it is; a training goes on with data of the same only."""

@@ -88,6 +88,8 @@ class Supply:
             self._mark = None
             self._tell(_began(first, changed))
         self._data, self._identity = data, identity
+        for finding in data.noticed:
+            self._tell(finding)
 
 
 def _began(first: int, changed: list[str]) -> Finding:
