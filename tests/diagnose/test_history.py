@@ -128,3 +128,19 @@ def test_nothing_failed_where_what_was_noticed_is_over() -> None:
 def test_signal_that_a_program_brings_upon_itself_is_its_own_error(signal: str, klass: Class) -> None:
     failed = failure(STARTED, decided("rank-killed", f"rank 1 on node1 was ended by {signal}", 1))
     assert failed.fact.rule.classes[0] is klass
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("program-not-started", "write large values to a file"),
+        ("no-room-to-start", "ulimit"),
+        ("code-not-delivered", "controller"),
+    ],
+)
+def test_start_that_failed_is_told_by_its_own_reason(code: str, says: str) -> None:
+    event = decided(code, "rank 0 on node0 could not be started", 0)
+    finding = msgspec.structs.replace(event.finding, remedy="write large values to a file")
+    (remedy,) = failure(STARTED, msgspec.structs.replace(event, finding=finding)).fact.rule.remedy
+    assert says in remedy
+    assert "must exist on every node" not in remedy
