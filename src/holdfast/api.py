@@ -56,7 +56,7 @@ from holdfast.job.profile import KUBERNETES, LOCAL, Delivery, Profile, find_prof
 from holdfast.job.replicas import divided
 from holdfast.job.rules import check_job
 from holdfast.job.source import Source, shown
-from holdfast.job.spec import Job
+from holdfast.job.spec import Job, Launch
 from holdfast.launch.code.shipping import ship, survey_of
 from holdfast.launch.script import launcher_in_script
 from holdfast.launch.secretvalues import missing, values
@@ -68,13 +68,17 @@ from holdfast.report.logs import RankLog, rank_logs
 from holdfast.report.standstill import ASKED_S, NOTICED_S, Standstill, places, standstill
 from holdfast.report.status import RunStatus
 from holdfast.report.summary import Summary, summarise
+from holdfast.report.tail import last_lines
 from holdfast.shortage import holding_up, lacking
 
 if TYPE_CHECKING:
-    from holdfast.diagnose.answer import Answer
+    from holdfast.diagnose.answer import Answer, Evidence
     from holdfast.launch.kubernetes.names import Names
     from holdfast.launch.kubernetes.submission import Submission
 
+LAST_LINES = 10
+"""Lines of the rank that failed first that are shown where nothing better is known of it."""
+LAST_LINE_CHARS = 2000
 LEAVE_S = 5.0
 """Longest that `follow` waits, after a run's last event, for its processes to have gone."""
 
@@ -512,7 +516,7 @@ def diagnose_run(
     `known` are the events to go by; all of the log when they are not given. `hide` replaces secrets in a line before it
     is cut.
     """
-    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, nothing_failed, placed, without
+    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, is_vague, nothing_failed, placed, without
     from holdfast.diagnose.history import last_failure
     from holdfast.diagnose.pile import Pile
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
@@ -527,18 +531,40 @@ def diagnose_run(
             return _where_it_stands(run, still, fabric, hide)
         answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
-    logs = tuple(
-        path for log, path in rank_logs(run).items() if (log.attempt, log.replica) == (failed.attempt, failed.replica)
-    )
+    job = accepted(run).job
+    shared = job.launch is not Launch.PER_RANK
+    logs = {
+        log.rank: path
+        for log, path in rank_logs(run).items()
+        if (log.attempt, log.replica) == (failed.attempt, failed.replica)
+    }
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    pile = Pile((*logs, *stacks))
-    answer = diagnose_pile(pile, known=(fact, *failed.early), first_rank=failed.rank, fabric=fabric, hide=hide)
-    answer = placed(answer, failed.nodes)
+    pile = Pile((*logs.values(), *stacks), shared=shared)
+    # The number of a launcher's process is that of the first rank of its node, whichever of them failed.
+    first_rank = None if shared and failed.log_rank is None else failed.rank
+    if first_rank is None:
+        fact = replace(fact, who=replace(fact.who, rank=None))
+    answer = diagnose_pile(pile, known=(fact, *failed.early), first_rank=first_rank, fabric=fabric, hide=hide)
+    wrote = failed.rank if failed.log_rank is None else failed.log_rank
+    if is_vague(answer) and wrote in logs:
+        answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
+    ranks = range(job.local_world_size if shared else 1)
+    answer = placed(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
     if failed.drill is not None:
         return asked_for(answer, failed.drill)
     answer = without(answer, OF_STACKS) if stacks else answer
-    return without(answer, OF_A_RUN) if len(logs) >= failed.world_size else answer
+    whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
+    return without(answer, OF_A_RUN) if whole else answer
+
+
+def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
+    """What a rank wrote last."""
+    from holdfast.diagnose.answer import Evidence
+
+    lines = (line for line in last_lines(path, 2 * LAST_LINES) if line.strip())
+    texts = [(hide(line) if hide else line)[:LAST_LINE_CHARS] for line in lines]
+    return tuple(Evidence(where=str(path), text=text, code="") for text in texts[-LAST_LINES:])
 
 
 STACKS_S = 20.0

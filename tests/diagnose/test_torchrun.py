@@ -23,7 +23,7 @@ BROKEN: dict[str, tuple[Class, str, int | None]] = {
     "damaged-parquet": (Class.NAN_DATA, "bad-data", 1),
     "data-worker-killed": (Class.UNKNOWN, "data-worker-killed", 1),
     "own-module": (Class.PROGRAM_ERROR, "module-not-found", None),
-    "no-gpu": (Class.DRIVER, "no-gpu", None),
+    "no-gpu": (Class.NOT_STARTED, "no-nvidia-driver", None),
     "shapes-differ": (Class.COLLECTIVE_MISMATCH, "collective-differs", None),
     "returned-early": (Class.UNKNOWN, "connection-closed", None),
     "ended-without-a-word": (Class.UNKNOWN, "connection-closed", 1),

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from tests.runs.conftest import STEPPER, Runs, Watched
 
+from holdfast import api
+from holdfast.diagnose.classes import Class
+from holdfast.diagnose.redact import Redactor, redacted
 from holdfast.events import AttemptStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided, StepCommitted
 
 WITHIN_S = 300.0
@@ -87,3 +90,41 @@ def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
     assert decided.finding.what.startswith(f"rank {decided.first_rank} on node{(decided.first_rank or 0) // 2} ")
     assert decided.log_rank == (decided.first_rank or 0) // 2 * 2
     assert watched.all(StepCommitted)[-1].step == 40
+
+
+@pytest.mark.slow
+def test_rank_that_writes_into_its_launchers_file_is_named_as_it_names_itself(runs: Runs) -> None:
+    lines = ("Traceback (most recent call last):", '  File "train.py", line 42, in step', "    x", "KeyError: 1")
+    script = f"""
+import os, sys, time
+if os.environ["NODE_RANK"] == "1":
+    sys.exit({"".join(f"[rank3]: {line}" + chr(10) for line in lines)!r})
+time.sleep(60)
+"""
+    watched = runs.start(sys.executable, "-c", script, overrides=("launch=per-node", "ranks_per_node=2"))
+    assert watched.end(WITHIN_S).outcome is Outcome.FAILED
+    answer = api.diagnose_run(watched.folder)
+    assert (answer.klass, answer.what) == (
+        Class.PROGRAM_ERROR,
+        "the program raised KeyError: 1, at train.py:42 in step",
+    )
+    assert answer.culprit is not None
+    assert (answer.culprit.rank, answer.culprit.node) == (3, "node1")
+    assert not answer.last_lines
+
+
+@pytest.mark.slow
+def test_last_lines_are_told_where_nothing_better_is_known(runs: Runs) -> None:
+    script = """
+import os, sys, time
+if os.environ["NODE_RANK"] == "1":
+    for number in range(30): print("line", number, "token=abcdefgh1234")
+    sys.exit(3)
+time.sleep(60)
+"""
+    watched = runs.start(sys.executable, "-c", script, overrides=("launch=per-node", "ranks_per_node=2"))
+    assert watched.end(WITHIN_S).outcome is Outcome.FAILED
+    redactor = Redactor()
+    answer = redacted(api.diagnose_run(watched.folder, hide=redactor.secrets), redactor)
+    assert [each.text for each in answer.last_lines] == [f"line {number} token=<secret-1>" for number in range(20, 30)]
+    assert "holdfast logs --rank 2" in answer.remedy[0]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
+MOST_OPEN = 3
+"""Classes that are named where nothing decides, the likeliest first; `-o json` has all of them."""
 _LEAST_CHARS = 60
 """What is shown of a line of a log, however narrow the screen."""
 
@@ -96,10 +98,14 @@ def _rows(answer: Answer) -> Iterator[Text]:
     if known:
         yield _row("", answer.klass.means)
     elif answer.evidence and (open_ := dict.fromkeys(klass for each in answer.missing for klass in each.decides)):
-        yield _row("may be", ", ".join(open_))
+        yield _row("may be", ", ".join(list(open_)[:MOST_OPEN]))
     if answer.culprit and str(answer.culprit):
         yield _row("first", clean(str(answer.culprit)))
     yield from _lines("evidence", answer.evidence)
+    if answer.last_lines:
+        yield _row("last lines", f"of {clean(answer.last_lines[0].where)}:")
+        for each in answer.last_lines:
+            yield _row("", f"| {clean(each.text, _LINE_CHARS)}")
     for number, each in enumerate(answer.consequences):
         times = f" ({each.count} lines)" if each.count > 1 else ""
         yield _row(

@@ -88,6 +88,8 @@ class Answer:
     sure: Sureness
     culprit: Culprit | None = None
     evidence: tuple[Evidence, ...] = ()
+    last_lines: tuple[Evidence, ...] = ()
+    """The last lines of the rank that failed first, where nothing better is known."""
     consequences: tuple[Consequence, ...] = ()
     remedy: tuple[str, ...] = ()
     """What to do, in order, as commands or changes where there are any."""

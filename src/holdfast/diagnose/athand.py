@@ -37,6 +37,11 @@ def without(answer: Answer, names: tuple[str, ...]) -> Answer:
     return replace(answer, missing=missing)
 
 
+def is_vague(answer: Answer) -> bool:
+    """Whether it says no more than that a rank ended: nothing that one wrote speaks for it."""
+    return answer.klass is Class.UNKNOWN or all(each.code.startswith("run-") for each in answer.evidence)
+
+
 def placed(answer: Answer, nodes: Mapping[int, str]) -> Answer:
     """The answer with the node of its culprit, where only the rank is known."""
     culprit = answer.culprit

@@ -24,7 +24,7 @@ _DEPTHS: tuple[tuple[Class, ...], ...] = (
     (Class.SHM_TOO_SMALL, Class.MEMLOCK, Class.DRIVER, Class.VERSION_MISMATCH, Class.STORAGE, Class.OOM_GPU),
     (Class.NAN_DATA, Class.RANK_COUNT, Class.WRONG_INTERFACE, Class.RDMA_DEVICE_MISSING, Class.NOT_STARTED),
     (Class.ACS_IOMMU, Class.FIREWALL, Class.NETWORK_LOSS, Class.GDR_MISSING, Class.TCP_FALLBACK, Class.RENDEZVOUS),
-    (Class.OTHER, Class.PROGRAM_ERROR, Class.PREEMPTED, Class.KILLED),
+    (Class.OTHER, Class.PROGRAM_ERROR, Class.USAGE, Class.UNREACHABLE, Class.PREEMPTED, Class.KILLED),
     (Class.COLLECTIVE_MISMATCH, Class.STRAGGLER, Class.HANG_UNKNOWN),
 )
 DEPTH = {each: depth for depth, classes in enumerate(_DEPTHS) for each in classes}

@@ -37,6 +37,8 @@ class Class(StrEnum):
     OTHER = "other"
     # What the collections file under `other`, and a person acts on in different ways.
     PROGRAM_ERROR = "program-error"
+    USAGE = "usage-error"
+    UNREACHABLE = "data/hub-unreachable"
     STORAGE = "storage"
     PREEMPTED = "preempted"
     KILLED = "killed"
@@ -62,7 +64,10 @@ class Class(StrEnum):
 
 
 _FILED_AS_OTHER = frozenset(
-    {Class.PROGRAM_ERROR, Class.STORAGE, Class.PREEMPTED, Class.KILLED, Class.NODE_LOST, Class.NOT_STARTED}
+    {
+        *(Class.PROGRAM_ERROR, Class.USAGE, Class.UNREACHABLE, Class.STORAGE),
+        *(Class.PREEMPTED, Class.KILLED, Class.NODE_LOST, Class.NOT_STARTED),
+    }
 )
 
 
@@ -97,6 +102,8 @@ MEANINGS: dict[Class, Meaning] = {
     Class.WRONG_INTERFACE: Meaning("the wrong network interface was chosen", Fault.USER),
     Class.OTHER: Meaning("a known fault with no class of its own", Fault.CLUSTER),
     Class.PROGRAM_ERROR: Meaning("the program itself failed", Fault.USER),
+    Class.USAGE: Meaning("the program or its launcher refused its command line or configuration", Fault.USER),
+    Class.UNREACHABLE: Meaning("data, a model hub or another service could not be reached", Fault.CLUSTER),
     Class.STORAGE: Meaning("a disk or file system failed", Fault.CLUSTER),
     Class.PREEMPTED: Meaning("the job was told to leave: preemption, time limit or cancellation", Fault.CLUSTER),
     Class.KILLED: Meaning("a process was ended from outside", Fault.CLUSTER),

@@ -26,6 +26,13 @@ _FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? 
 _SPIED = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
 # failed (exitcode: -9) local_rank: 1 (pid: 92)      traceback : Signal 9 (SIGKILL) received by PID 92
 _ENDED = re.compile(rb"exit ?code\b|Signal \d{1,3} \(SIG|return code = -?\d", re.IGNORECASE)
+#   File "/home/ada/train.py", line 7                                    what Python could not parse
+_UNPARSED = re.compile(rb"\b(?:SyntaxError|IndentationError|TabError)\b")
+_UNPARSED_FILE = re.compile(rb'[^"\n]{0,200}File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7})\s*$')
+_CLIENTS = re.compile(
+    rb"/(?P<name>urllib3?|requests|http|httpx|httpcore|aiohttp|huggingface_hub|datasets|fsspec|s3fs|gcsfs|botocore|boto3"
+    rb"|google/cloud|wandb|mlflow|comet_ml|neptune|webdataset|streaming)/"
+)
 _NOT_OWN = (
     b"/torch/",
     b"/site-packages/",
@@ -49,6 +56,8 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
     """
     if _ENDED.search(data, start, end):
         return None
+    if _UNPARSED.search(data, start, end):
+        return _unparsed_at(data, start)
     begin = data.rfind(_BEGIN, max(0, start - LOOK_BYTES), start)
     if begin < 0:
         return None
@@ -56,6 +65,23 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
     if not frames or data.count(b"\n", frames[-1].end(), start) > LINES_BELOW:
         return None
     return _place(next((frame for frame in reversed(frames) if _is_own(frame["file"])), frames[-1]))
+
+
+def _unparsed_at(data: bytes, start: int) -> str | None:
+    """`file:line`, for a file that Python could not parse: it stands above its source and a mark, in no frame."""
+    above = data[max(0, start - _HEAD_BYTES) : start].splitlines()[-4:]
+    found = next((found for line in reversed(above) if (found := _UNPARSED_FILE.match(line))), None)
+    return f"{PurePosixPath(found['file'].decode('utf-8', 'replace')).name}:{found['line'].decode()}" if found else None
+
+
+def client_of(data: bytes, start: int) -> str | None:
+    """The library for services on the internet in whose frames the exception was raised; None for ranks that meet."""
+    begin = data.rfind(_BEGIN, max(0, start - LOOK_BYTES), start)
+    frames = list(_FRAME.finditer(data, begin, start)) if begin >= 0 else []
+    if any(part in frame["file"] for frame in frames for part in _TOGETHER):
+        return None
+    found = (client for frame in reversed(frames) if (client := _CLIENTS.search(frame["file"])))
+    return next((client["name"].decode() for client in found), None)
 
 
 def died_at(data: bytes, start: int, end: int) -> str | None:

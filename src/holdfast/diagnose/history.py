@@ -40,6 +40,8 @@ class Failed:
     world_size: int
     """Ranks of that attempt."""
     rank: int | None
+    log_rank: int | None = None
+    """The rank in whose file the output of `rank` is, where they differ: its launcher's first."""
     event: AnyEvent
     """Where the log says so."""
     fact: Fact
@@ -58,15 +60,17 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> Failed | None:
     decided = next((event for event in reversed(events) if isinstance(event, RecoveryDecided)), None)
     if decided is not None:
         at, rank, finding = decided.failed_at, decided.first_rank, decided.finding
+        wrote = rank if decided.log_rank is None else decided.log_rank
         drill = _drill(events, decided)
         started = _started(events, decided.replica, decided.attempt)
         before = decided.replica * started.world_size if started else 0
-        fact = _fact(finding, source, at, rank, drill, before=before)
+        fact = _fact(finding, source, at, rank, drill, log_rank=None if wrote is None else before + wrote)
         return Failed(
             replica=decided.replica,
             attempt=decided.attempt,
             world_size=started.world_size if started else 0,
             rank=rank,
+            log_rank=decided.log_rank,
             event=decided,
             fact=fact,
             drill=drill,
@@ -127,9 +131,15 @@ def _finding(event: AnyEvent) -> Finding | None:
 
 
 def _fact(
-    finding: Finding, source: str, at: float, rank: int | None, drill: DrillDone | None, *, before: int = 0
+    finding: Finding,
+    source: str,
+    at: float,
+    rank: int | None,
+    drill: DrillDone | None,
+    *,
+    log_rank: int | None = None,
 ) -> Fact:
-    """What a finding says of a rank, `before` which so many are those of other replicas."""
+    """What a finding says of a rank; `log_rank` is what `holdfast logs` calls the one that has its output."""
     rule, what = _rule(finding), finding.what
     if finding.code == "program-not-started" and finding.remedy:
         rule = replace(rule, remedy=(finding.remedy,))  # it goes by what the operating system said
@@ -137,7 +147,7 @@ def _fact(
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=(to_do(drill),))
         what = f"{what}; {words(drill)}"
     text = "; ".join((what, *finding.evidence[:3]))
-    values = {"what": what, "rank": "" if rank is None else str(before + rank)}
+    values = {"what": what, "rank": "" if log_rank is None else str(log_rank)}
     return Fact(
         rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=node_of(finding)), at=at, values=values
     )

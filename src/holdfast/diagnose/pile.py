@@ -15,6 +15,7 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -63,8 +64,10 @@ Reader: TypeAlias = "io.BufferedReader[Any]"
 class Pile:
     """What is to be read; `notes` fills, while blocks are taken, with what was left out."""
 
-    def __init__(self, paths: tuple[Path, ...], *, stdin: BinaryIO | None = None) -> None:
+    def __init__(self, paths: tuple[Path, ...], *, stdin: BinaryIO | None = None, shared: bool = False) -> None:
+        """`shared` is whether several ranks write into one file, which is then called after its launcher's first."""
         self._paths = paths
+        self._shared = shared
         self._stdin = stdin
         self.room = Room(FACTS_BYTES)
         """For all that is kept of it, but for NCCL's set-up."""
@@ -106,7 +109,7 @@ class Pile:
             self._unreadable(path, error)
             return
         if not stat.S_ISDIR(mode):
-            yield from self._file(path, _source(path, path.parent))
+            yield from self._file(path, self._source(path, path.parent))
             return
         for file in files_below(path, self._unreadable):
             if self.files >= MOST_FILES:
@@ -115,7 +118,11 @@ class Pile:
             if file.suffix in _NO_LOGS:
                 self._left_out["files of code or documentation"] += 1
                 continue
-            yield from self._file(file, _source(file, path))
+            yield from self._file(file, self._source(file, path))
+
+    def _source(self, path: Path, root: Path) -> Source:
+        source = _source(path, root)
+        return replace(source, rank=None) if self._shared else source
 
     def _file(self, path: Path, source: Source) -> Iterator[Block]:
         try:

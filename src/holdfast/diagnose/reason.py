@@ -28,7 +28,7 @@ CLOCKS_S = 5.0
 """Clocks of two hosts may differ so much without an order of their lines being wrong."""
 
 _SURENESS = tuple(Sureness)
-_ENDS = {Class.PROGRAM_ERROR, Class.KILLED, Class.PREEMPTED}
+_ENDS = {Class.PROGRAM_ERROR, Class.USAGE, Class.UNREACHABLE, Class.KILLED, Class.PREEMPTED}
 """Classes that lie above what their peers then say of the network."""
 _OF_LAUNCHERS = {"child-failed", "terminated", "aborted"}
 """Rules whose lines a launcher writes of a rank."""

@@ -190,6 +190,7 @@ def redacted(answer: Answer, redactor: Redactor | None = None) -> Answer:
         what=redactor.text(answer.what),
         culprit=_nameless(culprit, redactor) if culprit else None,
         evidence=tuple(map(shown, answer.evidence)),
+        last_lines=tuple(map(shown, answer.last_lines)),
         consequences=tuple(map(followed, answer.consequences)),
         remedy=tuple(map(redactor.text, answer.remedy)),
         also=tuple(map(shown, answer.also)),
@@ -201,7 +202,12 @@ def redacted(answer: Answer, redactor: Redactor | None = None) -> Answer:
 def _texts(answer: Answer) -> Iterator[str]:
     """What lines of logs say of hosts."""
     yield answer.what
-    for each in (*answer.evidence, *answer.also, *(each.first for each in (*answer.consequences, *answer.others))):
+    for each in (
+        *answer.evidence,
+        *answer.last_lines,
+        *answer.also,
+        *(each.first for each in (*answer.consequences, *answer.others)),
+    ):
         yield each.text
 
 

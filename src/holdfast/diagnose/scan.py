@@ -20,10 +20,11 @@ import re2
 from holdfast.diagnose.block import Block, Source
 from holdfast.diagnose.clocks import clock_above, clock_of
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.frames import died_at, raised_at, stands
+from holdfast.diagnose.frames import client_of, died_at, raised_at, stands
 from holdfast.diagnose.prefix import first_ended, of_summary, writer_of
 from holdfast.diagnose.room import FACTS_BYTES, Room
 from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.program import UNREACHABLE
 from holdfast.diagnose.rules.records import STACK
 from holdfast.diagnose.rules.row import Role, Rule
 from holdfast.diagnose.rules.torchrun import FIRST_ENDED, LAUNCHED
@@ -213,6 +214,8 @@ def _with_neighbours(fact: Fact, data: bytes, start: int, end: int) -> Fact:
         return replace(fact, who=who, values={**fact.values, "how": how})
     if fact.who.rank is None and (who := of_summary(data, start)) is not None:
         fact = replace(fact, who=who)
+    if fact.rule.code == "name-resolution" and (client := client_of(data, start)):
+        fact = replace(fact, rule=UNREACHABLE, values={"service": fact.values.get("name") or f"by {client}"})
     primary = fact.rule.role is Role.PRIMARY
     at = (died_at(data, start, end) or raised_at(data, start, end)) if primary else None
     return replace(fact, values={**fact.values, "raised_at": at}) if at else fact

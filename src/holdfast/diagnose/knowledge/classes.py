@@ -99,6 +99,14 @@ HOW: dict[Class, tuple[str, str]] = {
         "The traceback of the rank that was first.",
         "Mend what it says; the other ranks only lost their peer.",
     ),
+    Class.USAGE: (
+        "The last lines of the rank or launcher: what it says of its arguments; its own --help.",
+        "Change the command of the job, or the configuration that it reads.",
+    ),
+    Class.UNREACHABLE: (
+        "On that node: `getent hosts HOST; curl -sSI https://HOST`, with the host of the line; a proxy, a policy.",
+        "Fetch data and models before the job (HF_HUB_OFFLINE=1), or let the nodes out.",
+    ),
     Class.STORAGE: (
         "`df -h`, `df -i`, `mount` and `dmesg` on that node.",
         "Free some space, mend the file system; go back to the checkpoint before a damaged one.",

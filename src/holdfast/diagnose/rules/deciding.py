@@ -93,6 +93,10 @@ DECIDING: dict[str, Deciding] = {
         "whether a plain TCP connection between the two nodes' addresses works on any port",
         "on one node `nc -l 29555`, on the other `nc -vz ADDRESS 29555`, with the address that the line names",
     ),
+    "service-reachable": Deciding(
+        fact="whether the node reaches that host at all: its name, a proxy, a policy that lets nothing out",
+        get="on that node: `getent hosts HOST; curl -sSI https://HOST`, with the host that the line names",
+    ),
     "interfaces": Deciding(
         "which interface and address each rank has chosen",
         "NCCL_DEBUG=INFO (`Bootstrap : Using`, `NET/Socket : Using`), `ip -br addr` on each node",

@@ -350,10 +350,9 @@ RULES: tuple[Rule, ...] = (
         code="no-gpu",
         lines=(
             "RuntimeError: No CUDA GPUs are available",
-            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
             "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
         ),
-        pattern=r"No CUDA GPUs are available|^No devices were found|nvidia-smi: No devices|Found no NVIDIA driver|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
+        pattern=r"No CUDA GPUs are available|^No devices were found|nvidia-smi: No devices|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
         r"|Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         classes=(Class.DRIVER, Class.NOT_STARTED),
         sure=Sureness.LIKELY,
@@ -366,6 +365,22 @@ RULES: tuple[Rule, ...] = (
         ),
         decides=("versions",),
         source="torch, CUDA, NVML",
+    ),
+    Rule(
+        code="no-nvidia-driver",
+        lines=(
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        ),
+        pattern=r"Found no NVIDIA driver",
+        classes=(Class.NOT_STARTED, Class.PROGRAM_ERROR, Class.DRIVER),
+        sure=Sureness.LIKELY,
+        says="the program asks for an NVIDIA GPU, and where it ran there is none, or none was given to its container",
+        remedy=(
+            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator()), or ask for nodes with GPUs",
+            "a machine that has some: Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+        ),
+        decides=("gpus-seen",),
+        source="torch",
     ),
     Rule(
         code="dmabuf-refused",

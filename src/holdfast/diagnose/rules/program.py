@@ -11,6 +11,30 @@ _NAN_PRINTED = "|".join(
     rf"{name}['\"]?{sign}['\"]?nan\b" for name in ("grad_norm", "grad norm", "loss") for sign in (":", ": ", "=", "= ")
 )
 
+UNREACHABLE = Rule(
+    code="service-unreachable",
+    lines=(
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+        "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.",
+        "wandb: Network error (ConnectTimeout), entering retry loop.",
+        "ConnectionError: Couldn't reach 'wikitext' on the Hub (ConnectionError)",
+        "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
+        "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host data.example.com:443 ssl:default",
+        "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/datasets/x",
+    ),
+    pattern=r"HTTPS?ConnectionPool\(host='(?P<service>[^']{1,200})'|HTTPS?ConnectionPool\(host=|[Cc]ouldn't connect to '(?P<endpoint>https?://[^'\s]{1,200})'|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled|wandb: Network error|CommError: .{0,60}(?:timed out|[Nn]etwork)"
+    r"|Couldn't reach (?P<resource>\S.{0,200})|urlopen error |aiohttp\.client_exceptions\.\w+: Cannot connect to host (?P<target>[\w.:-]{1,200})|requests\.exceptions\.(?:ConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError)\b(?:.{0,80}\(host='(?P<host>[^']{1,200})')?|http(?:x|core)\.(?:Connect|Read)(?:Error|Timeout)"
+    r"|\b(?:429|50\d) (?:Server|Client) Error: .{0,100} for url: (?P<url>https?://[^/\s]{1,200})|urllib\.error\.HTTPError: HTTP Error (?:429|50\d)",
+    classes=(Class.UNREACHABLE, Class.FIREWALL),
+    sure=Sureness.LIKELY,
+    says="data, a model hub or another service could not be reached: {host}: {service}: {endpoint}: {resource}: {target}: {url}",
+    remedy=(
+        "fetch it before the job and set HF_HUB_OFFLINE=1, WANDB_MODE=offline; or let the nodes out (proxy, egress policy)",
+    ),
+    decides=("first-traceback", "service-reachable"),
+    source="requests, urllib, aiohttp, httpx, huggingface_hub, datasets, wandb",
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         code="index-out-of-range",
@@ -280,22 +304,44 @@ RULES: tuple[Rule, ...] = (
         says="one process does long work of its own",
         source="datasets, transformers, Megatron-LM",
     ),
+    UNREACHABLE,
     Rule(
-        code="service-unreachable",
+        code="bad-arguments",
         lines=(
-            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
-            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.",
-            "wandb: Network error (ConnectTimeout), entering retry loop.",
+            "train.py: error: unrecognized arguments: --learning-rate 1",
+            "train.py: error: the following arguments are required: --data",
+            "train.py: error: argument --lr: invalid float value: 'high'",
+            "Error: No such option: --learning-rate",
+            "│ Unrecognized options: --learning-rate 1                │",
+            "│ No such option: --learning-rate                                              │",
+            "Could not override 'optm.lr'.",
+            "hydra.errors.ConfigCompositionException: Could not override 'optm.lr'.",
+            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '1']",
+            "absl.flags._exceptions.UnrecognizedFlagError: Unknown command line flag 'lrr'. Did you mean: lr ?",
         ),
-        pattern=r"HTTPS?ConnectionPool\(host=|We couldn't connect to 'https?://|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled|wandb: Network error|CommError: .{0,60}(?:timed out|[Nn]etwork)",
-        classes=(Class.PROGRAM_ERROR, Class.FIREWALL),
-        sure=Sureness.LIKELY,
-        says="the program could not reach a service on the internet: models, data or a tracker",
+        pattern=r"(?P<program>[\w./-]{1,100}): error: (?P<complaint>(?:unrecognized arguments|the following arguments are required|argument \S|ambiguous option|one of the arguments|too few arguments|invalid choice|unrecognized option).{0,300})"
+        r"|\bError: (?P<refused>(?:No such (?:option|command)|Missing (?:option|argument|parameter|command)|Invalid value for|Got unexpected extra argument|Option '[^']{1,80}' (?:requires|does not)).{0,300})"
+        r"|│ (?P<boxed>(?:Unrecognized options?|No such (?:option|command)|Missing (?:option|argument|command)|Invalid (?:value|choice)|Required options?|Got unexpected extra argument|Parsing error).{0,200}?) *│"
+        r"|(?P<override>Could not override '[^']{1,200}'|Error parsing override '[^']{1,200}'|Key '[^']{1,200}' is not in struct)|(?P<unused>Some specified arguments are not used by the HfArgumentParser.{0,200})|UnrecognizedFlagError: (?P<flag>.{1,200})",
+        unless=r"unrecognized arguments: --local[-_]rank",
+        classes=(Class.USAGE,),
+        sure=Sureness.CERTAIN,
+        says="the program refused its command line: {complaint}: {refused}: {boxed}: {override}: {unused}: {flag}",
+        remedy=("change the command of the job; the program's own --help lists what it takes",),
+        decides=("first-traceback",),
+        source="argparse, click, typer, tyro, hydra, transformers, absl",
+    ),
+    Rule(
+        code="mpirun-as-root",
+        lines=("mpirun has detected an attempt to run as root.",),
+        pattern=r"(?:mpirun|mpiexec|prterun|orterun) has detected an attempt to run as root",
+        classes=(Class.USAGE,),
+        sure=Sureness.CERTAIN,
+        says="mpirun refuses to run as root",
         remedy=(
-            "fetch it before the job and set HF_HUB_OFFLINE=1, WANDB_MODE=offline; or let the nodes out (proxy, egress policy)",
+            "mpirun --allow-run-as-root, or OMPI_ALLOW_RUN_AS_ROOT=1 with OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; or run as another user",
         ),
-        decides=("first-traceback", "reachable"),
-        source="requests, huggingface_hub, wandb",
+        source="Open MPI",
     ),
     Rule(
         code="module-not-found",
