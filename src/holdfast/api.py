@@ -272,7 +272,7 @@ def cancel(run: RunFolder, *, force: bool = False) -> bool:
     With `force` a local run whose controller does not answer is ended without it.
     """
     request = CancelRequested(at=time.time(), force=force, by="command line")
-    if not force or os.path.lexists(run.place):
+    if not force or not _is_here(run):
         ask(run, request)
         return True
     try:
@@ -288,6 +288,16 @@ def cancel(run: RunFolder, *, force: bool = False) -> bool:
 
     by_force.end(run, request)
     return False
+
+
+def _is_here(run: RunFolder) -> bool:
+    """Whether a run's processes are on this machine, so that they can be killed from here."""
+    if os.path.lexists(run.place):
+        return False
+    try:
+        return accepted(run).backend == LOCAL
+    except HoldfastError:
+        return os.path.lexists(run.nodes)  # which only runs on this machine have
 
 
 def controller_failing(run: RunFolder) -> Finding | None:

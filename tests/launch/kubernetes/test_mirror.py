@@ -20,6 +20,7 @@ from holdfast.events.log import EventReader, EventWriter, last_event, read_event
 from holdfast.findings import Finding
 from holdfast.folder import RunFolder
 from holdfast.job.accepted import Accepted
+from holdfast.job.profile import KUBERNETES
 from holdfast.job.spec import Job
 from holdfast.launch.keeping import clients_at, take
 from holdfast.launch.kubernetes import mirror
@@ -143,7 +144,7 @@ Scene = Callable[[RunFolder, Pods, asyncio.Event], Awaitable[None]]
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
     here, there = RunFolder(tmp_path / "here" / "run"), RunFolder(tmp_path / "there" / "run")
-    accepted = Accepted(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp")
+    accepted = Accepted(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp", backend=KUBERNETES)
     for folder in (here, there):
         folder.path.mkdir(parents=True)
         folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
