@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,8 +81,17 @@ def test_files_of_proc_and_devices_are_named_and_never_waited_for(tmp_path: Path
     assert {f"{tmp_path}/maps", f"{tmp_path}/full", "/dev/zero"} <= named
 
 
-def test_folder_deeper_than_python_recurses_is_read_and_one_too_deep_for_a_path_is_named(tmp_path: Path) -> None:
-    here = os.open(tmp_path, os.O_RDONLY)
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is gone after the test: pytest's own way to remove it recurses, and fails on what is too deep."""
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    yield folder
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_folder_deeper_than_python_recurses_is_read_and_one_too_deep_for_a_path_is_named(deep: Path) -> None:
+    here = os.open(deep, os.O_RDONLY)
     for depth in range(1100):
         name = "d" if depth < 1050 else "d" * 100
         os.mkdir(name, dir_fd=here)
@@ -91,6 +102,6 @@ def test_folder_deeper_than_python_recurses_is_read_and_one_too_deep_for_a_path_
             with open(os.open("log", os.O_WRONLY | os.O_CREAT, dir_fd=here), "wb") as file:
                 file.write(ERROR)
     os.close(here)
-    answer = diagnose(Pile((tmp_path,)))
+    answer = diagnose(Pile((deep,)))
     assert answer.klass is Class.PROGRAM_ERROR
     assert any("File name too long" in note for note in answer.notes)

@@ -21,7 +21,7 @@ from holdfast.report.accounting import Ledger, post
 from holdfast.report.advance import advance
 from holdfast.report.ranks import RankPhase, RankStatus
 from holdfast.report.status import NodePhase, NodeStatus, Phase, ReplicaStatus, RunStatus
-from holdfast.report.words import clean, count, duration, listed, short
+from holdfast.report.words import clean, count, duration, listed, share, short
 from holdfast.report.world import in_words
 
 MOST_ROWS = 16
@@ -129,6 +129,8 @@ def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Tex
         figures += _speed(status)
     elif still_s := lead.still_s(now):
         figures.append(f"no step for {duration(still_s)}")
+    if ettr is not None:
+        figures.append(f"ETTR {share(ettr)}")
     yield Text("   ".join(figures))
     if moves and (details := told(lead.metrics, DETAILS)):
         yield Text("   ".join(details), style="dim")
