@@ -99,7 +99,7 @@ class Reading:
             elif isinstance(statement, ast.Try):
                 yield from self._statements(statement.body, path, package)
             elif any(map(_changes, ast.walk(statement))):
-                raise _Changed(f"{os.path.basename(path)}:{statement.lineno}")
+                raise _Changed(f"{_shown(path)}:{statement.lineno}")
 
     def _module(self, name: str, *, main: bool = False) -> Iterator[str]:
         """A module of the program's own is read, from its outermost package on; any other is to be imported."""
@@ -159,6 +159,12 @@ def _absolute(statement: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     above = ".".join(parts[: len(parts) - statement.level + 1])
     return f"{above}.{statement.module}" if statement.module else above
+
+
+def _shown(path: str) -> str:
+    """The name of a file, with its package where every package has one of that name."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.basename(folder), name) if name.startswith("__") else name
 
 
 def _changes(node: ast.AST) -> bool:
