@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,17 @@ def test_loop_of_a_page_trains(page: str, tmp_path: Path, monkeypatch: pytest.Mo
     }
     exec(compile(loop, page, "exec"), given)
     assert given["session"].step == 3
+
+
+@pytest.mark.parametrize("name", ["loop", "transformers", "lightning"])
+def test_diff_of_a_page_is_that_of_its_two_files(name: str):
+    before, after = (f"examples/{name}/{file}.py" for file in ("without_holdfast", "train"))
+    lines = difflib.unified_diff(
+        *((ROOT / file).read_text().splitlines() for file in (before, after)), before, after, lineterm=""
+    )
+    assert "\n```diff\n" + "\n".join(lines) + "\n```\n" in (ROOT / "docs" / "adopting.md").read_text()
+
+
+def test_job_of_a_page_is_that_of_its_file():
+    job = (ROOT / "examples" / "torchtitan" / "job.yaml").read_text()
+    assert f"\n```yaml\n{job}```\n" in (ROOT / "docs" / "adopting.md").read_text()
