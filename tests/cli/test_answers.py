@@ -115,6 +115,12 @@ def test_render_of_a_python_script_is_what_its_command_renders_as_torchrun_takes
     assert "$ python train.py --lr 1e-3" in rendered.out
 
 
+def test_job_file_that_is_marked_executable_is_a_job_file(cli: Cli) -> None:
+    Path("job.yaml").write_text("command: [true]\n")
+    Path("job.yaml").chmod(0o755)
+    assert cli("render", "./job.yaml").code == ExitCode.OK
+
+
 def test_render_of_a_hundred_thousand_nodes_shows_the_first_and_the_last(cli: Cli) -> None:
     rendered = cli("render", "--nodes", "100000", "--", "true").out
     assert "\nRANK=7\n" in rendered
@@ -131,6 +137,7 @@ def test_render_of_a_hundred_thousand_nodes_shows_the_first_and_the_last(cli: Cl
         (["ps", "--output=json"], True),
         (["ps", "-o", "text"], False),
         (["run", "--", "x", "-o", "json"], False),
+        (["run", "x.py", "-o", "json"], False),
         (["-o"], False),
     ],
 )

@@ -59,7 +59,8 @@ def test_shell_is_offered_verbs_runs_and_places(home: Path, words: list[str], in
         check=False,
         env={**os.environ, **asked},
     )
-    assert done.stdout.split() == [run.run if one == "RUN" else one for one in offered], done.stderr
+    assert done.stdout.split() == [run.run if one == "RUN" else one for one in offered]
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

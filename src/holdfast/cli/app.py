@@ -82,11 +82,13 @@ def answer(words: Sequence[str]) -> int:
             raise lost
     except KeyboardInterrupt:
         return ExitCode.CANCELLED
-    except SystemExit as closed:
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, OSError):
+            return ended.code if isinstance(ended.code, int) else ExitCode.OK  # the parser has completed a word
         from holdfast.cli.failures import report
 
         # The parser ends so where a pipe was closed, any pipe, and says nothing of it.
-        return report(closed.__context__ if isinstance(closed.__context__, OSError) else RuntimeError(closed), words)
+        return report(ended.__context__, words)
     except Exception as error:
         from holdfast.cli.failures import report
 

@@ -54,7 +54,8 @@ def report(error: Exception, words: Sequence[str]) -> int:
 
 def wants_json(words: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, as far as one can tell where it could not be parsed."""
-    own = list(words[: words.index("--")] if "--" in words else words)
+    end = next((at for at, word in enumerate(words) if word == "--" or word.endswith(".py")), len(words))
+    own = list(words[:end])
     joined = {"-ojson", "-o=json", "--output=json"}
     return any(word in joined for word in own) or any(
         flag in ("-o", "--output") and value == "json" for flag, value in pairwise(own)

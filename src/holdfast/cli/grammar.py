@@ -11,6 +11,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from holdfast.errors import ExitCode, failure
 
+_JOB_FILES = (".yaml", ".yml", ".json")
+"""A job file is one whether or not its file system marks every file as executable."""
+
 
 class WithCommand(TyperCommand):
     """A verb that takes a command of the user's after `--`: those words are put into the context's `obj`.
@@ -29,7 +32,7 @@ class WithCommand(TyperCommand):
         if rest and rest[0].endswith(".py"):
             ctx.obj = (_python(), *rest)
             return super().parse_args(ctx, own)
-        if rest and shutil.which(rest[0]):
+        if rest and not rest[0].endswith(_JOB_FILES) and shutil.which(rest[0]):
             raise failure(
                 "command-without-dashes",
                 f"`{rest[0]}` is a program, and a command goes after `--`",

@@ -45,6 +45,7 @@ def prepare() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, flags)  # the lowest free number, which is this one
+    sys.stdin = sys.stdin or io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stderr = sys.stderr or _text(io.FileIO(2, "w", closefd=False))
     if sys.stdout is sys.__stdout__:  # nobody has put something else in its place
         sys.stdout = _text(_Output(1, "w", closefd=False))
