@@ -114,6 +114,21 @@ def test_last_step_held_back_is_told_before_the_failure() -> None:
     assert [("step 4" in told[0]), ("lost" in told[1]), len(told)] == [True, True, 2]
 
 
+def test_restart_of_a_program_without_steps_says_what_it_repeats() -> None:
+    lost = Finding(code="node-lost", what="node1 was lost")
+    decided = RecoveryDecided(
+        at=101, replica=0, attempt=0, action="restart in place", failed_at=101, finding=lost, repeats_s=7800
+    )
+    assert (
+        Narrator()
+        .tell(decided)[-1]
+        .endswith(
+            "decision: restart in place; the program reports no steps: unless it loads a checkpoint of its own, "
+            "it repeats the last 2 h 10 min"
+        )
+    )
+
+
 def test_clock_that_goes_back_does_not_silence_steps() -> None:
     narrator = Narrator()
     assert narrator.tell(step(1, 1000))

@@ -64,6 +64,12 @@ def test_error_of_silent_program_stops_only_within_the_horizon() -> None:
     assert judge(replace(silent, lived_s=31.0), (), RECOVERY).action is Action.RESTART
 
 
+def test_only_a_program_with_a_session_is_said_to_fail_before_its_first_step() -> None:
+    silent = judge(replace(CRASH, step=0, said_hello=False, lived_s=25.4), (), RECOVERY).finding
+    assert "first step" not in silent.what
+    assert silent.what.endswith("by itself within 26 s of its start, so a restart would most likely fail too")
+
+
 def test_error_after_a_step_restarts() -> None:
     assert judge(CRASH, (), RECOVERY).action is Action.RESTART
 
@@ -250,3 +256,41 @@ def test_program_without_steps_that_ends_by_the_same_error_is_a_crash_loop_howev
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
     assert "3 times in a row, on ranks 0, 1 and 0, and no Session reports steps" in verdict.finding.what
     assert "400 s, 36000 s, 402 s" in verdict.finding.remedy
+
+
+SILENT = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, said_hello=False, lived_s=7800.0)
+"""A rank of a program that reports no steps."""
+
+
+@pytest.mark.parametrize("failure", [SILENT, replace(LOSS, step=0, lived_s=7800.0)], ids=["a rank", "a node"])
+def test_restart_of_a_program_without_steps_says_what_it_repeats(failure: Failure) -> None:
+    verdict = judge(failure, (), RECOVERY)
+    assert verdict.repeats_s == 7800.0
+    assert "last checkpoint" not in verdict.finding.remedy
+    assert "Unless the program loads a checkpoint of its own" in verdict.finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("failure", "earlier"),
+    [
+        (replace(SILENT, said_hello=True), ()),
+        (replace(SILENT, step=3), ()),
+        (replace(SILENT, attempt=1), (CRASH,)),
+        (replace(SILENT, kind=FailureKind.PORT_TAKEN), ()),
+        (replace(LOSS, step=0, attempt=-1, lived_s=1.7e9), ()),
+        (replace(LOSS, step=0, lived_s=7900.0), (SILENT,)),
+    ],
+    ids=["a Session", "steps", "steps before", "it never ran", "no attempt so far", "the attempt was over"],
+)
+def test_restart_that_repeats_nothing_or_has_checkpoints_says_nothing_of_it(
+    failure: Failure, earlier: tuple[Failure, ...]
+) -> None:
+    verdict = judge(failure, earlier, RECOVERY)
+    assert verdict.repeats_s == 0.0
+    assert "checkpoint of its own" not in verdict.finding.remedy
+
+
+def test_replica_that_catches_up_from_another_is_not_said_to_repeat_anything() -> None:
+    verdict = judge(SILENT, (), Recovery(replicas=2))
+    assert verdict.repeats_s == 0.0
+    assert "catches up from another" in verdict.finding.remedy

@@ -130,12 +130,28 @@ def test_job_without_steps_is_running_while_its_ranks_live() -> None:
     )
     assert told.parts == {
         Part.STARTING: 2,
-        Part.RUNNING: 8 + 7,
+        Part.REPEATED: 8,
+        Part.RUNNING: 7,
         Part.DETECTING: 1,
         Part.RECOVERING: 2,
         Part.STOPPING: 1,
     }
     assert told.ettr is None
+
+
+def test_what_ran_without_steps_is_possibly_repeated_once_it_has_started_again() -> None:
+    failing: list[AnyEvent] = [created(0), attempt(1, 0), ranks(2, 0), failed(10, 11)]
+    assert account(failing, now=11).parts[Part.RUNNING] == 8
+    again = [*failing, attempt(12, 1), ranks(13, 1), failed(33, 34, attempt=1), attempt(35, 2), ranks(36, 2)]
+    told = account(again, now=40)
+    assert (told.parts[Part.REPEATED], told.parts[Part.RUNNING]) == (8 + 20, 4)
+    assert Part.REPEATED not in account([*again, step(1, 40, 41, attempt=2)], now=41).parts
+
+
+def test_replica_without_steps_that_another_outlived_is_not_said_to_repeat_anything() -> None:
+    log = [created(0), attempt(0, 0), ranks(0, 0), attempt(0, 0, replica=1), ranks(0, 0, replica=1)]
+    told = account([*log, failed(10, 10), attempt(10, 1), ranks(10, 1), finished(20)])
+    assert told.parts == {Part.RUNNING: 20}
 
 
 def test_first_step_turns_running_into_starting() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
@@ -9,6 +11,7 @@ from holdfast.events import (
     DrillDone,
     FindingRaised,
     Outcome,
+    RanksStarted,
     RecoveryDecided,
     RunCreated,
     RunFinished,
@@ -87,6 +90,31 @@ what failed
 
 logs  /runs/demo/logs"""
     )
+
+
+def test_words_of_a_run_that_reports_no_steps_and_was_restarted() -> None:
+    log = [
+        RECOVERED[0],
+        attempt(0),
+        RanksStarted(at=10, node=0, replica=0, attempt=0, ranks=()),
+        msgspec.structs.replace(decided(7811, 0, LOST), repeats_s=7800.0),
+        attempt(1),
+        RanksStarted(at=7812, node=0, replica=0, attempt=1, ranks=()),
+        StopDecided(at=15622, outcome=Outcome.SUCCEEDED, reason="every rank finished", exit_code=0),
+        RunFinished(at=15623, outcome=Outcome.SUCCEEDED, exit_code=0),
+    ]
+    words = tell(summarise(log, run="demo-abc234", logs="/l", now=99)).splitlines()
+    assert words[3:10] == [
+        "where the time went",
+        "  starting                 10.0 s    0.1 %  ▏",
+        "  running              2 h 10 min   50.0 %  ████████████",
+        "  possibly repeated    2 h 10 min   49.9 %  ████████████  unless it loaded its own checkpoint",
+        "  detecting                 1.0 s    0.0 %  ▏",
+        "  recovering                1.0 s    0.0 %  ▏",
+        "  stopping                  1.0 s    0.0 %  ▏",
+    ]
+    repeats = "unless it loads a checkpoint of its own, it repeats the last 2 h 10 min"
+    assert f"    restart in place; the program reports no steps: {repeats}" in words
 
 
 def test_failed_run_tells_the_failure_once_and_what_to_do() -> None:

@@ -57,7 +57,8 @@ def test_error_of_a_programs_own_is_not_taken_for_what_holdfast_says_the_same_of
     ended = watched.end()
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, code)
     assert says in ended.reason
-    assert "before its first step" in ended.reason
+    assert "by itself within" in ended.reason
+    assert "first step" not in ended.reason
     assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["rank-crashed"]
 
 

@@ -54,6 +54,7 @@ from holdfast.events import (
 from holdfast.findings import of_replica
 from holdfast.measure.words import SPLIT, UTILISATION, figure, told
 from holdfast.report.advance import exit_in_words
+from holdfast.report.summary import repeating
 from holdfast.report.words import clean, count, duration, listed, listed_spans, short
 from holdfast.report.world import in_words
 
@@ -176,7 +177,8 @@ def _step_committed(event: StepCommitted) -> str:
 
 
 def _recovery_decided(event: RecoveryDecided) -> str:
-    return f"{event.finding.what}  [{event.finding.code}]; decision: {event.action}"
+    again = f"; {repeating(event.repeats_s)}" if event.repeats_s else ""
+    return f"{event.finding.what}  [{event.finding.code}]; decision: {event.action}{again}"
 
 
 def _node_requested(event: NodeRequested) -> str:

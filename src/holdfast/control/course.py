@@ -350,5 +350,6 @@ def _record(replica: ReplicaState, verdict: Verdict, failure: Failure, at: float
         finding=verdict.finding,
         first_rank=failure.rank,
         log_rank=failure.log_rank,
+        repeats_s=verdict.repeats_s,
     )
     return Record(event=decided)

@@ -7,6 +7,7 @@ A long file, because it is a table of failures and one of rules, and what these 
 from __future__ import annotations
 
 import errno
+import math
 import re
 import signal
 from collections.abc import Callable
@@ -217,10 +218,24 @@ _AWAITED = "{who} did not come where rank {failure.awaited_by} waited for it unt
 _OF_ANY_RANK = (FailureKind.OUT_OF_MEMORY, FailureKind.DISK_FULL, FailureKind.READ_ONLY, FailureKind.NO_ROOM)
 """Beside a program's own errors: what any rank may be the first to meet."""
 
+_BEFORE_THE_PROGRAM = (
+    FailureKind.NOT_STARTED,
+    FailureKind.NO_CODE,
+    FailureKind.NO_ROOM,
+    FailureKind.PORT_TAKEN,
+    FailureKind.NEVER_JOINED,
+)
+"""What fails before the program has done any work."""
+
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
 _WHERE_TO_LOOK = (
     "Its agent's own log says why, where the place keeps one: nodes/node{node}.*/agent.log in the run's folder."
+)
+
+_STARTS_OVER = (
+    "Unless the program loads a checkpoint of its own, it repeats all it did: it reports no steps, so holdfast has no "
+    "checkpoint of it."
 )
 
 _ADMITTED_AGAIN = (
@@ -261,6 +276,9 @@ class Verdict:
     """Seconds to wait before the next attempt."""
     renews: bool = False
     """Whether the node, which is there, is to be replaced nonetheless."""
+    repeats_s: float = 0.0
+    """Seconds of running that the next attempt repeats, unless the program loads a checkpoint of its own; 0 where steps
+    are reported, and where another replica has the state."""
 
 
 def left(failure: Failure) -> Verdict:
@@ -319,9 +337,12 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
     before = failure.step == 0 and not failure.secondary and (failure.said_hello or young)
     if failure.kind is not FailureKind.CRASHED or not before:
         return None
+    soon = "before its first step, so a restart would fail too"
+    if not failure.said_hello:  # nobody knows what it did in that time
+        soon = f"within {max(1, math.ceil(failure.lived_s))} s of its start, so a restart would most likely fail too"
     return _stop(
         failure,
-        "it failed by itself before its first step, so a restart would fail too",
+        f"it failed by itself {soon}",
         f"Mend the error{f' ({failure.where})' if failure.where else ''} and run again.",
     )
 
@@ -398,8 +419,11 @@ def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
 def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     if failure.kind not in _OF_NODES:
         return None
+    repeats_s = _repeats_s(failure, earlier, recovery)
     remedy = _ADMITTED_AGAIN if failure.evicted else "Nothing: the node is replaced."
-    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy))
+    if repeats_s:
+        remedy = f"{remedy if failure.evicted else 'The node is replaced.'} {_STARTS_OVER}"
+    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy), repeats_s=repeats_s)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -425,10 +449,29 @@ def _in_a_row(known: tuple[Failure, ...], holds: Callable[[Failure], bool]) -> i
 
 
 def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    alone = "Nothing: all ranks restart from the last checkpoint."
-    among = "Nothing: its replica alone restarts, and catches up from another."
-    remedy = alone if recovery.replicas == 1 else among
-    return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy))
+    repeats_s = _repeats_s(failure, earlier, recovery)
+    if recovery.replicas > 1:
+        remedy = "Nothing: its replica alone restarts, and catches up from another."
+    elif repeats_s:
+        remedy = f"All ranks restart. {_STARTS_OVER}"
+    elif _has_reported(failure, earlier):
+        remedy = "Nothing: all ranks restart from the last checkpoint."
+    else:
+        remedy = "Nothing: all ranks restart."
+    return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), repeats_s=repeats_s)
+
+
+def _has_reported(failure: Failure, earlier: tuple[Failure, ...]) -> bool:
+    """Whether the program is known to have a Session."""
+    return any(one.said_hello or one.step > 0 for one in (*earlier, failure))
+
+
+def _repeats_s(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> float:
+    """Seconds that ranks of a program without a Session ran in the attempt that failed; 0 where that is not known."""
+    judged = any(one.attempt == failure.attempt for one in earlier)
+    ran = failure.attempt >= 0 and not judged and failure.kind not in _BEFORE_THE_PROGRAM
+    known = recovery.replicas == 1 and not _has_reported(failure, earlier)
+    return max(0.0, failure.lived_s) if ran and known else 0.0
 
 
 _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None], ...] = (

@@ -141,6 +141,8 @@ class RecoveryDecided(Event, frozen=True, kw_only=True):
     """The rank that failed first, when one did."""
     log_rank: int | None = None
     """The rank in whose file its output is, where that is another's: its launcher's first."""
+    repeats_s: float = 0.0
+    """Seconds of a program without reported steps that its restart repeats, unless it loads a checkpoint of its own."""
 
 
 class UpdateOutcome(StrEnum):

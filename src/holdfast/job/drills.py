@@ -91,7 +91,9 @@ _QUORUM, _COLLECTIVE = DrillTarget.QUORUM, DrillTarget.COLLECTIVE
 _RUN_FOLDER, _CHECKPOINTS, _MEMORY = DrillTarget.RUN_FOLDER, DrillTarget.CHECKPOINTS, DrillTarget.MEMORY
 
 DRILLS: Mapping[tuple[DrillAction, DrillTarget], Drill] = {
-    (_KILL, _RANK): Drill(does="SIGKILL to its process: all ranks restart from the last checkpoint."),
+    (_KILL, _RANK): Drill(
+        does="SIGKILL to its process: all ranks restart, from the last checkpoint where there is one."
+    ),
     (_KILL, _NODE): Drill(does="SIGKILL to all of it at once, agent included: it is replaced."),
     (_KILL, _AGENT): Drill(does="SIGKILL to the agent; its ranks die with it, and the node is replaced."),
     (_KILL, _CONTROLLER): Drill(does="SIGKILL: it comes back and no rank restarts.", by=Doer.CONTROLLER),

@@ -11,6 +11,8 @@
                    the failure, which will be done again; where ranks were told to leave, they did so between steps
     stopping       from the last step, or else from StopDecided, to RunFinished
     running        for a replica that never reports a step: from the start of its ranks to their end
+    possibly repeated  the same of attempts that were not the last: a program that loads no checkpoint of its own did
+                   it again. Several replicas have none of it: one that restarts catches up from another
 
 Times are clipped to be in order, so that a clock that is set back makes a part shorter, never negative; a log whose
 steps end after RunFinished ends with the last of them. Sums are kept in whole microseconds, so that the parts add up
@@ -42,6 +44,7 @@ class Part(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
+    REPEATED = "possibly repeated"
     TRAINING = "training"
     CHECKPOINTING = "checkpointing"
     DETECTING = "detecting"
@@ -84,6 +87,9 @@ class _Mode(StrEnum):
     STOPPING = auto()
 
 
+_RANKS = frozenset({_Mode.STARTING_RANKS, _Mode.RECOVERING_RANKS})
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Column:
     """One replica's part of the ledger; times in microseconds."""
@@ -100,6 +106,8 @@ class _Column:
     spent: Mapping[Part, int] = field(default_factory=dict[Part, int])
     unreported: Mapping[Part, int] = field(default_factory=dict[Part, int])
     """Time in which ranks lived without a step, by what it is if there are steps after all."""
+    repeated: int = 0
+    """How much of it is of attempts that others followed."""
 
     def until(self, moment: int, part: Part, *, unreported: bool = False) -> _Column:
         """Spend the time up to a moment on a part; a moment that has passed spends nothing."""
@@ -127,12 +135,15 @@ class _Column:
             case _Mode.STOPPING:
                 return self.until(moment, Part.STOPPING)
 
-    def account(self) -> dict[Part, int]:
-        """Microseconds by part, now that it is known whether there are steps."""
+    def account(self, *, alone: bool) -> dict[Part, int]:
+        """Microseconds by part, now that it is known whether there are steps, and whether it is the only replica."""
         parts = dict(self.spent)
         for part, spent in self.unreported.items():
             known = Part.RUNNING if self.lowest_step is None else part
             parts[known] = parts.get(known, 0) + spent
+        if alone and self.lowest_step is None and self.repeated:
+            parts[Part.REPEATED] = self.repeated
+            parts[Part.RUNNING] -= self.repeated
         return parts
 
 
@@ -154,7 +165,7 @@ class Ledger:
         columns = self.columns or {0: _Column(cursor=self.created)}
         if not self.finished and now is not None:
             columns = {index: column.wait(_microseconds(now)) for index, column in columns.items()}
-        return {index: _account(column) for index, column in columns.items()}
+        return {index: _account(column, alone=len(columns) == 1) for index, column in columns.items()}
 
     def run(self, now: float | None = None) -> Account:
         """The run's account: the mean over its replicas."""
@@ -171,8 +182,8 @@ class Ledger:
         )
 
 
-def _account(column: _Column) -> Account:
-    parts = column.account()
+def _account(column: _Column, *, alone: bool) -> Account:
+    parts = column.account(alone=alone)
     return Account(
         parts={part: parts[part] / 1e6 for part in Part if parts.get(part)},
         total_s=sum(parts.values()) / 1e6,
@@ -209,6 +220,9 @@ def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
     if column.mode is _Mode.STEPPING:
         column = column.until(_microseconds(event.at), Part.RECOVERING)
         column = replace(column, mode=_Mode.RECOVERING, failed_attempt=event.attempt - 1)
+    if column.mode in _RANKS:
+        column = column.wait(_microseconds(event.at))
+    column = replace(column, repeated=sum(column.unreported.values()))
     return _with(ledger, event.replica, column)
 
 

@@ -73,6 +73,8 @@ class Recovery:
     """From the failure to the end of that step."""
     others_step_s: float | None = None
     """How long the step took that another replica committed first after the failure; None where none did."""
+    repeats_s: float = 0.0
+    """Seconds that the restart repeats, unless the program loads a checkpoint of its own; 0 where it reports steps."""
 
     @property
     def redone_steps(self) -> int:
@@ -212,6 +214,7 @@ def _recovery(
         first_rank=event.first_rank,
         action=event.action,
         step=step,
+        repeats_s=event.repeats_s,
     )
 
 
@@ -233,6 +236,12 @@ def _gone_on(recovery: Recovery, step: StepCommitted) -> Recovery:
 def _seen(world: WorldChanged, step: StepCommitted) -> WorldChanged:
     same = (world.replica, world.attempt) == (step.replica, step.attempt)
     return observed(world, step) if same and not world.confirmed else world
+
+
+def repeating(seconds: float) -> str:
+    """What the restart of a program without reported steps costs."""
+    unless = "unless it loads a checkpoint of its own, it repeats"
+    return f"the program reports no steps: {unless} the last {duration(seconds)}"
 
 
 def tell(summary: Summary) -> str:
@@ -277,19 +286,26 @@ def _time(account: Account) -> list[str]:
     if account.parts.keys() <= PLAIN_PARTS:
         return []
     lines: list[str] = []
+    width = max(14, *(len(part) + 1 for part in account.parts))
     for part in Part:
         spent = account.parts.get(part, 0.0)
         if spent <= 0:
             continue
         fraction = spent / account.total_s
         bar = "█" * round(fraction * BAR_WIDTH) or "▏"
-        note = (
-            f"  {count(account.redone_steps, 'step')} done again"
-            if part is Part.REDONE and account.redone_steps
-            else ""
-        )
-        lines.append(f"  {part.value:<14}{duration(spent):>13}{share(fraction):>9}  {bar}{note}")
+        lines.append(f"  {part.value:<{width}}{duration(spent):>13}{share(fraction):>9}  {bar}{_note(part, account)}")
     return _block(Heading.TIME, lines)
+
+
+def _note(part: Part, account: Account) -> str:
+    """What is said beside a row of the table."""
+    match part:
+        case Part.REDONE if account.redone_steps:
+            return f"  {count(account.redone_steps, 'step')} done again"
+        case Part.REPEATED:
+            return "  unless it loaded its own checkpoint"
+        case _:
+            return ""
 
 
 def _failures(summary: Summary) -> list[str]:
@@ -342,7 +358,7 @@ def _cost(recovery: Recovery) -> str:
     others = recovery.others_step_s
     went_on = f"; another replica went on, with a step of {others:.2f} s" if others is not None else ""
     if recovery.until_step_s is None:
-        return went_on
+        return f"; {repeating(recovery.repeats_s)}" if recovery.repeats_s else went_on
     again = f", {count(recovery.redone_steps, 'step')} done again" if recovery.redone_steps else ""
     its = "its" if others is not None else "the"
     return f"{went_on}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"
