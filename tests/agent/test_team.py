@@ -20,8 +20,8 @@ import pytest
 from tests.agent.test_gpu import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill
 
+from holdfast.agent import meeting, vigil
 from holdfast.agent import team as team_module
-from holdfast.agent import vigil
 from holdfast.agent.allowance import CHECKPOINTS, FINDINGS
 from holdfast.agent.handed import Handed
 from holdfast.agent.port import HeldPort
@@ -412,6 +412,27 @@ def test_order_to_stop_before_anything_was_started_starts_nothing(tmp_path: Path
         assert isinstance(stopped, RanksStopped)
         assert stopped.port != before
         assert not bench.log(0).exists()
+
+    play(tmp_path, sockets, scene)
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, ["ranks-never-met"]), (3, [])])
+def test_rank_0_that_ends_well_and_has_met_nobody_is_reported(
+    tmp_path: Path, sockets: Path, code: int, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "EVERY_S", 0.001)
+
+    async def scene(bench: Bench) -> None:
+        pipe = bench.pipe()
+        script = f"if 0:\n import torch.distributed\nopen({str(pipe)!r}).read()\nraise SystemExit({code})"
+        team = bench.team([sys.executable, "-c", script], env={"WORLD_SIZE": "2", "MASTER_PORT": "29500"})
+        await team.start()
+        async with asyncio.timeout(DEADLINE_S):
+            while team._meeting is None or not team._meeting.missed:
+                await asyncio.to_thread(time.sleep, 0.005)
+        await asyncio.to_thread(pipe.write_text, "")
+        await bench.until(RanksStopped)
+        assert [event.finding.code for event in bench.all(FindingRaised)] == told
 
     play(tmp_path, sockets, scene)
 

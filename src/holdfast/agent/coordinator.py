@@ -6,10 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holdfast.agent.program import program
-
-MAX_BYTES = 1 << 20
-"""No script that somebody wrote is longer."""
+from holdfast.agent.script import tree
 
 
 def bind_address(argv: Sequence[str], cwd: Path, address: str) -> dict[str, str]:
@@ -22,32 +19,14 @@ def bind_address(argv: Sequence[str], cwd: Path, address: str) -> dict[str, str]
 
 
 def _leaves_address_open(argv: Sequence[str], cwd: Path) -> bool:
-    found = program(argv)
-    if isinstance(found, str) or found.kind == "module":
-        return False
-    try:
-        source = found.text.encode() if found.kind == "code" else _read(cwd / found.text)
-        if b"jax" not in source or b"initialize" not in source:
-            return False
-        calls = list(_calls(ast.parse(source)))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return False
+    found = tree(argv, cwd, b"jax", b"initialize")
+    calls = list(_calls(found)) if found is not None else []
     return bool(calls) and not any(map(_names_address, calls))
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise OSError(f"{path} is no file")
-    with path.open("rb") as file:
-        source = file.read(MAX_BYTES + 1)
-    if len(source) > MAX_BYTES:
-        raise ValueError(f"{path} is longer than {MAX_BYTES} bytes")
-    return source
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+def _calls(found: ast.AST) -> Iterator[ast.Call]:
     """Calls of `jax.distributed.initialize`; one by its last name alone may be of anything."""
-    for node in ast.walk(tree):
+    for node in ast.walk(found):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("distributed.initialize"):
             yield node
 

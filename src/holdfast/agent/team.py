@@ -26,6 +26,7 @@ from holdfast.agent.handed import Handed
 from holdfast.agent.held import Wanted
 from holdfast.agent.leftovers import Leftovers
 from holdfast.agent.march import March
+from holdfast.agent.meeting import Meeting, never_met
 from holdfast.agent.overtime import Overtime
 from holdfast.agent.port import HeldPort
 from holdfast.agent.rank import Ended, Fork, RankProcess
@@ -138,6 +139,8 @@ class Team:
         self._handed = handed
         self._stores = stores
         self._hosting: asyncio.Task[None] | None = None
+        self._meeting: Meeting | None = None
+        self._meeting_watch: asyncio.Task[None] | None = None
         self._warming: asyncio.TimerHandle | None = None
         self._programs: dict[Slot, Wanted] = {}
         self._say = say
@@ -215,6 +218,7 @@ class Team:
         if self._abandoned.is_set():  # the order to stop came while they were being started
             self.stop(0.0)
         self._vigil.begin()
+        self._watch_meeting()
         self._warm_up(SPEECHLESS_S)
 
     def _host_store(self) -> None:
@@ -227,6 +231,22 @@ class Team:
         output = self._folder / f"store-{self.replica}.log"
         if finding := await self._stores.serve(self.replica, int(first.environ["MASTER_PORT"]), first, output):
             self._found(finding)
+
+    def _watch_meeting(self) -> None:
+        """Watch whether rank 0 ever meets the others, where it is here and is meant to."""
+        first = next((process for process in self.processes if process.rank == 0), None)
+        wanted = next((wanted for wanted in self._programs.values() if wanted.rank == 0), None)
+        if first is not None and wanted is not None:
+            self._meeting = Meeting(wanted, pid_of=lambda: first.pid if first.running else None)
+            self._meeting_watch = asyncio.ensure_future(self._meeting.watch())
+
+    def _say_never_met(self) -> None:
+        """Warn of a rank 0 without a Session that ended well and never met another rank."""
+        if self._meeting_watch is not None:
+            self._meeting_watch.cancel()
+        well = all(process.ended_well for process in self.processes)
+        if self._meeting is not None and self._meeting.missed and well and 0 not in self._vigil.pulses:
+            self._found(never_met(self._node, self.replica))
 
     def _socket_name(self, launch: RankLaunch) -> str:
         return f"{self.replica}-{self.attempt}-{launch.rank}"
@@ -584,6 +604,7 @@ class Team:
         self._sockets.clear_away()
         for finding in self._drops.totals():
             self._found(finding)
+        self._say_never_met()
         ranks = [process.pid for process in self.processes if process.pid]
         if ranks:
             well = all(process.ended_well for process in self.processes)

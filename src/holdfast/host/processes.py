@@ -266,14 +266,27 @@ def ports_of(pid: int) -> list[int]:
     return sorted({listening[inode] for inode in listening.keys() & _open_sockets(pid)})
 
 
-def _sockets(pid: str, states: Container[str] | None = None) -> dict[str, int]:
-    """Local ports of the TCP sockets in a process's network, by the name that /proc/PID/fd gives each."""
+def meets(pid: int, port: int) -> bool:
+    """Whether a process listens on any TCP port, or is connected to this one; also where /proc does not tell."""
+    own = _open_sockets(pid)
+    found = _sockets(str(pid), states=("0A",)).keys() | {
+        inode for inode, peer in _sockets(str(pid), end=_REMOTE).items() if peer == port
+    }
+    return not own or bool(own & found)
+
+
+_LOCAL, _REMOTE = 1, 2
+"""Columns of /proc/net/tcp."""
+
+
+def _sockets(pid: str, states: Container[str] | None = None, end: int = _LOCAL) -> dict[str, int]:
+    """Ports of the TCP sockets in a process's network, by the name that /proc/PID/fd gives each."""
     found: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         for line in _lines(Path(f"/proc/{pid}/net/{table}"))[1:]:
             words = line.split()
             if states is None or words[3] in states:
-                found[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+                found[f"socket:[{words[9]}]"] = int(words[end].rpartition(":")[2], 16)
     return found
 
 

@@ -151,6 +151,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "End the thread, or start it with `daemon=True`; recovery.exit_deadline_s gives it more time.",
     ),
     (
+        "ranks-never-met",
+        "Several ranks ended with code 0, and the first never had a connection by which ranks meet.",
+        "Whether each rank logs a world size of 1; the script's `init_process_group` or `Trainer(...)`.",
+        "`init_process_group()`, or `num_nodes` and `devices` of the job. Nothing where each rank works by itself.",
+    ),
+    (
         "started-cold",
         "A rank was started again with its imports still to do.",
         "The finding says what kept it from being a fork of a process that has them done.",

@@ -1,0 +1,34 @@
+"""Reads the source of the Python script that a command runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.agent.program import program
+
+MAX_BYTES = 1 << 20
+"""No script that somebody wrote is longer."""
+
+
+def tree(argv: Sequence[str], cwd: Path, *words: bytes) -> ast.Module | None:
+    """The syntax tree of a script that has all these words in it; None for others, and where it cannot be read."""
+    found = program(argv)
+    if isinstance(found, str) or found.kind == "module":
+        return None
+    try:
+        source = found.text.encode() if found.kind == "code" else _read(cwd / found.text)
+        return ast.parse(source) if all(word in source for word in words) else None
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise OSError(f"{path} is no file")
+    with path.open("rb") as file:
+        source = file.read(MAX_BYTES + 1)
+    if len(source) > MAX_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_BYTES} bytes")
+    return source
