@@ -357,14 +357,14 @@ def test_rank_is_marked_in_the_kernels_eyes_however_much_longer_its_environment_
             "program.py:2 changes the environment or sys.path before",
         ),
         ("import setting\nimport numpy", "setting.py:3 changes the environment or sys.path before"),
-        ("import settings\nimport numpy", "settings/__init__.py:1 changes the environment or sys.path before"),
+        ("import settings\nimport numpy", "settings/__init__.py:2 changes the environment or sys.path before"),
     ],
 )
 def test_program_with_nothing_to_import_beforehand_says_why(place: Place, text: str, why: str) -> None:
     (place.folder / "program.py").write_text(text)
     (place.folder / "setting.py").write_text("import os\n\nos.environ.setdefault('A', '1')")
     (place.folder / "settings").mkdir()
-    (place.folder / "settings" / "__init__.py").write_text("__import__('os').environ['A'] = '1'")
+    (place.folder / "settings" / "__init__.py").write_text("import os\nos.environ['A'] = '1'")
 
     async def scene() -> None:
         with pytest.raises(Cold, match=why):

@@ -129,6 +129,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     # Launchers
     (
+        "command-without-dashes",
+        "A program of the user's stands where a job file is expected, without `--` before it.",
+        "The command line that was typed.",
+        "Put `--` before the command; a Python script needs none.",
+    ),
+    (
         "launcher-option",
         "The command sets what holdfast sets itself, anew for each attempt: address, port, rank.",
         "`holdfast render`.",
