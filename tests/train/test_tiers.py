@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import s3fs
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 from tests.train.sealing import rewrite
 from tests.train.test_checkpoint import same, train, training, weights
@@ -381,6 +383,26 @@ def test_damaged_seal_in_the_store_has_the_older_one_loaded(url: str, tmp_path: 
     store._fs.pipe_file(path, store._fs.cat_file(path).replace(b'"format":2', b'"format":3'))
     step, noticed, *_ = checkpoints(tiers(tmp_path / "other node", url, attempt=1), training()).restore()
     assert (step, [finding.code for finding in noticed]) == (1, ["checkpoint-damaged"])
+
+
+class Failing(MemoryFileSystem):
+    """A remote store that lists files and answers reads with 502, which s3fs raises as EIO."""
+
+    def cat_file(self, path: str, **_: object) -> bytes:
+        if path.endswith("/seal.json"):
+            raise OSError(errno.EIO, "Bad Gateway")
+        return super().cat_file(path)
+
+
+def test_seal_that_a_remote_store_fails_to_return_is_no_damage_and_stays(tmp_path: Path):
+    url = f"memory://{tmp_path}/store"
+    saved(tiers(tmp_path / "node", url), 1, 2)
+    depot = tiers(tmp_path / "other node", url, attempt=1)
+    depot.store._fs = Failing()
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(depot, training()).restore()
+    assert refused.value.findings[0].code == "checkpoint-store-unreachable"
+    assert in_store(url) == ["step-00000002.0", "step-00000001.0"]
 
 
 @pytest.mark.parametrize("name", ["seal.json", "host-00000.pt"])

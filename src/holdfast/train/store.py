@@ -65,6 +65,7 @@ class Store:
         if isinstance(within, DirFileSystem):
             self._root = f"{within.path}/{self._root}"
         self._fs: Any = within.fs if isinstance(within, DirFileSystem) else within
+        self._local = isinstance(self._fs, LocalFileSystem)
 
     def folder(self, step: int) -> str:
         """The name of what this attempt brings of a step."""
@@ -102,7 +103,8 @@ class Store:
         except FileNotFoundError:
             return f"{seal.NAME}: there is none"
         except OSError as error:
-            if not is_damage(error):
+            # Clients of remote stores also raise EIO for answers that they do not know, such as 502.
+            if not (self._local and is_damage(error)):
                 raise
             return f"{seal.NAME}: {error}"
 
@@ -147,7 +149,7 @@ class Store:
 
     def _refuse_irregular(self, path: str) -> None:
         """Raise OSError where a store that is a folder has a FIFO, a device or a loop of links for a file."""
-        if isinstance(self._fs, LocalFileSystem):
+        if self._local:
             open_regular(Path(path)).close()
 
     def _into(self, folder: str, write: Callable[[], object]) -> None:
