@@ -69,6 +69,8 @@ def fetch(folder: Path, key: str, dtype: type[np.generic], parts: Iterable[Token
             fcntl.flock(lock, fcntl.LOCK_SH)  # ranks of one node check at the same time
             kept = _kept(folder / name, dtype)
             if not isinstance(kept, Kept):
+                # NFS emulates flock by byte-range locks: two ranks that upgrade a shared one wait for each other.
+                fcntl.flock(lock, fcntl.LOCK_UN)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 kept = _kept(folder / name, dtype)  # another rank may have made it meanwhile
             if not isinstance(kept, Kept):
@@ -170,7 +172,7 @@ def _damaged(path: Path, damage: str) -> Finding:
     return Finding(
         code="data-cache-damaged",
         severity=Severity.WARNING,
-        what="the tokens that this node had kept of the text were damaged, and were made anew",
+        what="the token cache on this node was damaged; it was rebuilt",
         where=str(path.with_suffix(".tokens")),
         evidence=(damage,),
         remedy="Nothing for this training, which has not read them. Check the node's disk and memory.",
