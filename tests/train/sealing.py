@@ -15,3 +15,9 @@ def rewrite(file: Path, changes: dict[str, Any], *, without: Collection[str] = (
     fields = {name: value for name, value in json.loads(file.read_bytes()).items() if name != "digest"}
     kept = {name: value for name, value in (fields | changes).items() if name not in without}
     file.write_bytes(signed(json.dumps(kept).encode()))
+
+
+def as_format_1(file: Path) -> None:
+    """Rewrite a seal as earlier versions wrote it, without a digest."""
+    fields = {name: value for name, value in json.loads(file.read_bytes()).items() if name != "digest"}
+    file.write_bytes(json.dumps(fields | {"format": 1}).encode())

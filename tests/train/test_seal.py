@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.train.sealing import as_format_1
 
 from holdfast.errors import HoldfastError
 from holdfast.train import seal
@@ -154,6 +155,24 @@ def test_seal_of_a_later_version_is_still_told_from_damage(folder: Path):
         checkpoints(folder)[1].restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"
     assert file.exists()
+
+
+def test_seal_of_an_earlier_version_is_refused_and_left_untouched_and_a_damaged_one_is_damage(folder: Path):
+    file = folder / "step-00000020" / seal.NAME
+    as_format_1(file)
+    for _ in range(2):
+        with pytest.raises(HoldfastError) as refused:
+            checkpoints(folder)[1].restore()
+        assert refused.value.findings[0].code == "checkpoint-from-earlier-version"
+    whole = file.read_bytes()
+    assert isinstance(seal.decoded(whole, 10), str)
+    assert all(isinstance(seal.decoded(whole[:length], 20), str) for length in range(len(whole)))
+
+
+def test_signed_seal_whose_format_was_changed_to_the_earlier_one_is_damage(folder: Path):
+    file = folder / "step-00000020" / seal.NAME
+    file.write_bytes(file.read_bytes().replace(b'"format":2', b'"format":1'))
+    assert_older_is_resumed_from(folder)
 
 
 def test_seal_that_is_too_large_for_one_is_not_read(folder: Path):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.train.sealing import rewrite
+from tests.train.sealing import as_format_1, rewrite
 
 from holdfast.errors import HoldfastError
 from holdfast.train.ranks import Ranks
@@ -101,6 +101,14 @@ def test_one_of_a_later_version_is_refused_and_left_untouched(shelf: Shelf):
     (finding,) = refused.value.findings
     assert (finding.code, finding.where) == ("checkpoint-from-later-version", str(shelf.path(10)))
     assert "upgrade holdfast" in finding.remedy
+    assert shelf.path(10).is_dir()
+
+
+def test_one_of_an_earlier_version_is_refused_and_left_untouched(shelf: Shelf):
+    as_format_1(shelf.path(10) / "seal.json")
+    with pytest.raises(HoldfastError) as refused:
+        shelf.newest(world_size=1)
+    assert refused.value.findings[0].code == "checkpoint-from-earlier-version"
     assert shelf.path(10).is_dir()
 
 

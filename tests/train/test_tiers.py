@@ -15,7 +15,7 @@ import s3fs
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
-from tests.train.sealing import rewrite
+from tests.train.sealing import as_format_1, rewrite
 from tests.train.test_checkpoint import same, train, training, weights
 
 from holdfast.errors import HoldfastError
@@ -388,10 +388,10 @@ def test_damaged_seal_in_the_store_has_the_older_one_loaded(url: str, tmp_path: 
 class Failing(MemoryFileSystem):
     """A remote store that lists files and answers reads with 502, which s3fs raises as EIO."""
 
-    def cat_file(self, path: str, **_: object) -> bytes:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
         if path.endswith("/seal.json"):
             raise OSError(errno.EIO, "Bad Gateway")
-        return super().cat_file(path)
+        return super().cat_file(path, start, end)
 
 
 def test_seal_that_a_remote_store_fails_to_return_is_no_damage_and_stays(tmp_path: Path):
@@ -422,3 +422,16 @@ def test_copy_of_a_later_version_on_a_node_is_refused(tmp_path: Path):
     with pytest.raises(HoldfastError) as refused:
         checkpoints(tiers(tmp_path / "node", str(tmp_path / "store"), attempt=1), training()).restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"
+
+
+def test_copy_of_an_earlier_version_is_refused_and_not_brought_to_the_store(tmp_path: Path):
+    url = str(tmp_path / "store")
+    saved(tiers(tmp_path / "node", url), 1, 2)
+    shutil.rmtree(tmp_path / "store" / "step-00000002.0")
+    as_format_1(files_of(tmp_path / "node", 2) / "seal.json")
+    for attempt in (1, 2):
+        with pytest.raises(HoldfastError) as refused:
+            checkpoints(tiers(tmp_path / "node", url, attempt=attempt), training()).restore()
+        assert refused.value.findings[0].code == "checkpoint-from-earlier-version"
+    assert in_store(url) == ["step-00000001.0"]
+    assert on_node(tmp_path / "node") == ["step-00000001", "step-00000002"]

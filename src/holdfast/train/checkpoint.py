@@ -282,7 +282,7 @@ class Checkpoints:
 
     def _load(self, copy: Copy, sealed: Seal) -> list[Change] | str:
         """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
-        seal.refuse_later(sealed, copy.where)
+        seal.refuse_other_format(sealed, copy.where)
         state, was = self._training.tensors(), sealed.configured
         if (why := self._program.ask_for(state, was)) is not None:
             raise optimizer_changed(sealed.step, copy.where, why)

@@ -92,7 +92,7 @@ class Near:
     def sealed(self) -> Seal | str:
         """Where some node lacks some file, and the store does too, the store gets it first."""
         held = self._held
-        if self._stored is not None or held.everywhere:
+        if self._stored is not None or held.everywhere or held.sealed.format != seal.FORMAT:  # which is refused
             return held.sealed
         gone = held.sealed.files.keys() - held.holders.keys()
         if gone:
@@ -155,7 +155,7 @@ def _copy_lost(step: int, where: str, damage: str) -> Finding:
         what=f"what nodes had of the checkpoint of step {step} is not whole, and was removed",
         where=where,
         evidence=(damage,),
-        remedy="nothing: the next copy, in the store, is gone on from; look at the node's disk if files were "
+        remedy="nothing: training resumes from the copy in the store; look at the node's disk if files were "
         "damaged there",
         fault=Fault.CLUSTER,
     )

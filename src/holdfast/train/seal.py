@@ -1,7 +1,7 @@
 """Owns the seal of a checkpoint: the file that says what its folder must hold, and the check that it does.
 
-The seal ends with a digest of all that stands before it, in every format: so that a damaged one is never taken for one
-that a later version wrote. Refuses to own what the files mean (checkpoint.py does).
+From format 2 on the seal ends with a digest of all that stands before it: so that a damaged one is never taken for one
+that another version wrote. Refuses to own what the files mean (checkpoint.py does).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.train.configured import Configured
 from holdfast.train.environment import ELSEWHERE
 from holdfast.train.regular import open_regular
-from holdfast.train.signed import mismatch, signed
+from holdfast.train.signed import is_signed, mismatch, signed
 
 FORMAT = 2
 """Of the folder as a whole; raised when an older holdfast could not read it."""
@@ -99,7 +99,7 @@ def encoded(seal: Seal) -> bytes:
 def decoded(content: bytes, step: int) -> Seal | str:
     """What the seal's file of a checkpoint of this step holds, or the damage to it."""
     if (why := mismatch(content)) is not None:
-        return f"{NAME}: {why}"
+        return _of_earlier_version(content, step) or f"{NAME}: {why}"
     try:
         seal = msgspec.json.decode(content, type=Seal)
     except msgspec.DecodeError as error:
@@ -109,8 +109,8 @@ def decoded(content: bytes, step: int) -> Seal | str:
     return seal
 
 
-def refuse_later(sealed: Seal, where: str) -> None:
-    """Raise where only a later holdfast can read it: to go on from an older one would undo steps unasked."""
+def refuse_other_format(sealed: Seal, where: str) -> None:
+    """Raise where only another version can read it: to resume from an older one would undo steps unasked."""
     if sealed.format > FORMAT:
         raise failure(
             "checkpoint-from-later-version",
@@ -119,6 +119,25 @@ def refuse_later(sealed: Seal, where: str) -> None:
             where=where,
             remedy=f"upgrade holdfast, or {ELSEWHERE}",
         )
+    if sealed.format < FORMAT:
+        raise failure(
+            "checkpoint-from-earlier-version",
+            f"the newest checkpoint has format {sealed.format}; this holdfast reads format {FORMAT} only",
+            exit_code=ExitCode.IMPOSSIBLE,
+            where=where,
+            remedy=f"finish this training with the holdfast that wrote it, or {ELSEWHERE}",
+        )
+
+
+def _of_earlier_version(content: bytes, step: int) -> Seal | None:
+    """One of format 1, which had no digest: only a whole one without any, so that a damaged later one is none."""
+    if is_signed(content):
+        return None
+    try:
+        seal = msgspec.json.decode(content, type=Seal)
+    except msgspec.DecodeError:
+        return None
+    return seal if seal.format == 1 and seal.step == step else None
 
 
 def _of_later_version(content: bytes, step: int) -> Seal | None:

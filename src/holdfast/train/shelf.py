@@ -84,14 +84,14 @@ class Shelf:
     def newest(self, *, world_size: int) -> Found:
         """The newest one that is what its seal says, for so many ranks.
 
-        Raises HoldfastError where the folder cannot be read, or a later holdfast wrote it.
+        Raises HoldfastError where the folder cannot be read, or another version of holdfast wrote it.
         """
         look_into(self.folder)
         noticed: list[Finding] = []
         for path in self._all():
             sealed = seal.read(path, _step(path))
             if isinstance(sealed, Seal):
-                seal.refuse_later(sealed, str(path))
+                seal.refuse_other_format(sealed, str(path))
             damage = sealed if isinstance(sealed, str) else _damage(path, sealed)
             if isinstance(sealed, Seal) and damage is None:
                 if sealed.world_size != world_size:

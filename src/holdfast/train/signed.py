@@ -18,6 +18,11 @@ def mismatch(content: bytes) -> str | None:
     return None if found == expected else f"ends with {found!r}, and its content requires {expected!r}"
 
 
+def is_signed(content: bytes) -> bool:
+    """Whether the last field is a digest, right or wrong."""
+    return content[-_FIELD_BYTES:].startswith(b',"digest":"')
+
+
 def _field(body: bytes) -> bytes:
     return b',"digest":"%s"}' % blake2b(body, digest_size=16).hexdigest().encode()
 

@@ -280,6 +280,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Make room, or mend what the evidence says; older ones stay.",
     ),
     (
+        "checkpoint-from-earlier-version",
+        "An older holdfast wrote the checkpoint, in a format that this one does not read.",
+        "`pip show holdfast` in the image, then and now.",
+        "The version that wrote it, or another checkpoint.path. Nothing was renamed or removed.",
+    ),
+    (
         "checkpoint-from-later-version",
         "A newer holdfast wrote the checkpoint.",
         "`pip show holdfast` in the image.",
