@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import stat
 import time
 import zlib
 from pathlib import Path
@@ -251,6 +253,17 @@ def _foreign(log: Path, how: str) -> None:
             os.truncate(log, log.stat().st_size - 7)
         case "removed":
             log.unlink()
+        case "saved by an editor":
+            log.with_suffix(".tmp").write_bytes(log.read_bytes())
+            log.with_suffix(".tmp").rename(log)
+        case "saved without a line":
+            log.with_suffix(".tmp").write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[1:]))
+            log.with_suffix(".tmp").rename(log)
+        case "its own line":
+            with log.open("ab") as file:
+                file.write(log.read_bytes().splitlines(keepends=True)[-1])
+        case "folder removed":
+            shutil.rmtree(log.parent)
         case "replaced by text":
             log.unlink()
             log.write_text("not a log\n")
@@ -259,11 +272,14 @@ def _foreign(log: Path, how: str) -> None:
             os.mkfifo(log)
 
 
-@pytest.mark.parametrize(
-    "how", ["a byte", "a line", "emptied", "cut in a line", "removed", "replaced by text", "replaced by a fifo"]
-)
+CHANGES = ["a byte", "a line", "emptied", "cut in a line", "removed", "replaced by text", "replaced by a fifo"]
+OWN_LINES = ["saved by an editor", "saved without a line", "its own line", "folder removed"]
+
+
+@pytest.mark.parametrize("how", [*CHANGES, *OWN_LINES])
 def test_log_that_no_controller_changed_is_put_back_by_its_writer(tmp_path: Path, how: str) -> None:
-    log = tmp_path / "log"
+    log = tmp_path / "run" / "log"
+    log.parent.mkdir(mode=0o700)
     first = EventWriter(log)
     first.append([CREATED])
     first.close()
@@ -279,7 +295,27 @@ def test_log_that_no_controller_changed_is_put_back_by_its_writer(tmp_path: Path
     assert read_events(log) == [CREATED, GONE, FINISHED]
     assert len(writer.repairs) == 2
     writer.close()
-    assert [*tmp_path.iterdir()] == [log]
+    assert [*log.parent.iterdir()] == [log]
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+def test_junk_that_does_not_cease_is_cut_off_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    writer = EventWriter(log)
+    writer.append([CREATED])
+    slept: list[float] = []
+
+    def more_junk(seconds: float) -> None:
+        slept.append(seconds)
+        with log.open("ab") as file:
+            file.write(b"junk\n")
+
+    monkeypatch.setattr(time, "sleep", more_junk)
+    more_junk(0.0)
+    writer.append([GONE])
+    assert read_events(log) == [CREATED, GONE]
+    assert len(writer.repairs) == 1
+    assert sum(slept) <= 0.05
 
 
 def test_line_that_another_controller_is_writing_is_not_cut_off(

@@ -103,9 +103,9 @@ class Repair:
     """How much was there that is no part of the log, or how much of the log was gone."""
 
 
-SETTLE_S, SETTLE_TRIES = 0.05, 40
+SETTLE_S, SETTLE_TRIES = 0.01, 3
 """Seconds between two looks at what somebody else is writing, and how many: another controller's line may be half
-there, which is no reason to cut it off."""
+there, which is no reason to cut it off. The controller does nothing else meanwhile, so they are few."""
 
 
 class EventWriter:
@@ -155,14 +155,14 @@ class EventWriter:
                 self._restore()
                 self._repaired("lines were cut off from it, and are put back", self._end - size)
                 return
-            if self._has_events(self._fd, self._end):
-                raise Superseded
+            self._refuse_foreign(self._fd, self._end)
             time.sleep(SETTLE_S)
-            if os.fstat(self._fd).st_size == size and not self._has_events(self._fd, self._end):
-                os.ftruncate(self._fd, self._end)
-                self._repaired("what was appended to it is no event, and is cut off", size - self._end)
-                return
-        raise Superseded
+            if os.fstat(self._fd).st_size == size:
+                break
+        self._refuse_foreign(self._fd, self._end)
+        size = os.fstat(self._fd).st_size
+        os.ftruncate(self._fd, self._end)
+        self._repaired("what was appended to it is no event, and is cut off", size - self._end)
 
     def _is_in_place(self) -> bool:
         """Whether the file that this writer has open is the one that others find."""
@@ -173,12 +173,12 @@ class EventWriter:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _put_in_place(self) -> None:
-        """Write the log anew under its name; raises `Superseded` where another log is there."""
+        """Write the log anew under its name, in its folder; raises `Superseded` where another controller's is there."""
         found, what = 0, "it was removed, and is written anew"
         with contextlib.suppress(FileNotFoundError, UnexpectedFile), open_plain(self.path) as file:
-            if self._has_events(file.fileno(), 0):
-                raise Superseded
+            self._refuse_foreign(file.fileno(), 0)
             found, what = os.fstat(file.fileno()).st_size, "another file had its name, and is replaced"
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -208,10 +208,16 @@ class EventWriter:
     def _repaired(self, what: str, size_bytes: int) -> None:
         self.repairs.append(Repair(what=what, size_bytes=size_bytes))
 
-    @staticmethod
-    def _has_events(descriptor: int, start: int) -> bool:
-        """Whether a controller's line is in a file from an offset on."""
-        return any(map(_as_written, os.pread(descriptor, LINE_BYTES, start).split(b"\n")))
+    def _refuse_foreign(self, descriptor: int, start: int) -> None:
+        """Raise `Superseded` where a file has, from an offset on, a line of a controller that this writer never wrote.
+
+        Lines of its own come back in their order: in a copy that an editor saved, for one.
+        """
+        ours = self._memory.lines()
+        with contextlib.suppress(UnexpectedFile), open(descriptor, "rb", closefd=False) as file:
+            file.seek(start)
+            if any(_as_written(line) and line.rstrip(b"\n") not in ours for line in _lines(file, self.path)):
+                raise Superseded
 
     def append(self, events: Iterable[AnyEvent], *, sync: bool = False, ending: bool = False) -> None:
         """Write all of these or none; raises OSError when there is no room for them, and `Superseded`."""

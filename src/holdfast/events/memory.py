@@ -27,3 +27,10 @@ class LogMemory:
         for part in (*self._parts, self._compressor.copy().flush()):
             if data := expand.decompress(part):
                 yield data
+
+    def lines(self) -> Iterator[bytes]:
+        """All that is remembered, line by line, without their newlines."""
+        rest = b""
+        for piece in self.pieces():
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
