@@ -653,6 +653,40 @@ def test_failing_command_is_a_finding_with_its_cause_tried_again_and_never_the_e
     asyncio.run(play())
 
 
+def test_command_that_fails_with_other_words_each_time_is_tried_ever_less_often_and_said_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0)
+
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl", backend=Clumsy(failures=20))
+        monkeypatch.setattr(asyncio, "sleep", at_once)
+        async with asyncio.timeout(20):
+            while len(desk.backend.made) < NODES:
+                await sleep(0)
+        monkeypatch.undo()
+        assert waited[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+        assert len(desk.events(FindingRaised)) == 1
+
+    asyncio.run(play())
+
+
+def test_junk_in_the_log_again_and_again_is_said_once_a_minute(tmp_path: Path) -> None:
+    def scene(desk: Desk) -> None:
+        for _ in range(5):
+            with desk.path.open("ab") as log:
+                log.write(b"junk\n")
+            desk.controller._check_log()
+        assert len(desk.events(FindingRaised)) == 1
+
+    run(tmp_path, scene)
+
+
 def steps_stood_for(desk: Desk) -> list[tuple[int, int]]:
     """Attempt and number of every step in the log, those that share a line one by one."""
     lines = [line for line in desk.events(StepCommitted) if isinstance(line, StepCommitted)]

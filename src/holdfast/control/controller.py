@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -93,6 +95,12 @@ AHEAD_STEPS = 100_000
 HOLD_S = 1.0
 """Seconds between two tries of what the operating system had no room for."""
 
+LONGEST_HOLD_S = 30.0
+"""Longest time between two tries of a command that failed; each waits twice as long as the one before."""
+
+SAY_S = 60.0
+"""Seconds between two findings about one subject, however often the words of its failure change."""
+
 ENDING_TRIES = 5
 """Times that the removal of nodes is tried before a run ends without it."""
 
@@ -137,6 +145,8 @@ class Controller:
         self._seen: dict[str, int] = {}
         self._told: set[Finding] = set()
         """What is only to be known, without where it was found."""
+        self._said: dict[str, float] = {}
+        """When a finding about a subject was last written (monotonic seconds)."""
         self._held: tuple[AnyEvent, ...] = ()
         """Events that wait for the log."""
         self._short = False
@@ -276,23 +286,36 @@ class Controller:
 
     def _repair_findings(self) -> tuple[FindingRaised, ...]:
         """What is to be said of changes to the log that no controller made, and that were undone."""
-        repairs = tuple(self._writer.repairs)
-        self._writer.repairs.clear()
+        repairs, path = self._writer.repairs, str(self._writer.path)
+        if not repairs or not self._may_say(path):
+            return ()
+        sizes: defaultdict[str, list[int]] = defaultdict(list)
+        for repair in repairs:
+            sizes[repair.what].append(repair.size_bytes)
+        repairs.clear()
         return tuple(
             FindingRaised(
                 at=self._clock(),
                 finding=Finding(
                     code="event-log-repaired",
                     severity=Severity.WARNING,
-                    what=f"the event log was changed by something else than this run: {repair.what}",
-                    where=str(self._writer.path),
-                    evidence=(f"{repair.size_bytes:,} bytes",),
+                    what=f"the event log was changed by something else than this run: {what}",
+                    where=path,
+                    evidence=(f"{sum(found):,} bytes{f', {len(found)} times' if len(found) > 1 else ''}",),
                     remedy="Nothing is lost. Find what writes there: another program, a script, a sync of that folder.",
                     fault=Fault.CLUSTER,
                 ),
             )
-            for repair in repairs
+            for what, found in sizes.items()
         )
+
+    def _may_say(self, subject: str) -> bool:
+        """Whether enough time has passed since the last finding about a subject; if so, it counts from now."""
+        now = time.monotonic()
+        if now - self._said.get(subject, -math.inf) < SAY_S:
+            return False
+        self._said[subject] = now
+        return True
 
     def _kept(self) -> list[AnyEvent]:
         """What was kept back so that many words, or many steps, are one line."""
@@ -504,7 +527,7 @@ class Controller:
         Whatever goes wrong is this command's failure and no other's: its cause is written down, and the machine, which
         waits for what the command was to bring about, decides what follows when it does not come.
         """
-        written = ""
+        written, pauses = "", _pauses()
         while not self._state.ending and current():
             try:
                 await act()
@@ -513,10 +536,10 @@ class Controller:
                 finding = failed_effect(error, subject)
                 if shortage_of(error) is None:
                     log.exception("%s", subject)
-            if finding.what != written:
+            if finding.what != written and self._may_say(subject):
                 self.tell(finding)
-            written = finding.what
-            await asyncio.sleep(HOLD_S)
+                written = finding.what
+            await asyncio.sleep(next(pauses))
 
     async def _break(self, drill: DrillRequested) -> None:
         """Do what no agent can, said first: it may be this process that breaks."""
@@ -565,7 +588,8 @@ class Controller:
 
     async def _watch_nodes(self) -> None:
         """Write down what becomes of nodes, until they are all to go: that they went then is no news."""
-        observations, written = None, ""
+        subject = "nodes cannot be watched"
+        observations, written, pauses = None, "", _pauses()
         while True:
             try:
                 observations = observations or self._backend.observe()
@@ -573,13 +597,14 @@ class Controller:
             except StopAsyncIteration:
                 return
             except Exception as error:
-                log.exception("nodes cannot be watched")
-                finding, observations = failed_effect(error, "nodes cannot be watched"), None
-                if finding.what != written:
+                log.exception("%s", subject)
+                finding, observations = failed_effect(error, subject), None
+                if finding.what != written and self._may_say(subject):
                     self.tell(finding)
-                written = finding.what
-                await asyncio.sleep(HOLD_S)
+                    written = finding.what
+                await asyncio.sleep(next(pauses))
                 continue
+            pauses = _pauses()
             if not self._state.dismissing:
                 self.feed(_as_event(seen, self._clock()))
 
@@ -635,6 +660,14 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             give_way(error)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds to wait between the tries of what fails again and again."""
+    pause_s = HOLD_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_HOLD_S)
 
 
 def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
