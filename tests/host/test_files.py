@@ -54,6 +54,23 @@ def test_lock_is_for_those_alone_who_may_write_its_folder(tmp_path: Path, folder
     tmp_path.chmod(0o700)
 
 
+@pytest.mark.parametrize("how", ["symbolic", "hard"])
+def test_lock_that_is_a_link_is_refused_and_its_target_keeps_its_mode(tmp_path: Path, how: str) -> None:
+    theirs, folder = tmp_path / "id_rsa", tmp_path / "checkpoints"
+    theirs.write_text("key")
+    theirs.chmod(0o600)
+    folder.mkdir()
+    folder.chmod(0o777)
+    lock = folder / "held-0"
+    if how == "symbolic":
+        lock.symlink_to(theirs)
+    else:
+        lock.hardlink_to(theirs)
+    with pytest.raises(UnexpectedFile, match="a link"):
+        open_lock(lock)
+    assert stat.S_IMODE(theirs.stat().st_mode) == 0o600
+
+
 def _make_damaged(path: Path, how: str) -> None:
     """Put something else in a file's place."""
     match how:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holdfast.agent.channel import RankChannel
 from holdfast.findings import Fault, Finding, Severity
+from holdfast.host.files import is_private
 
 log = logging.getLogger("holdfast.agent")
 
@@ -73,8 +74,8 @@ class Sockets:
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise OSError for what is no folder of this user's alone: another user may have made it first."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not is_private(folder):
+        found = folder.lstat()
         raise PermissionError(f"{stat.filemode(found.st_mode)} of user {found.st_uid} is no private folder of ours")
 
 

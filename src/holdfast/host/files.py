@@ -28,7 +28,7 @@ _KINDS = {
 _REFUSED = {
     errno.ENXIO: "a FIFO, a socket or a device",
     errno.EISDIR: "a folder",
-    errno.ELOOP: "a link that leads to itself",
+    errno.ELOOP: "a link that leads to itself or is not followed",
     errno.ENOTDIR: "in something that is no folder",
 }
 """What the kernel refuses to open."""
@@ -101,15 +101,25 @@ def read_object(path: Path) -> dict[str, Any]:
 def open_lock(path: Path) -> BinaryIO:
     """Open a file to lock, made where there is none, which only those who may write its folder can open.
 
-    Whoever can open a file, if only for reading, can lock it, and so keep others away for as long as they like.
+    Whoever can open a file, if only for reading, can lock it, and so keep others away for as long as they like. Raises
+    `UnexpectedFile` for a link of either kind: the mode of another file would be changed.
     """
-    file = open(path, "ab", opener=plain)  # noqa: SIM115 - it is locked for as long as it is open
+    file = open(path, "ab", opener=lambda name, flags: plain(name, flags | os.O_NOFOLLOW))  # noqa: SIM115 - locked while it is open
     found = os.fstat(file.fileno())
     wanted = stat.S_IMODE(path.parent.stat().st_mode) & 0o222
     wanted = wanted << 1 | wanted | 0o600
     if stat.S_IMODE(found.st_mode) != wanted and found.st_uid == os.geteuid():
+        if found.st_nlink > 1:
+            file.close()
+            raise UnexpectedFile(errno.EMLINK, "it is a link to a file that has other names, not a lock", str(path))
         os.fchmod(file.fileno(), wanted)
     return file
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder of this user that nobody else may enter; raises OSError where nothing is there."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def put(path: Path, content: bytes) -> None:

@@ -303,7 +303,7 @@ def test_node_without_a_machine_told_and_made_when_one_is_of_use_again(folder: R
 
 def sockets_of(folder: RunFolder, place: NodePlace = PLACE) -> Path:
     """Where the sockets of a node's ranks lie."""
-    return (folder.node(place.node, place.generation) / sockets.LINK_NAME).readlink()
+    return sockets_link(folder.node(place.node, place.generation))
 
 
 def test_sockets_folder_is_private_has_no_name_that_can_be_guessed_and_is_found_by_a_later_controller(
@@ -344,6 +344,28 @@ def test_sockets_folder_is_in_the_users_runtime_folder_where_that_is_private_and
         sockets.remove(tmp_path)
         assert os.listdir(short) == ["run"]
         assert os.listdir(runtime) == []
+
+
+def test_sockets_folder_below_a_setgid_one_is_removed_and_one_that_is_not_keeps_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(prefix="t") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        Path(short).chmod(0o2700)
+        made = sockets.make(tmp_path)
+        assert stat.S_IMODE(made.stat().st_mode) == 0o2700
+        made.chmod(0o755)
+        sockets.remove(tmp_path)
+        assert sockets_link(tmp_path) == made
+        made.chmod(0o2700)
+        sockets.remove(tmp_path)
+        assert os.listdir(short) == []
+        assert not os.path.lexists(tmp_path / sockets.LINK_NAME)
+
+
+def sockets_link(node_folder: Path) -> Path:
+    return (node_folder / sockets.LINK_NAME).readlink()
 
 
 def test_sockets_folder_has_a_short_path_however_long_that_of_temporary_files_is(

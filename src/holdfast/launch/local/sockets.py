@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from holdfast.host.files import is_private
 
 PATH_BYTES = 80
 """Longest path of such a folder: the path of a Unix socket holds 107 bytes, and the socket's name is part of it."""
@@ -30,6 +31,7 @@ _LINGERING = Path("/var/lib/systemd/linger")
 def make(node_folder: Path) -> Path:
     """Make a private folder for a node's sockets; raises OSError where none can be made anywhere."""
     remove(node_folder)  # of an earlier start of the same node that went wrong
+    (node_folder / LINK_NAME).unlink(missing_ok=True)
     refused: OSError | None = None
     for parent in dict.fromkeys(_parents()):
         folder = parent / f"{_PREFIX}{secrets.token_hex(8)}"
@@ -53,15 +55,16 @@ def remove(node_folder: Path) -> None:
         folder = link.readlink()
     except OSError:  # there is none, or it is not what `make` leaves
         return
-    if folder.name.startswith(_PREFIX) and _is_private(folder):
+    if folder.name.startswith(_PREFIX) and _is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
-    link.unlink(missing_ok=True)
+    if not os.path.lexists(folder):
+        link.unlink(missing_ok=True)
 
 
 def _parents() -> Iterator[Path]:
     """Folders in which to make one, best first."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    if runtime.is_absolute() and _is_private(runtime) and _outlives_logout(runtime):
+    if runtime.is_absolute() and _is_ours(runtime) and _outlives_logout(runtime):
         yield runtime
     yield Path(tempfile.gettempdir())
     yield Path("/tmp")
@@ -72,10 +75,9 @@ def _outlives_logout(runtime: Path) -> bool:
     return not runtime.is_relative_to(_LOGINS) or bool(user and (_LINGERING / user).exists())
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else may enter."""
+def _is_ours(folder: Path) -> bool:
+    """Whether it is there, and a folder of this user that nobody else may enter."""
     try:
-        found = folder.lstat()
+        return is_private(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
