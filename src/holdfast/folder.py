@@ -4,7 +4,7 @@ RUNS/<run id>/
     events.jsonl            the log
     job.json                the job as it was accepted
     brief.json              what a list of runs says of a run that is over
-    controller.json         where the controller listens, and its keeper's process
+    controller.json         where the controller listens, its keeper's process and machine
     place.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
     collected               there: somebody has these copies whole
     recalled/               while there is no log: copies of it and of the code, as they come from nodes
@@ -63,6 +63,8 @@ _DESCRIBED: dict[str, type | tuple[type, ...]] = {
     "taken_by": str,
     "keeper": int,
     "id": str,
+    "hostname": str,
+    "boot": str,
     "failed": int,
     "failing_since": (int, float),
 }

@@ -11,13 +11,14 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.host.files import read_object
+from holdfast.host.files import read_line, read_object
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -50,6 +51,15 @@ def recorded(record: Path) -> ProcessId | None:
     if not isinstance(pid, int) or not isinstance(started, int) or not 0 < pid < _PIDS:
         return None
     return ProcessId(pid, started)
+
+
+def this_machine() -> dict[str, str]:
+    """Names the machine whose processes are seen here, by `hostname` and `boot`; the latter may be empty."""
+    try:
+        boot = read_line(Path("/proc/sys/kernel/random/boot_id"))
+    except OSError:
+        boot = ""
+    return {"hostname": socket.gethostname(), "boot": boot}
 
 
 def identify(pid: int) -> ProcessId | None:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from holdfast.folder import SUPERSEDED_STATUS, RunFolder
 from holdfast.host.files import UnexpectedFile, plain, put, read_object
-from holdfast.host.processes import port_holder
+from holdfast.host.processes import port_holder, this_machine
 
 LASTING_S = 10.0
 """A controller that lived longer did its work; what ended it is not likely to end the next one at once."""
@@ -90,11 +90,11 @@ def clients_at(folder: RunFolder) -> socket.socket:
 
 
 def describe(folder: RunFolder, **found: Any) -> None:
-    """Say that this process is the run's keeper, and where agents find its controller.
+    """Say that this process is the run's keeper, on which machine, and where agents find its controller.
 
     Of a controller that does not last it says `failed`, how many in a row, and `failing_since` when.
     """
-    put(folder.controller, json.dumps({**found, "keeper": os.getpid(), "id": _ID}).encode())
+    put(folder.controller, json.dumps({**found, "keeper": os.getpid(), "id": _ID, **this_machine()}).encode())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,6 +184,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`holdfast attach RUN` starts it again.",
     ),
     ("controller-silent", "The controller is busy, stopped or starting.", "`holdfast status`.", "Try again."),
+    (
+        "run-elsewhere",
+        "The run's processes are on another machine, or another user's: its folder is shared.",
+        "The evidence names the machine, or says that the run's lock is held.",
+        "`holdfast cancel --force RUN` there.",
+    ),
     ("controller-port-taken", "Somebody took its port while it was away.", "`ss -ltnp`.", "Nothing: it moved."),
     ("start-failed", "The keeper of a run did not start.", "The end of controller.log.", "Mend what it says."),
     ("request-refused", "The controller did not accept a request.", "The evidence.", "Report it."),

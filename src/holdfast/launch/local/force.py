@@ -18,7 +18,7 @@ from holdfast.events import CancelRequested, Outcome, RunFinished, StopDecided
 from holdfast.events.log import EventWriter, last_event
 from holdfast.findings import Fault
 from holdfast.folder import RunFolder
-from holdfast.host.processes import all_pids, command_of, descendants, end_all, marked_below, send
+from holdfast.host.processes import all_pids, command_of, descendants, end_all, marked_below, send, this_machine
 from holdfast.job.accepted import Accepted
 from holdfast.job.isolation import Isolation
 from holdfast.launch.local import allowance, sockets
@@ -34,9 +34,13 @@ _PROGRAMS = ("holdfast.launch.local.keeper", "holdfast.server")
 def end(run: RunFolder, request: CancelRequested) -> None:
     """Kill the run's processes, clean up after them, and write the run's end into its log.
 
-    Raises HoldfastError where a process stays, or the log cannot be written.
+    Raises HoldfastError where the run is on another machine, a process stays, or the log cannot be written.
     """
+    _refuse_another_machines(run)
     left = _kill(run)
+    if not left and run.alive():
+        held = f"{run.path}/lock is held, and no process here that belongs to the run holds it"
+        raise _elsewhere(run, held, "where it was started, as the user who started it")
     _clean_up(run)
     if left:
         raise failure(
@@ -53,6 +57,28 @@ def end(run: RunFolder, request: CancelRequested) -> None:
     except OSError as error:
         what = f"every process of {run.run} has ended, but its log cannot say so"
         raise HoldfastError((finding_of(error, what, run.events),), ExitCode.STORAGE) from error
+
+
+def _refuse_another_machines(run: RunFolder) -> None:
+    """Raise HoldfastError where the run's keeper has written down another machine; after a reboot it is still this."""
+    there, here = run.description(), this_machine()
+    if all(there.get(name, here[name]) != here[name] for name in here):
+        raise _elsewhere(
+            run,
+            f"{run.controller} names {there['hostname']}, and this is {here['hostname']}",
+            f"on {there['hostname']}. If that machine is gone for good, remove {run.controller} and ask again",
+        )
+
+
+def _elsewhere(run: RunFolder, evidence: str, where: str) -> HoldfastError:
+    return failure(
+        "run-elsewhere",
+        f"the processes of {run.run} cannot be ended from here, so nothing was changed",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=run.run,
+        evidence=(evidence,),
+        remedy=f"`holdfast cancel --force {run.run}` {where}.",
+    )
 
 
 def _kill(run: RunFolder) -> list[int]:
