@@ -43,6 +43,7 @@ from holdfast.events import (
     NodeEvicted,
     NodeGone,
     NodeLeaving,
+    NodeMade,
     NodeRequested,
     Outcome,
     RankExit,
@@ -177,6 +178,10 @@ def leaving(node: int, *, at: float = 20.0) -> NodeLeaving:
     return NodeLeaving(at=at, node=node, grace_s=GRACE_S)
 
 
+def made(node: int, *, at: float = 0.5, generation: int = 0) -> NodeMade:
+    return NodeMade(at=at, node=node, generation=generation)
+
+
 def evicted(node: int, *, at: float = 19.0, generation: int = 0) -> NodeEvicted:
     return NodeEvicted(at=at, node=node, generation=generation, reason="its JobSet is suspended")
 
@@ -300,6 +305,26 @@ def test_node_that_is_evicted_without_notice_costs_no_restart_where_none_is_allo
     run.do(evicted(0), evicted(1), gone(0), gone(1))
     assert run.state.ending is None
     assert run.phase() is ReplicaPhase.GATHERING
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_eviction_while_nodes_are_still_joining_costs_no_restart(restarted: bool) -> None:
+    """A controller that starts asks for nodes again that were made, and the back end still evicts them."""
+    run = Run(max_restarts=0)
+    run.do(made(0), made(1), joined(0))
+    if restarted:
+        run.do(ControllerStarted(at=2.0, pid=2, incarnation="d"), joined(0))
+    run.do(evicted(0), evicted(1), gone(1), gone(0))
+    assert run.state.ending is None
+    assert run.phase() is ReplicaPhase.GATHERING
+
+
+def test_eviction_of_a_node_that_has_not_joined_excuses_no_earlier_failure() -> None:
+    run = Run(max_restarts=1)
+    run.do(gone(1), made(1, generation=1), evicted(1, generation=1), gone(1, generation=1), joined(0))
+    assert run.state.ending is None
+    run.do(made(1, generation=2), gone(1, generation=2))
+    assert run.state.ending is not None
 
 
 # Success

@@ -191,10 +191,10 @@ def node_gone(job: Job, state: State, event: NodeGone) -> Transition:
 def node_evicted(job: Job, state: State, event: NodeEvicted) -> Transition:
     """The queue takes a node back: what this ends, or has just ended, costs no restart."""
     node = state.nodes[event.node]
-    if event.generation != node.generation or node.missing:
+    if event.generation != node.generation:
         return state, ()
     state = state.with_node(node.but(evicted=True))
-    if node.replica is None:
+    if node.replica is None or node.missing:  # one that never joined has no part in earlier failures
         return state, ()
     replica = state.replicas[node.replica]
     losses = tuple(replace(loss, evicted=loss.evicted or loss.node == node.node) for loss in replica.losses)
