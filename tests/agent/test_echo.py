@@ -129,3 +129,40 @@ def test_output_that_nobody_has_open_any_more_is_no_error(tmp_path: Path) -> Non
     echo.follow(path, FIRST, several=False)
     asyncio.run(echo.finish(10.0))
     os.close(writer)
+
+
+def test_file_is_opened_once_and_a_fifo_in_its_place_blocks_nobody(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    path = tmp_path / "rank-0.log"
+    echo = Echo(writer)
+    echo.follow(path, FIRST, several=False)
+
+    async def copied(text: bytes) -> None:
+        """Wait until a text has been copied; a blocked agent would never end."""
+        running, said = asyncio.ensure_future(echo.run()), b""
+        async with asyncio.timeout(60.0):
+            while text not in said:
+                said += read(reader)
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    def descriptors() -> list[str]:
+        names = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return [name for name in names if os.path.exists(name) and os.readlink(name).startswith(str(path))]
+
+    path.write_bytes(b"one\n")
+    asyncio.run(copied(b"one"))
+    (before,) = descriptors()
+    with path.open("ab") as log:
+        log.write(b"two\n")
+    asyncio.run(copied(b"two"))
+    assert descriptors() == [before]
+    path.unlink()
+    os.mkfifo(path)
+    asyncio.run(echo.finish(0.1))
+    path.unlink()
+    path.write_bytes(b"three is as long as one and two\n")
+    echo.follow(path, FIRST, several=False)
+    asyncio.run(copied(b"three"))
+    asyncio.run(echo.finish(10.0))
+    assert descriptors() == []

@@ -7,13 +7,16 @@ of it, which is said in its place.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import time
 from collections import deque
 from pathlib import Path
+from typing import BinaryIO
 
 from holdfast.events.echoed import Speaker
+from holdfast.host.files import open_plain
 
 PIECE_BYTES = select.PIPE_BUF
 """Largest write. A pipe that has any room takes it whole and at once, so it waits for no reader and mixes with no other
@@ -72,6 +75,7 @@ class Echo:
             more = more or left
             self._write()
             if file.over and not left:
+                file.close()
                 del self._files[path]
         return more or bool(self._waiting)
 
@@ -92,20 +96,28 @@ class _File:
     def __init__(self, path: Path, label: bytes) -> None:
         self._path = path
         self._label = label
+        self._file: BinaryIO | None = None
         self._at = 0
         self._unfinished = b""
         """The beginning of a line."""
         self.over = False
 
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
     def read(self) -> tuple[list[bytes], bool]:
         """The next lines to be written, and whether there is more to be read."""
         try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                pieces = self._skipped(size)
-                self._at = _data(file.fileno(), self._at, size)
-                data = os.pread(file.fileno(), READ_BYTES, self._at)
-        except OSError:
+            descriptor, size = self._opened()
+            pieces = self._skipped(size)
+            self._at = _data(descriptor, self._at, size)
+            data = os.pread(descriptor, READ_BYTES, self._at)
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # another machine removed it
+                self.close()
             return [], False
         self._at += len(data)
         more = self._at < size
@@ -117,6 +129,15 @@ class _File:
             rest = b""
         self._unfinished = rest
         return pieces, more
+
+    def _opened(self) -> tuple[int, int]:
+        """The file's descriptor and size. It stays open until it was removed: each open is a request to a volume."""
+        file = self._file
+        if file is None or os.fstat(file.fileno()).st_nlink == 0:
+            file = open_plain(self._path)
+            self.close()
+            self._file, self._at, self._unfinished = file, 0, b""
+        return file.fileno(), os.fstat(file.fileno()).st_size
 
     def _skipped(self, size: int) -> list[bytes]:
         """Leave out what the reader will never catch up with."""
