@@ -147,11 +147,13 @@ def _news(folder: RunFolder, sent: dict[str, int], *, with_log: bool) -> Iterato
     """What of which file is to be sent. The log comes last, as it was first: what it speaks of is then there too."""
     log, known = folder.events, sent.get(folder.events.name, 0)
     end = _whole_lines(log, known) if with_log else known
-    for path in folder.path.glob("logs/*/*"):
+    # Ranks can put anything there: a link to a file or a folder of another run, or a pipe that never ends.
+    attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
+    for path in (path for attempt in attempts for path in attempt.glob("*")):
         name = str(path.relative_to(folder.path))
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode):
-            continue  # a rank may put anything there: a link to what it may not read, a pipe that never ends
+            continue
         if FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
             at = 0 if size < at else at  # its rank has emptied it
             yield name, max(at, _aligned(size - LONGEST_LOG_BYTES)), size
@@ -181,12 +183,24 @@ def _whole_lines(log: Path, known: int) -> int:
 
 
 def _send(path: Path, name: str, at: int, end: int) -> None:
-    # A link in a folder that ranks can write may lead to what this pod alone may read.
-    with open(path, "rb", opener=lambda name, flags: plain(name, flags | os.O_NOFOLLOW)) as file:
+    with open(path, "rb", opener=unlinked) as file:
         file.seek(at)
         while at < end and (data := file.read(min(PIECE_BYTES, end - at))):
             _write(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
             at += len(data)
+
+
+def unlinked(path: str, flags: int) -> int:
+    """For `open`: a file that neither is a link nor lies in a linked folder.
+
+    A link in a folder that ranks can write may lead to what this pod alone may read.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        return plain(f"/proc/self/fd/{folder}/{name}", flags | os.O_NOFOLLOW)
+    finally:
+        os.close(folder)
 
 
 def _write(data: bytes) -> None:
