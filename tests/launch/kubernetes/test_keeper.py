@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.folder import RunFolder
+from holdfast.host.files import put
 
 WITHIN_S = 60.0
 
@@ -30,7 +32,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def test_keeper_waits_for_a_lock_that_another_holds_and_answers_probes(tmp_path: Path) -> None:
+def test_keeper_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_successor(tmp_path: Path) -> None:
     folder, keys, job = RunFolder(tmp_path / "run"), tmp_path / "keys", tmp_path / "job.json"
     folder.path.mkdir()
     keys.mkdir()
@@ -52,6 +54,19 @@ def test_keeper_waits_for_a_lock_that_another_holds_and_answers_probes(tmp_path:
         os.close(lock)
         until(folder.job.exists, keeper, "it has the lock")
         until(lambda: folder.description().get("port") == port, keeper, "it listens for agents")
+        # A file system without locks: another pod has the lock too, and writes itself down.
+        folder.collected.touch()
+        other = json.dumps({**folder.description(), "id": "another"}).encode()
+
+        def superseded() -> bool:
+            put(
+                folder.controller, other
+            )  # again: a record that this keeper is just writing takes the first one's place
+            return "another pod is" in errors.read_text()
+
+        until(superseded, keeper, "it is superseded")
+        assert folder.control_socket.exists(), "the other pod listens there"
+        assert answers(port)
     finally:
         keeper.terminate()
         keeper.wait()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.folder import RunFolder
+from holdfast.folder import SUPERSEDED_STATUS, RunFolder
 from holdfast.host.files import put
 from holdfast.host.limits import receive_signals
 from holdfast.host.processes import adopt_orphans
@@ -48,10 +48,12 @@ def main() -> None:
     lock = _lock(folder, options.port)
     _fill(folder, options.job.read_text(), options.keys)
     with listen(folder, EVERYWHERE, options.port) as (agents, clients):
-        keep(folder, agents, clients, lock)
-        _answer_probes(agents, KEPT_S, folder.collected.exists)
-        folder.control_socket.unlink(missing_ok=True)
-        _retire(folder.run)
+        if keep(folder, agents, clients, lock) == SUPERSEDED_STATUS:
+            _say("another pod is this run's controller by now; this one leaves its folder and its objects alone.")
+        else:
+            _answer_probes(agents, KEPT_S, folder.collected.exists)
+            folder.control_socket.unlink(missing_ok=True)
+            _retire(folder.run)
         _answer_probes(agents, math.inf, lambda: False)
 
 
