@@ -10,7 +10,7 @@ from tests.diagnose.logs import block, told
 
 from holdfast.diagnose.redact import Redactor, redacted
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.scan import Scanner
+from holdfast.diagnose.scan import EACH, Scanner
 
 LINE = (
     "gpu-a7.corp.example.com:77:91 [3] NCCL WARN Cuda failure 'out of memory' in /home/alice/secret/train.py "
@@ -168,3 +168,23 @@ def test_key_is_not_cut_before_it_is_replaced(before: int) -> None:
     assert fact.rule.code == "python-exception"
     shown = redactor.text(repr(fact))
     assert not any(K40[start : start + 4] in shown for start in range(36)), shown
+
+
+def test_lines_beyond_those_kept_of_a_rank_are_not_searched_for_secrets() -> None:
+    redactor = Redactor()
+    searched: list[str] = []
+
+    def hide(line: str) -> str:
+        searched.append(line)
+        return redactor.secrets(line)
+
+    facts = list(Scanner(hide=hide).feed(block(*["straggler: rank 3 is slow"] * (EACH + 30))))
+    assert len(facts) == len(searched) == EACH
+
+
+@pytest.mark.timeout(60)
+def test_each_of_many_names_takes_the_same_time() -> None:
+    redactor = Redactor()
+    for number in range(100_000):
+        assert redactor._stand_in("user", f"ada{number}") == f"<user-{number + 1}>"
+    assert redactor._stand_in("user", "ada7") == "<user-8>"

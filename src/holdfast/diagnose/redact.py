@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -86,6 +87,8 @@ class Redactor:
 
     def __init__(self) -> None:
         self._stand_ins: dict[tuple[str, str], str] = {}
+        self._numbers: Counter[str] = Counter()
+        """Stand-ins so far, by kind."""
         self._hosts: Any = None
 
     def text(self, text: str) -> str:
@@ -126,9 +129,11 @@ class Redactor:
     def _stand_in(self, kind: str, name: str) -> str:
         if _STAND_IN.search(name) or _is_kept(kind, name):
             return name
-        number = sum(1 for known, _ in self._stand_ins if known == kind) + 1
-        ending = "/" if kind == "path" and name.endswith("/") else ""
-        return self._stand_ins.setdefault((kind, name), f"<{kind}-{number}>{ending}")
+        if (kind, name) not in self._stand_ins:
+            self._numbers[kind] += 1
+            ending = "/" if kind == "path" and name.endswith("/") else ""
+            self._stand_ins[kind, name] = f"<{kind}-{self._numbers[kind]}>{ending}"
+        return self._stand_ins[kind, name]
 
 
 def _is_kept(kind: str, name: str) -> bool:

@@ -171,14 +171,14 @@ class Scanner:
         if found is None:  # the match went over the line's end
             return None
         self.counts[rule.code] += 1
+        if names_rank:
+            alike = alike[0], f"{source.name}\0{found[1].get('rank')}", alike[2]
+            if self._kept[alike] >= EACH:
+                return None
         if self._hide is not None:
             line = self._hide(_text(_around(line, found[0], HIDDEN_BYTES))).encode()
             found = self._known.search(index, line) or (0, {})
         start, values = found
-        if names_rank:
-            alike = alike[0], f"{source.name}\0{values.get('rank')}", alike[2]
-            if self._kept[alike] >= EACH:
-                return None
         text = _text(_around(line, start)).strip()
         if not self._room.take(_FACT_BYTES + sum(map(sys.getsizeof, (text, *values.values())))):
             self.left_out += 1
