@@ -24,6 +24,10 @@ from holdfast.diagnose.transport import Transport
 _PART = r"[^\s/:'\"<>()\[\]{},;=|]"
 """What a part of a path may hold."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_OF_HOST = r"(?:node|remote|endpoint)"
+"""What a host follows, or a sentence."""
+_BEFORE_HOST = r"['\"\[]?(?:[a-z]\w*://)?"
+_USER = r"(?:user(?:[_-]?name)?|login|logname)"
 _KINDS: tuple[tuple[str, Any], ...] = tuple(
     (kind, re2.compile(pattern))
     for kind, pattern in (
@@ -31,11 +35,12 @@ _KINDS: tuple[tuple[str, Any], ...] = tuple(
         ("mail", r"(?P<hidden>[A-Za-z][\w.+-]*@[\w-]+\.[\w.-]*[A-Za-z])\b"),
         ("user", r"\b(?P<hidden>[A-Za-z][\w.+-]*)@[A-Za-z][\w-]*\b"),
         ("host", r"[\w>]@(?P<hidden>[A-Za-z][\w-]*)\b"),
-        # user=alice      "username": "alice"      --user alice      uid=1000(alice)
-        (
-            "user",
-            r"(?i)\b(?:user(?:[_-]?name)?|login|logname)(?:\\?['\"])?(?:\s?[=:]\s?|,?\s)(?:\\?['\"])?(?P<hidden>[a-z][\w.+-]*)",
-        ),
+        # user=alice      "username": "alice"      --user alice      user 'alice'      for user alice
+        ("user", rf"(?i)\b{_USER}(?:\\?['\"])?\s?[=:]\s?(?:\\?['\"])?(?P<hidden>[a-z][\w.+-]*)"),
+        ("user", rf"(?i)(?:^|[\s'\"\[(,])--?{_USER}['\"]?,?\s+['\"]?(?P<hidden>[a-z][\w.+-]*)"),
+        ("user", rf"(?i)\b{_USER}\s['\"](?P<hidden>[a-z][\w.+-]*)"),
+        ("user", rf"(?i)\b(?:as|by|for|invalid|unknown)\s{_USER}\s(?P<hidden>[a-z][\w.+-]*)"),
+        # uid=1000(alice)
         ("user", r"(?i)\b[ug]id=\d+\((?P<hidden>[\w.+-]+)\)"),
         # '/data/of ada/train.py'
         ("path", r"['\"](?P<hidden>~?/(?:[^'\"/]+/)+)[^'\"/]*['\"]"),
@@ -52,8 +57,13 @@ _KINDS: tuple[tuple[str, Any], ...] = tuple(
         # MASTER_ADDR=gpu17      --rdzv-endpoint gpu17:29500      remote=[gpu17]:29500      tcp://gpu17:29500
         (
             "host",
-            rf"(?i)\b(?:host(?:name)?|node(?:name)?|master_addr|addr|remote|(?:rdzv[_-])?endpoint)['\"]?\s?[=:]\s?['\"\[]?(?P<hidden>{_HOST})\b",
+            rf"(?i)\b(?:host(?:name)?|nodename|master_addr|addr|rdzv[_-]endpoint)['\"]?\s?[=:]\s?{_BEFORE_HOST}(?P<hidden>{_HOST})\b",
         ),
+        ("host", rf"(?i)\b{_OF_HOST}['\"]?(?:\s?=\s?|:){_BEFORE_HOST}(?P<hidden>{_HOST})\b"),
+        # node: ada1      remote: "ada"      endpoint: https://ada:443      node: ada, and not: node: not ready
+        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s{_BEFORE_HOST}(?P<hidden>[a-z]\w*(?:\d|[.-]\w)(?:[\w.-]*\w)?)\b"),
+        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s(?:['\"\[]|[a-z]\w*://)(?P<hidden>{_HOST})\b"),
+        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s(?P<hidden>[a-z]\w*)(?:$|[^\s\w]|\s[^a-z])"),
         (
             "host",
             rf"(?i)(?:^|[\s'\"])--?(?:rdzv[_-]endpoint|master[_-]addr)(?:=|['\"]?,?\s+['\"]?)(?P<hidden>{_HOST})\b",
@@ -69,8 +79,13 @@ _ADDRESSES = (
 _KEPT_VALUES = frozenset({"yes", "no", "true", "false", "none", "null", "not", "required"})
 """What says whether there is a secret, and is none."""
 _KEPT_PATHS = ("/bin/", "/dev/", "/proc/", "/sys/", "/usr/", "/opt/conda/", "/etc/")
-_KEPT_NAMES = frozenset({"root", "nobody", "localhost", "error", "errors", "code", "space", "defined", "specified"})
-"""Users and hosts that everybody has, and words that follow `user` in a sentence."""
+_KEPT_NAMES = frozenset(
+    {
+        *("root", "nobody", "localhost", "not", "none", "null", "unknown", "http", "https", "file", "s3", "gs", "tcp"),
+        *("error", "errors", "code", "space", "defined", "specified", "input", "request", "requests", "interrupt"),
+    }
+)
+"""Users and hosts that everybody has, and words that stand in their place in a sentence."""
 _MODULES = sys.stdlib_module_names | {
     *("torch", "transformers", "datasets", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "megatron"),
     *("nemo", "jax", "jaxlib", "numpy", "google", "botocore", "requests", "urllib3", "huggingface_hub", "torchvision"),
@@ -104,7 +119,7 @@ class Redactor:
         """One text with every secret in it replaced; this goes first, before anything is cut."""
         text = text.encode("utf-8", "replace").decode()
         for pattern in secrets.patterns():
-            text = _sub(pattern, text, lambda name: self._stand_in("secret", name))
+            text = _replaced(text, secrets.spans(pattern, text), lambda name: self._stand_in("secret", name))
         return _replaced(text, secrets.random_words(text), lambda name: self._stand_in("secret", name))
 
     def learn(self, texts: Iterable[str], hosts: set[str]) -> None:

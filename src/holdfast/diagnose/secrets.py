@@ -35,7 +35,7 @@ _OWN = (
     # password="two words"      "client_secret": "a b"
     r"(?i)" + _NAME + r"[\w.-]*" + _IS + r"\\?['\"](?P<hidden>[^'\"<][^'\"]*)['\"]",
     # AWS_SECRET_ACCESS_KEY=abc      passwd: abc      "api_key": "abc"
-    r"(?i)" + _NAME + r"[\w.-]*" + _IS + _QUOTE + _VALUE,
+    r"(?i)(?P<name>[\w.]*" + _NAME + r"[\w.-]*)" + _IS + _QUOTE + _VALUE,
     # HF_TOKEN=abc      "token": "abcdefgh"      access_token = abcdefgh; not: max_tokens=4096, pad_token: <pad>
     r"(?i)(?:^|[^a-z])token" + _IS + _QUOTE + _LONG,
     # --token abc      ['--hf-token', 'abc']      --password=abc
@@ -47,12 +47,16 @@ _OWN = (
     r"(?i)[?&](?:[\w.-]*sig(?:nature)?|key|code|sv_token|[\w.-]*credential)=(?P<hidden>[^\s&'\"]+)",
     # By their beginning: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS, Google, JWT, npm, PyPI, ...
     r"\b(?P<hidden>(?:hf_|api_org_|gh[pousr]_|github_pat_|gl(?:pat|dt|rt|cbt|ptt|agent|soat|ft|imt|ffct)-|GR1348941|sk-"
-    r"|[rsp]k_(?:live|test)_|xox[abeoprs][-.]|xapp-|AKIA|ASIA|ABIA|ACCA|AIza|ya29\.|GOCSPX-|eyJ|npm_|pypi-|dop_v1_|SG\."
-    r"|nvapi-|dckr_(?:pat|oat)_|tskey-|shp(?:at|ss|ca)_|lin_api_|pplx-|gsk_|r8_|ntn_|dapi|PMAK-|sq0[a-z]{3}-|key-|wandb_v1_)"
-    r"[A-Za-z0-9_.~+/=-]{8,})",
+    r"|[rsp]k_(?:live|test)_|xox[abeoprs][-.]|xapp-|AIza|ya29\.|GOCSPX-|eyJ|npm_|pypi-|dop_v1_|SG\.|nvapi-"
+    r"|dckr_(?:pat|oat)_|tskey-|shp(?:at|ss|ca)_|lin_api_|pplx-|gsk_|r8_|ntn_|dapi|PMAK-|sq0[a-z]{3}-|key-|wandb_v1_)"
+    r"[a-z_.~+/=-]*[A-Z0-9][A-Za-z0-9_.~+/=-]{7,})",  # words such as sk-learn-pipeline have small letters only
+    r"\b(?P<hidden>(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{8,})",
     # W&B's keys, digests of images and commits
     r"\b(?P<hidden>[A-Fa-f0-9]{40,})\b",
 )
+_SENTENCE = re.compile(r".*(?:Error|Exception|Warning)|(?:.*\.)?(?:Invalid|Missing|Expired|Unknown|No)[A-Z]\w*")
+"""Names of exceptions, which a sentence follows."""
+_MEASURE = re.compile(r".*[_-](?:size|bits|bytes|length|len|count|version)", re.IGNORECASE)
 _LOOK_AROUND = re.compile(r"\(\?![^()]+\)|\(\?:\(\?<=\\W\)\|\(\?<=\^\)\)")
 """What patterns of detect-secrets have and RE2 has not; without, they match a little more."""
 _MANY = re.compile(r"\{(\d+),\d{4,}\}")
@@ -68,6 +72,22 @@ _TURNS = 0.42
 def patterns() -> tuple[Any, ...]:
     """Every pattern; what it finds, or its group `hidden`, is a secret."""
     return tuple(map(re2.compile, _OWN)) + tuple(_of_detect_secrets())
+
+
+def spans(pattern: Any, text: str) -> Iterator[tuple[int, int]]:
+    """Where one of the patterns has secrets in a text."""
+    hidden = pattern.groupindex.get("hidden", 0)
+    named = "name" in pattern.groupindex
+    for found in pattern.finditer(text):
+        if not (named and _is_ordinary(str(found["name"]), str(found[hidden]))):
+            yield found.span(hidden)
+
+
+def _is_ordinary(name: str, value: str) -> bool:
+    """Whether a value is none that anybody hides, though the name before it has such words."""
+    if value.isdecimal():
+        return len(value) < 4 or _MEASURE.fullmatch(name) is not None
+    return value.isalpha() and value.istitle() and _SENTENCE.fullmatch(name) is not None
 
 
 def is_random(word: str) -> bool:
