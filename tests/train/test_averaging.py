@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import HoldfastError
 from holdfast.train.averaging import Averaging
-from holdfast.train.replicas import _Held
+from holdfast.train.replicas import Alone, _Held
 from holdfast.train.training import Training
 from holdfast.train.wrappers import UNSUPPORTED, GradientSync, refuse_unsupported
 
@@ -74,6 +74,20 @@ def test_ddp_at_any_depth_is_told_not_to_reduce(group: None):
     sync = GradientSync(torch.compile(torch.nn.ModuleList([torch.nn.Sequential(one), other]), backend="eager"))
     sync.set(enabled=False)
     assert (one.require_backward_grad_sync, other.require_backward_grad_sync) == (False, False)
+
+
+def test_single_replica_switches_only_ddp_around_the_model_and_none_inside_it(group: None):
+    """A GAN's two DDPs in one ModuleDict: the last micro-batch may skip one, whose gradients would never be reduced."""
+    both = torch.nn.ModuleDict(
+        {"generator": DistributedDataParallel(model()), "module": DistributedDataParallel(model())}
+    )
+    Alone(both).expect(last=False)
+    assert [each.require_backward_grad_sync for each in both.children()] == [True, True]
+    wrapped = DistributedDataParallel(model())
+    alone = Alone(torch.compile(wrapped, backend="eager"))
+    for last in (False, True):
+        alone.expect(last=last)
+        assert wrapped.require_backward_grad_sync is last
 
 
 def test_wrapper_that_reduces_in_its_own_way_is_refused_at_any_depth():

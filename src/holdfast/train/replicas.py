@@ -100,7 +100,7 @@ class Alone:
     parting = False
 
     def __init__(self, model: nn.Module) -> None:
-        self._sync = GradientSync(model)
+        self._sync = GradientSync(model, nested=False)
 
     def begin(self, standing: Standing, *, ended: bool) -> Standing:
         return standing

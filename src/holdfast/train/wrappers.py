@@ -1,7 +1,8 @@
 """Finds DDP modules inside a wrapped model, and refuses wrappers whose gradients replicas cannot average.
 
 `torch.compile` and other wrappers keep the module that they wrap as a submodule, so that a search by type through all
-submodules finds DDP at any depth.
+submodules finds DDP at any depth. Without other replicas only the wrappers around the model count: a DDP inside it may
+be skipped in the last micro-batch, and has to reduce its gradients in another one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,24 @@ UNSUPPORTED = {
 class GradientSync:
     """Switches whether a backward pass reduces gradients among the ranks of this replica; of DDP modules only."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    def __init__(self, model: nn.Module, *, nested: bool = True) -> None:
+        """With `nested` also those inside the model, else only those wrapped around it."""
+        modules = model.modules() if nested else _wrappers(model)
+        self._modules = [each for each in modules if isinstance(each, DistributedDataParallel)]
 
     def set(self, *, enabled: bool) -> None:
         """Applies from the next forward pass on."""
         for module in self._modules:
             module.require_backward_grad_sync = enabled
+
+
+def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, and each module that the one before wraps, under the names that torch's own wrappers give it."""
+    wrapped: nn.Module | None = model
+    while wrapped is not None:
+        yield wrapped
+        children = dict(wrapped.named_children())
+        wrapped = children.get("_orig_mod", children.get("module")) if len(children) == 1 else None
 
 
 def refuse_unsupported(model: nn.Module) -> None:
