@@ -22,7 +22,7 @@ from holdfast.host.processes import HELPER, adopt_orphans, all_pids, identify, m
 from holdfast.job.accepted import Accepted
 from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
-from holdfast.launch.local import allowance, sockets
+from holdfast.launch.local import memory_limit, sockets
 from holdfast.launch.local.backend import LocalBackend
 from holdfast.launch.local.isolation import Networks, SharedNetwork
 
@@ -174,7 +174,7 @@ def test_note_of_a_group_that_is_not_holdfasts_is_not_followed(tmp_path: Path) -
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "cgroup.procs").write_text(f"{os.getpid()}")
     (tmp_path / "group").write_text(str(tmp_path / "mine"))
-    assert allowance.processes(tmp_path) == []
+    assert memory_limit.processes(tmp_path) == []
 
 
 def test_agent_that_was_not_written_down_is_replaced(folder: RunFolder) -> None:

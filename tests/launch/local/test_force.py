@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import CancelRequested, RunCreated, RunFinished
 from holdfast.events.log import EventWriter, last_event
 from holdfast.folder import RunFolder
+from holdfast.host.cgroups import PREFIX, note
 from holdfast.host.files import put, read_object
 from holdfast.host.processes import this_machine
 from holdfast.launch.keeping import describe
-from holdfast.launch.local import force
+from holdfast.launch.local import force, memory_limit, sockets
 
 REQUEST = CancelRequested(at=2.0, force=True)
 
@@ -69,3 +71,26 @@ def test_run_whose_lock_somebody_out_of_reach_holds_is_left_alone(run: RunFolder
         assert "lock is held" in refused(run)
     finally:
         os.close(lock)
+
+
+def test_copy_of_a_runs_folder_owns_nothing_of_that_run(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    node = run.node(0, 0)
+    made = sockets.make(node)
+    for number, name in enumerate((f"{run.run}-0.0", f"{run.run}-0-0-3-{os.getpid()}", f"{run.run}-1.0")):
+        group = tmp_path / f"{PREFIX}{name}"
+        group.mkdir()
+        (group / "cgroup.procs").write_text(f"{100 + number}")
+        note(node, group, f"-{number}")
+    copy = RunFolder(tmp_path / f"{run.run}-copy")
+    shutil.copytree(run.path, copy.path, symlinks=True)
+    try:
+        assert memory_limit.processes(copy.node(0, 0)) == []
+        sockets.remove(copy.node(0, 0))
+        assert made.is_dir()
+        assert memory_limit.processes(node) == [100, 101]
+    finally:
+        sockets.remove(node)
+    assert not made.exists()

@@ -46,7 +46,7 @@ from holdfast.job.backend import NodeObservation, NodePlace, Sight
 from holdfast.job.spec import Job
 from holdfast.launch.environment import Attempt
 from holdfast.launch.launchers import Plan, launches
-from holdfast.launch.local import allowance, sockets
+from holdfast.launch.local import memory_limit, sockets
 from holdfast.launch.local.isolation import Networks
 from holdfast.launch.local.share import shares
 
@@ -217,7 +217,7 @@ class LocalBackend:
         limit_bytes, where = self._accepted.job.resources.memory, ground()
         if limit_bytes is not None and isinstance(where, Ground):
             name = f"{self._folder.run}-{place.node}.{place.generation}"
-            allowance.allow(agent, limit_bytes, self._folder.node(place.node, place.generation), name, where)
+            memory_limit.allow(agent, limit_bytes, self._folder.node(place.node, place.generation), name, where)
 
     def _token_file(self, place: NodePlace, node_folder: Path) -> Path:
         """The node's own token, written anew: a start that was interrupted may have left half of one."""
@@ -231,7 +231,7 @@ class LocalBackend:
         node_folder = self._folder.node(place.node, place.generation)
         if node_folder.exists():
             end_all(lambda: marked(all_pids(), HOLDFAST_NODE=_mark(self._folder.run, place)), within_s=END_S)
-            allowance.clear(node_folder)
+            memory_limit.clear(node_folder)
             sockets.remove(node_folder)
 
     def _read(self, place: NodePlace) -> ProcessId | None:
@@ -298,16 +298,16 @@ class LocalBackend:
 
         def tree() -> list[int]:
             below = descendants(root) if root is not None else _orphans(self._folder)
-            known = {*below, *marked(all_pids(), HOLDFAST_NODE=mark), *allowance.processes(node_folder)}
+            known = {*below, *marked(all_pids(), HOLDFAST_NODE=mark), *memory_limit.processes(node_folder)}
             return [pid for pid in known if pid != root]
 
-        allowance.end(node_folder)
+        memory_limit.end(node_folder)
         end_all(tree, within_s=END_S)
         if agent is not None and root is not None:
             end_all(lambda: [root] if agent.alive else [], within_s=END_S)
         sockets.remove(node_folder)
         self._networks.remove_node(place.node)
-        allowance.clear(node_folder)
+        memory_limit.clear(node_folder)
         (node_folder / "token").unlink(missing_ok=True)
 
 

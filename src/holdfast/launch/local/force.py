@@ -21,7 +21,7 @@ from holdfast.folder import RunFolder
 from holdfast.host.processes import all_pids, command_of, descendants, end_all, marked_below, send, this_machine
 from holdfast.job.accepted import Accepted
 from holdfast.job.isolation import Isolation
-from holdfast.launch.local import allowance, sockets
+from holdfast.launch.local import memory_limit, sockets
 from holdfast.launch.local.isolation import networks_for
 from holdfast.shortage import finding_of
 
@@ -90,7 +90,7 @@ def _kill(run: RunFolder) -> list[int]:
 
     def tree() -> list[int]:
         below = (pid for supervisor in supervisors for pid in descendants(supervisor))
-        held = (pid for folder in run.nodes.glob("node*") for pid in allowance.processes(folder))
+        held = (pid for folder in run.nodes.glob("node*") for pid in memory_limit.processes(folder))
         found = {*below, *held, *marked_below(all_pids(), HOLDFAST_NODE=f"{run.run}/")}
         return [pid for pid in found if pid != own and pid not in supervisors]
 
@@ -101,7 +101,7 @@ def _kill(run: RunFolder) -> list[int]:
 def _clean_up(run: RunFolder) -> None:
     for folder in run.nodes.glob("node*"):
         sockets.remove(folder)
-        allowance.clear(folder)
+        memory_limit.clear(folder)
         with contextlib.suppress(OSError):
             (folder / "token").unlink(missing_ok=True)
     with contextlib.suppress(HoldfastError, OSError):

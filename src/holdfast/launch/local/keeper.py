@@ -18,7 +18,7 @@ from holdfast.host.limits import receive_signals
 from holdfast.host.processes import adopt_orphans, descendants, end_all, recorded
 from holdfast.job.isolation import Isolation
 from holdfast.launch.keeping import keep, listen, take
-from holdfast.launch.local import allowance
+from holdfast.launch.local import memory_limit
 from holdfast.launch.local.isolation import networks_for
 
 SWEEP_S = 10.0
@@ -45,10 +45,10 @@ def main() -> int:
         return code  # what is here is another keeper's now
     nodes = list(folder.nodes.glob("*"))
     for node_folder in nodes:
-        allowance.end(node_folder)
+        memory_limit.end(node_folder)
     end_all(lambda: {*descendants(os.getpid()), *_in_groups(nodes)}, within_s=SWEEP_S)
     for node_folder in nodes:
-        allowance.clear(node_folder)
+        memory_limit.clear(node_folder)
     folder.forget_secrets()
     folder.control_socket.unlink(missing_ok=True)
     networks.remove()
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _in_groups(nodes: Iterable[Path]) -> Iterator[int]:
     """What is left in the nodes' cgroups, of agents that died together with an earlier keeper."""
-    return (pid for node_folder in nodes for pid in allowance.processes(node_folder))
+    return (pid for node_folder in nodes for pid in memory_limit.processes(node_folder))
 
 
 def _live_agents(folder: RunFolder) -> Iterator[int]:

@@ -1,11 +1,12 @@
 """Private folders with short paths for the sockets of a node's ranks.
 
-Their names are random: in a shared folder such as /tmp anybody could make one with a name that can be guessed. A link
-in the node's folder says where the folder is, so that every later controller finds it again and removes it.
+Their names end at random: in a shared folder such as /tmp anybody could make one with a name that can be guessed. A
+link in the node's folder says where the folder is, so that every later controller finds it again and removes it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -21,7 +22,6 @@ PATH_BYTES = 80
 LINK_NAME = "sockets"
 """In the node's folder: links to its folder for sockets."""
 
-_PREFIX = "holdfast-"
 _LOGINS = Path("/run/user")
 """Where logind keeps a user's runtime folder, which it removes when the user logs out; a run goes on after that."""
 _LINGERING = Path("/var/lib/systemd/linger")
@@ -34,7 +34,7 @@ def make(node_folder: Path) -> Path:
     (node_folder / LINK_NAME).unlink(missing_ok=True)
     refused: OSError | None = None
     for parent in dict.fromkeys(_parents()):
-        folder = parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        folder = parent / f"{_beginning(node_folder)}{secrets.token_hex(8)}"
         if len(os.fsencode(folder)) > PATH_BYTES:
             continue
         try:
@@ -55,10 +55,16 @@ def remove(node_folder: Path) -> None:
         folder = link.readlink()
     except OSError:  # there is none, or it is not what `make` leaves
         return
-    if folder.name.startswith(_PREFIX) and _is_ours(folder):
+    if folder.name.startswith(_beginning(node_folder)) and _is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
     if not os.path.lexists(folder):
         link.unlink(missing_ok=True)
+
+
+def _beginning(node_folder: Path) -> str:
+    """Of the names of a node's folders: a copy of a run's folder has another, and leaves those of the run alone."""
+    of = f"{node_folder.parent.parent.name}/{node_folder.name}"
+    return f"holdfast-{hashlib.blake2b(os.fsencode(of), digest_size=4).hexdigest()}-"
 
 
 def _parents() -> Iterator[Path]:

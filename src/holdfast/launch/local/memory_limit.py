@@ -6,9 +6,12 @@ up after it, finds it; the groups that agents make for attempts (agent/leftovers
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from holdfast.host.cgroups import Ground, all_members, confine, dissolve, kill, note, noted
+from holdfast.host.cgroups import PREFIX, Ground, all_members, confine, dissolve, kill, note, noted
+
+_NODE = re.compile(r"node(\d+)\.(\d+)")
 
 
 def allow(pid: int, limit_bytes: int, node_folder: Path, name: str, where: Ground) -> None:
@@ -19,17 +22,28 @@ def allow(pid: int, limit_bytes: int, node_folder: Path, name: str, where: Groun
 
 def processes(node_folder: Path) -> list[int]:
     """The processes in a node's groups, those included that have hidden all other traces."""
-    return [pid for group in noted(node_folder).values() for pid in all_members(group)]
+    return [pid for group in _groups(node_folder).values() for pid in all_members(group)]
 
 
 def end(node_folder: Path) -> None:
     """Kill the processes in a node's groups where the kernel can do so at once."""
-    for group in noted(node_folder).values():
+    for group in _groups(node_folder).values():
         kill(group)
 
 
 def clear(node_folder: Path) -> None:
     """Remove a node's groups once its processes have ended."""
-    for written, group in noted(node_folder).items():
+    for written, group in _groups(node_folder).items():
         dissolve(group)
         written.unlink(missing_ok=True)
+
+
+def _groups(node_folder: Path) -> dict[Path, Path]:
+    """The node's groups, by their notes; what a copy of another run's folder notes is left out."""
+    node = _NODE.fullmatch(node_folder.name)
+    if node is None:
+        return {}
+    run = re.escape(node_folder.parent.parent.name)
+    # What `allow` is given, or of an attempt: replica, attempt and agent (agent/leftovers.py).
+    named = re.compile(rf"{PREFIX}{run}-{node[1]}(?:\.{node[2]}|(?:-\d+){{3}})")
+    return {written: group for written, group in noted(node_folder).items() if named.fullmatch(group.name)}
