@@ -19,8 +19,10 @@ from holdfast.host.cgroups import (
     ground,
     kill,
     members,
+    memory_group,
     tracking_group,
 )
+from holdfast.host.memory import readings
 
 
 def tree(root: Path, own: str, *, divided: str = "cpu memory pids") -> Path:
@@ -46,6 +48,17 @@ def test_groups_of_v2_are_made_beside_the_own_one(tmp_path: Path) -> None:
     confine(42, group, 1 << 30, second=True)
     written = {path.name: path.read_text() for path in group.iterdir()}
     assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0", "cgroup.procs": "42"}
+
+
+def test_process_in_a_group_without_memory_of_its_own_is_held_to_the_limit_above(tmp_path: Path) -> None:
+    node = tree(tmp_path, f"{APP}/holdfast-run-0.0") / "holdfast-run-0.0"
+    (node / "holdfast-run-0-0-0-42").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text(f"0::/{APP}/holdfast-run-0.0/holdfast-run-0-0-0-42\n")
+    assert memory_group(tmp_path) == node
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 4096 kB\n")
+    for name, text in {"current": "1", "max": "1048576", "stat": "inactive_file 0"}.items():
+        (node / f"memory.{name}").write_text(f"{text}\n")
+    assert [reading.limit_bytes for reading in readings(tmp_path)] == [4096 * 1024, 1 << 20]
 
 
 def test_group_of_v2_without_memory_to_divide_is_said(tmp_path: Path) -> None:

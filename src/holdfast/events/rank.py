@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -165,7 +165,7 @@ class _Tagged(msgspec.Struct):
 
 
 _tagged = msgspec.json.Decoder(_Tagged)
-_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in (Hello, Step, Turned, Checkpointed, Found))
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(RankToAgent))
 
 
 def read(line: bytes) -> tuple[RankToAgent, Mapping[str, str]]:

@@ -28,7 +28,10 @@ _NOTES = "group"
 
 
 def memory_group(root: Path = Path("/")) -> Path | None:
-    """The folder of this process's memory cgroup (v1 or v2); None where there is none to be seen."""
+    """The folder of this process's memory cgroup (v1 or v2); None where there is none to be seen.
+
+    A group of v2 to which the one above hands no memory controller counts with that one.
+    """
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -43,8 +46,9 @@ def memory_group(root: Path = Path("/")) -> Path | None:
         else:
             continue
         # In a container the path may be the host's, while what is mounted is the container's own group.
-        for folder in (top / path.lstrip("/"), top):
-            if any((folder / name).is_file() for name in KILL_COUNTERS):
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents, top):
+            if folder.is_relative_to(top) and any((folder / name).is_file() for name in KILL_COUNTERS):
                 return folder
     return None
 
