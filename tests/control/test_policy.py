@@ -294,3 +294,18 @@ def test_replica_that_catches_up_from_another_is_not_said_to_repeat_anything() -
     verdict = judge(SILENT, (), Recovery(replicas=2))
     assert verdict.repeats_s == 0.0
     assert "catches up from another" in verdict.finding.remedy
+
+
+def test_errors_without_words_or_of_a_connection_are_no_crash_loop_of_a_program_that_lives_long() -> None:
+    silent = replace(CRASH, step=0, said_hello=False, lived_s=864_000.0, error="")
+    hub = replace(silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", network=True)
+    for one in (silent, hub):
+        assert judge(one, (one, one), Recovery(max_restarts=100)).action is Action.RESTART
+        assert judge(one, (one, one), Recovery(max_restarts=2, window_s=1e9)).action is Action.STOP
+    assert judge(replace(hub, lived_s=5.0), (), RECOVERY).action is Action.STOP
+
+
+def test_error_without_words_is_the_same_again_on_the_same_rank_only() -> None:
+    here, there = replace(CRASH, error=""), replace(CRASH, error="", rank=0)
+    assert judge(here, (here, there), RECOVERY).action is Action.RESTART
+    assert judge(here, (here, here), RECOVERY).action is Action.STOP

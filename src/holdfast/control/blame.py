@@ -184,6 +184,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         said_hello=exited.said_hello,
         lived_s=exited.at - replica.started_at,
         secondary=_doubt(exited) is Doubt.PEER,
+        network=_doubt(exited) is Doubt.NETWORK,
     )
 
 

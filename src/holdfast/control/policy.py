@@ -128,6 +128,8 @@ class Failure:
     lived_s: float = 0.0
     secondary: bool = False
     """Whether its error only speaks of a peer that went away."""
+    network: bool = False
+    """Whether its error speaks of a connection, which may be one to a server that will be there again."""
     evicted: bool = False
     """Whether the run's queue took the node back: that is no fault of the run's, and costs no restart."""
     awaited_by: int | None = None
@@ -153,9 +155,9 @@ class Failure:
         """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ.
 
         Which rank meets an error of the program first, or a full disk, is chance. What comes from outside, such as
-        SIGKILL, a lost connection or a hang, is the same again only on the same rank.
+        SIGKILL, a lost connection or a hang, is the same again only on the same rank; so is an error without words.
         """
-        anywhere = self.own_error or self.kind in _OF_ANY_RANK
+        anywhere = (self.own_error and self.error != "") or self.kind in _OF_ANY_RANK
         return (self.kind, None if anywhere else self.rank, self.code, normalized(self.error))
 
 
@@ -350,13 +352,13 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
 def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A program that reports no steps may have made progress between two signals, if it lived long enough.
 
-    An error of its own is the same error again, however late it comes. A lost node and a taken port are nothing the
-    program does again.
+    An error of its own, in its own words, is the same error again, however late it comes; one that speaks of a
+    connection is not. A lost node and a taken port are nothing the program does again.
     """
     if failure.kind in (*_OF_NODES, FailureKind.PORT_TAKEN):
         return None
     unseen = not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
-    if unseen and not failure.own_error:
+    if unseen and not (failure.own_error and failure.error and not failure.network):
         return None
     # Of several replicas one that fails so is given another node first.
     length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAPS + CRASH_LOOP_LENGTH
