@@ -1028,3 +1028,20 @@ def test_program_of_a_rank_that_is_not_here_is_not_waited_for(tmp_path: Path, so
         assert (ended.how, ended.code, ended.stopped) == (RankExit.CODE, 0, False)
 
     play(tmp_path, sockets, scene)
+
+
+@pytest.mark.usefixtures("no_stacks")
+def test_rank_that_makes_steps_after_its_program_has_ended_is_ended_only_once_it_makes_none(
+    tmp_path: Path, sockets: Path
+) -> None:
+    async def scene(bench: Bench) -> None:
+        over = '{"type":"program-over","rank":0,"threads":["trainer"]}'
+        team = bench.team(speaker("stay", over), exit_deadline_s=0.1)
+        steps = iter(range(4))
+        team._overtime._steps_of = lambda rank: next(steps, 3)
+        await team.start()
+        await bench.until(RanksStopped)
+        assert next(steps, None) is None
+        assert "was killed" in bench.all(FindingRaised)[-1].finding.what
+
+    play(tmp_path, sockets, scene)

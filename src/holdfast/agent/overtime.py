@@ -29,12 +29,16 @@ class Overtime:
         node: int,
         folder: Path,
         pid_of: Callable[[int], int | None],
+        steps_of: Callable[[int], int],
         find: Callable[[Finding], object],
         end: Callable[[int], bool],
     ) -> None:
-        """`pid_of` gives a rank's process while it runs; `end` ends it and says whether it could."""
+        """`pid_of` gives a rank's process while it runs, `steps_of` a number that grows with the steps in there.
+
+        `end` ends it and says whether it could.
+        """
         self._order, self._node, self._folder = order, node, folder
-        self._pid_of, self._find, self._end = pid_of, find, end
+        self._pid_of, self._steps_of, self._find, self._end = pid_of, steps_of, find, end
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._over: dict[int, ProgramOver] = {}
 
@@ -58,6 +62,7 @@ class Overtime:
         deadline_s = self._order.exit_deadline_s
         now = asyncio.get_running_loop().time
         end_at = None if deadline_s is None else now() + deadline_s
+        steps = self._steps_of(over.rank)
         await asyncio.sleep(REPORT_S if deadline_s is None else min(REPORT_S, deadline_s / 2))
         if (pid := self._pid_of(over.rank)) is None:
             return
@@ -66,11 +71,16 @@ class Overtime:
             *(f"thread {thread[:TEXT]}" for thread in over.threads[:SHOWN]),
             *([f"stacks: {stacks.path}"] if stacks.path else []),
         )
-        when = "never (recovery.exit_deadline_s)" if deadline_s is None else f"{deadline_s:g} s after its end"
+        when = "never (recovery.exit_deadline_s)"
+        if deadline_s is not None:
+            when = f"{deadline_s:g} s after its end or its last step"
         self._find(self._finding(over, evidence, f"its process is ended {when}"))
         if end_at is None or deadline_s is None:
             return
         await asyncio.sleep(max(0.0, end_at - now()))
+        while (more := self._steps_of(over.rank)) > steps:  # a thread trains on
+            steps = more
+            await asyncio.sleep(deadline_s)
         if self._pid_of(over.rank) is not None and self._end(over.rank):
             ended = "with an error" if over.failed else "with code 0"
             self._find(

@@ -149,7 +149,13 @@ class Team:
         self._vigil = Vigil(order, node=node, folder=folder, clock=clock, say=say)
         self._march = March(order, node=node, say=say)
         self._overtime = Overtime(
-            order, node=node, folder=folder, pid_of=self._lingering, find=self._found, end=self._conclude
+            order,
+            node=node,
+            folder=folder,
+            pid_of=self._lingering,
+            steps_of=self._steps,
+            find=self._found,
+            end=self._conclude,
         )
         self._leftovers = Leftovers(
             folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
@@ -388,6 +394,12 @@ class Team:
             return None
         pulse = self._vigil.pulses.get(rank)
         return pulse.pid if pulse is not None and process.launch.ranks > 1 else process.pid
+
+    def _steps(self, rank: int) -> int:
+        """A number that grows with the steps of the ranks that a rank's process stands for."""
+        process = next(process for process in self.processes if rank in process.ranks)
+        pulses = self._vigil.pulses
+        return sum(pulses[each].step for each in process.ranks if each in pulses)
 
     def _conclude(self, rank: int) -> bool:
         """End the process that stands for a rank, if the programs of all its ranks have ended."""
