@@ -1045,3 +1045,16 @@ def test_rank_that_makes_steps_after_its_program_has_ended_is_ended_only_once_it
         assert "was killed" in bench.all(FindingRaised)[-1].finding.what
 
     play(tmp_path, sockets, scene)
+
+
+def test_rank_that_was_reaped_with_what_its_attempt_left_has_ended_all_the_same(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        team = bench.team(shell("read forever < /dev/zero"))
+        await team.start()
+        team.stop(0.0)
+        team.end_leftovers()
+        await bench.until(RanksStopped)
+        (ended,) = bench.all(RankExited)
+        assert (ended.how, ended.code, ended.stopped) == (RankExit.SIGNAL, 9, True)
+
+    play(tmp_path, sockets, scene)

@@ -193,21 +193,25 @@ class RankProcess:
         at = self._clock()
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
-        if not self._ends_well():
-            # Children it left in its process group end with it; until it is reaped, nobody else can have its number.
-            try:
-                os.killpg(self.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # killed and reaped with all that its attempt left, when the agent leaves
+            status = -signal.SIGKILL
+        else:
+            if not self._ends_well(end):
+                # Children it left in its process group end with it; nobody else has its number until it is reaped.
+                try:
+                    os.killpg(self.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if self._concluded is not None and not self._stop_signals and status == -signal.SIGKILL:
             status = self._concluded
         self.ended = self._classify(at, status)
         on_end(self)
 
-    def _ends_well(self) -> bool:
+    def _ends_well(self, end: os.waitid_result | None) -> bool:
         """Whether it has ended by itself with code 0, asked before it is reaped."""
-        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return not self._stop_signals and end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
 
     def _classify(self, at: float, status: int) -> Ended:
