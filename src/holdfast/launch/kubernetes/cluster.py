@@ -107,9 +107,16 @@ class Cluster:
         except (ServerError, *_NO_ANSWER) as error:
             raise _of_execution(error, asked) from error
 
-    async def output(self, pod: str, container: str | None = None) -> AsyncIterator[bytes]:
-        """What a pod's container has written in its present life, and writes until it ends; None is its only one."""
-        path, params = f"{PODS}/{pod}/log", {"follow": "true"} | ({"container": container} if container else {})
+    async def output(
+        self, pod: str, container: str | None = None, *, timestamps: bool = False, since: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """What a pod's container has written in its present life, and writes until it ends; None is its only one.
+
+        With `timestamps` each line begins with its time. `since` (RFC 3339, whole seconds) leaves out what is older.
+        """
+        path, params = f"{PODS}/{pod}/log", {"follow": "true"}
+        chosen = {"container": container, "sinceTime": since, "timestamps": "true" if timestamps else None}
+        params |= {name: value for name, value in chosen.items() if value}
         try:
             async with self._call("GET", path, params=params, stream=True, timeout=None) as response:
                 async for data in response.aiter_bytes():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,6 +25,10 @@ log = logging.getLogger("holdfast.mirror")
 
 LOOK_S = 1.0
 """Seconds between looks for new pods."""
+LONGEST_PAUSE_S = 60.0
+"""Longest time between two attempts to read the log of a pod. It doubles from LOOK_S with each failure."""
+FOLLOWED = 64
+"""Most pods that are followed at once: each takes one of the client's 100 connections."""
 LINE_BYTES = 1 << 16
 """Longest line that is taken; agents write shorter ones."""
 
@@ -33,59 +38,77 @@ class Overheard:
 
     def __init__(self, folder: RunFolder, cluster: Cluster) -> None:
         self._folder, self._cluster = folder, cluster
-        self._hearing: dict[str, asyncio.Task[bool]] = {}
-        """By pod: whether all of its log was heard."""
+        self._pods: dict[str, _Pod] = {}
+        self._free = asyncio.Semaphore(FOLLOWED)
+        self._logged: set[str] = set()
+        """Warnings that were logged: each is logged once."""
 
     async def run(self) -> None:
         """Look for pods and hear them, for ever."""
-        said = ""
         while True:
-            try:
-                await self._look()
-            except ClusterError as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("the output of ranks cannot be had: %s", said)
+            await self._try_to_look()
             await asyncio.sleep(LOOK_S)
 
     async def finish(self, within_s: float) -> None:
         """Hear what pods have written by the end of the run."""
-        with contextlib.suppress(ClusterError):
-            await self._look()
-        if self._hearing:
-            await asyncio.wait(self._hearing.values(), timeout=within_s)
-        for task in self._hearing.values():
+        for pod in self._pods.values():
+            pod.again_at = 0.0
+        await self._try_to_look()
+        hearing = [pod.hearing for pod in self._pods.values() if pod.hearing is not None]
+        if hearing:
+            await asyncio.wait(hearing, timeout=within_s)
+        for task in hearing:
             task.cancel()
+
+    async def _try_to_look(self) -> None:
+        try:
+            await self._look()
+        except Exception as error:  # the mirror continues without the output of ranks
+            self._warn(f"the output of ranks cannot be had: {_named(error)}")
 
     async def _look(self) -> None:
         selector = f"{RUN_LABEL}={self._folder.run},{PART_LABEL}={NODE}"
-        for pod in (await self._cluster.read(PODS, labelSelector=selector))["items"]:
-            name, phase = pod["metadata"]["name"], pod["status"].get("phase")
-            task = self._hearing.get(name)
-            heard = task is not None and (not task.done() or (task.result() and phase != "Running"))
-            if not heard and phase in ("Running", "Succeeded", "Failed"):
-                self._hearing[name] = asyncio.ensure_future(self._hear(name, _container(pod)))
+        for found in (await self._cluster.read(PODS, labelSelector=selector))["items"]:
+            name, phase = found["metadata"]["name"], found["status"].get("phase")
+            pod = self._pods.setdefault(name, _Pod(name, _container(found)))
+            heard = pod.hearing is not None and (
+                not pod.hearing.done() or (pod.hearing.result() and phase != "Running")
+            )
+            if not heard and phase in ("Running", "Succeeded", "Failed") and time.monotonic() >= pod.again_at:
+                pod.hearing = asyncio.ensure_future(self._hear(pod))
 
-    async def _hear(self, pod: str, container: str | None) -> bool:
-        """Take down a pod's log from its beginning; whether its end was heard."""
-        line, files = bytearray(), dict[Path, _RankFile]()
+    async def _hear(self, pod: _Pod) -> bool:
+        """Take down what is new in a pod's log; whether its end was heard."""
         try:
-            async for data in self._cluster.output(pod, container):
+            async with self._free:
+                await self._take_down(pod)
+        except Exception as error:  # of this pod; the others are heard
+            if not isinstance(error, ClusterError):  # what was heard may not have been written: begin again
+                pod.position, pod.files = _Position(), {}
+            self._warn(f"pod {pod.name} is not heard: {_named(error)}")
+            pod.pause_s = min(LONGEST_PAUSE_S, 2 * pod.pause_s or LOOK_S)
+            pod.again_at = time.monotonic() + pod.pause_s
+            return False
+        return True
+
+    async def _take_down(self, pod: _Pod) -> None:
+        line, is_new = bytearray(), pod.position.news()
+        output = self._cluster.output(pod.name, pod.container, timestamps=True, since=pod.position.since)
+        try:
+            async for data in output:
+                pod.pause_s = 0.0
                 line += data
                 *whole, rest = line.split(b"\n")
                 line = bytearray() if len(rest) > LINE_BYTES else rest
                 for each in whole:
-                    if (echoed := parsed(bytes(each))) is not None:
-                        self._file(echoed, files).take(echoed.text)
-                for file in files.values():
+                    at, text = _stamped(bytes(each))
+                    if at is not None and is_new(at) and (echoed := parsed(text)) is not None:
+                        self._file(echoed, pod.files).take(echoed.text)
+                for file in pod.files.values():
                     file.flush()
-        except (ClusterError, OSError) as error:
-            log.warning("pod %s is not heard: %s", pod, error)
-            return False
         finally:
-            for file in files.values():
+            for file in pod.files.values():
                 file.close()
-        return True
 
     def _file(self, echoed: Echoed, files: dict[Path, _RankFile]) -> _RankFile:
         who = echoed.speaker
@@ -95,21 +118,78 @@ class Overheard:
             files[path] = _RankFile(path)
         return files[path]
 
+    def _warn(self, what: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            log.warning("%s", what)
+
+
+class _Pod:
+    """One pod, and how far its log was heard, over however many connections."""
+
+    def __init__(self, name: str, container: str | None) -> None:
+        self.name, self.container = name, container
+        self.hearing: asyncio.Task[bool] | None = None
+        """Whether all of its log was heard."""
+        self.pause_s = 0.0
+        self.again_at = 0.0
+        """Monotonic seconds before which its log is not asked for again."""
+        self.position = _Position()
+        self.files: dict[Path, _RankFile] = {}
+
+
+class _Position:
+    """The last line that was heard of a log, by its time: where the log was rotated since, no offset finds it."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._lines = 0
+        """How many lines of that very time were heard."""
+
+    @property
+    def since(self) -> str | None:
+        """From when on the log is to be read; servers leave out fractions of a second."""
+        return self._at.replace(microsecond=0).isoformat() if self._at else None
+
+    def news(self) -> Callable[[datetime], bool]:
+        """A predicate for the lines of one more hearing, called with the time of each: whether it is new."""
+        last, known = self._at, self._lines
+
+        def is_new(at: datetime) -> bool:
+            nonlocal last, known
+            if last is not None and (at < last or (at == last and known)):
+                known -= at == last
+                return False
+            last = None  # from here on all lines are new, also one that another stream overtook
+            if self._at is None or at > self._at:
+                self._at, self._lines = at, 0
+            self._lines += at == self._at
+            return True
+
+        return is_new
+
 
 class _RankFile:
-    """A rank's file, which an earlier hearing may have filled: what is said again is not written again."""
+    """A rank's file, which an earlier mirror may have filled: what is said again is not written again."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "a+b", opener=private)  # noqa: SIM115 - open as long as its pod is heard
-        self._file.seek(0)
+        self._path = path
+        self._file: BinaryIO | None = None
+        """Open as long as its pod is heard."""
+        self._known = 0
+        """How much of what stands there was heard again."""
         self._repeats = True
         """Whether what comes is still what stands there."""
 
     def take(self, text: bytes) -> None:
         """Append what is new."""
+        if self._file is None:
+            self._file = open(self._path, "a+b", opener=private)  # noqa: SIM115 - `close` closes it
+            self._file.seek(self._known)
         if self._repeats:
             known = self._file.read(len(text))
             if known == text:
+                self._known += len(text)
                 return
             self._repeats = False
             if text.startswith(known):
@@ -117,10 +197,26 @@ class _RankFile:
         self._file.write(text)
 
     def flush(self) -> None:
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _stamped(line: bytes) -> tuple[datetime | None, bytes]:
+    """A line's time, and the line; None where a server wrote the line itself."""
+    stamp, _, text = line.partition(b" ")
+    try:
+        return datetime.fromisoformat(stamp.decode()), text
+    except ValueError:
+        return None, line
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, ClusterError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def _container(pod: Mapping[str, Any]) -> str | None:
