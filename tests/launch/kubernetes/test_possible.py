@@ -100,6 +100,26 @@ def test_what_the_job_names_on_the_volume_and_ranks_would_not_see_is_refused() -
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        "(cd /holdfast/data)",
+        "cat /holdfast/data|wc",
+        "ls `echo /holdfast/data`; ls >/holdfast/data/x& echo See /holdfast/data.",
+        "cat ${R}/holdfast/x $R/holdfast/x /mnt/holdfast /holdfast-of-others /holdfast.tar",
+    ],
+)
+def test_what_a_shell_does_with_a_folder_that_ranks_see_is_taken(script: str) -> None:
+    assert "folder-not-mounted" not in found({"command": ["sh", "-c", script]}, {"volume": CLAIM})
+
+
+def test_the_volume_itself_holds_little_that_ranks_see() -> None:
+    finding = found({"env": {"ROOT": "/holdfast"}}, {"volume": CLAIM})["folder-not-mounted"]
+    assert finding.severity is Severity.WARNING, "it may be the beginning of a path to what they see"
+    assert found({"workdir": "/holdfast"}, {"volume": CLAIM})["folder-refused"].where == "workdir"
+    assert "folder-refused" not in found({"workdir": "/holdfast/code"}, {"volume": CLAIM})
+
+
+@pytest.mark.parametrize(
     ("job", "place", "code"),
     [
         ({"nodes": "2..4"}, {}, "gang-of-one-size"),

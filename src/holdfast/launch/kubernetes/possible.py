@@ -51,18 +51,23 @@ def volume(asked: Submission) -> Iterator[Finding]:
         return
     checkpoint = job.checkpoint
     named = [("checkpoint.path", checkpoint.path), ("checkpoint.local", checkpoint.local)]
+    named += [("workdir", job.workdir)] if job.workdir.startswith("/") else []
     for where, path in (*named, *((f"{PROFILE}volume.folders", folder) for folder in of_claim.folders)):
         folder = inside(path) if path else None
         if folder is not None and (why := refused(folder)):
             yield _error("folder-refused", where, f"`{path}` cannot be given to ranks: {why}", "Name a folder in it.")
-    unseen = dict.fromkeys(
-        (where, path) for where, text in _words(job) for path in _ON_VOLUME.findall(text) if not seen(asked, path)
-    )
+    unseen = dict.fromkeys((where, path) for where, text in _words(job) for path in _on_volume(text))
     for where, path in unseen:
-        what = f"`{path}` is on the shared volume, of which ranks see their checkpoints and the profile's folders alone"
-        first = path.removeprefix(f"{HOME}/").split("/")[0]
+        if seen(asked, path):
+            continue
+        only = "of which ranks see their checkpoints and the profile's folders alone"
+        first = path.removeprefix(HOME).strip("/").split("/")[0]
+        if not first:  # it may be the beginning of a path to what they see
+            what = f"`{path}` is the shared volume, {only}"
+            yield _warning("folder-not-mounted", where, what, "Write the paths of those folders.")
+            continue
         remedy = f"Write `folders: [{first}]` in the profile's `volume`, if no other run's secrets lie there."
-        yield _error("folder-not-mounted", where, what, remedy)
+        yield _error("folder-not-mounted", where, f"`{path}` is on the shared volume, {only}", remedy)
 
 
 def _words(job: Job) -> Iterator[tuple[str, str]]:
@@ -71,7 +76,12 @@ def _words(job: Job) -> Iterator[tuple[str, str]]:
     yield from ((f"env.{name}", value) for name, value in job.env.items())
 
 
-_ON_VOLUME = re.compile(rf"(?<![\w./-]){HOME}/[^\s:,;'\"]+")
+def _on_volume(text: str) -> Iterator[str]:
+    """Paths on the volume in a text, which may be a sentence or a shell's."""
+    return (found.rstrip(".") for found in _ON_VOLUME.findall(text))
+
+
+_ON_VOLUME = re.compile(rf"(?<![\w./}}-]){HOME}(?:/[^\s:,;'\"()|&<>`{{}}\\]*|(?![\w.-]))")
 
 
 def quantities(asked: Submission) -> Iterator[Finding]:
