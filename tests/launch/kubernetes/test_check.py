@@ -113,7 +113,8 @@ def test_queue_that_is_too_small_for_all_nodes_together_is_named(quota: str, coh
     ("hard", "more", "fits"),
     [
         ({"pods": "2"}, {}, False),
-        ({"pods": "3", "requests.nvidia.com/gpu": "16", "limits.memory": "2Ti"}, {}, True),
+        ({"pods": "3", "requests.nvidia.com/gpu": "16", "limits.memory": "2049Gi"}, {}, True),
+        ({"limits.memory": "2Ti"}, {}, False),
         ({"requests.nvidia.com/gpu": "15"}, {}, False),
         ({"pods": "2"}, {"scopes": ["BestEffort"]}, True),
     ],

@@ -15,9 +15,9 @@ import msgspec
 
 from holdfast.findings import Fault, Finding, Severity
 from holdfast.job.profile import Toleration, Workload
+from holdfast.launch.kubernetes import controller
 from holdfast.launch.kubernetes.access import GROUPS
-from holdfast.launch.kubernetes.controller import requests
-from holdfast.launch.kubernetes.manifest import plain
+from holdfast.launch.kubernetes.manifest import Node, plain
 from holdfast.launch.kubernetes.paths import folder_of
 from holdfast.launch.kubernetes.pending import Thing
 from holdfast.launch.kubernetes.pod import limits
@@ -171,11 +171,11 @@ def namespace_quota(asked: Submission, cluster: Inventory) -> Iterator[Finding]:
     """The fewest nodes that will do ask for no more than the namespace may hold when nobody else is in it."""
     nodes = asked.job.nodes.min
     asks = {"pods": float(nodes + asked.profile.agent)}
-    of_controller = _of_controller(asked)
+    requested, limited = _of_controller(asked), _of_controller(asked, controller.limits)
     for resource, each in plain(limits(asked)).items():
         needed = _number(str(each)) * nodes
-        requested = needed + of_controller.get(resource, 0.0)
-        asks |= {resource: requested, f"requests.{resource}": requested, f"limits.{resource}": needed}
+        least, most = needed + requested.get(resource, 0.0), needed + limited.get(resource, 0.0)
+        asks |= {resource: least, f"requests.{resource}": least, f"limits.{resource}": most}
     there = asked.profile.namespace
     for quota in cluster.resource_quotas:
         if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
@@ -251,7 +251,7 @@ def _controllers_machine(
     hosts = [node for node in machines if _may_be_used(node, own.node_selector, own.tolerations)]
     hosts = [node for node in hosts if _room(node, its, 1)]
     wanted, everywhere = asked.job.nodes.max, sum(room.values())
-    asks = ", ".join(f"{name}: {amount}" for name, amount in plain(requests(asked)).items())
+    asks = ", ".join(f"{name}: {amount}" for name, amount in plain(controller.requests(asked)).items())
     if not hosts:
         what = "no machine takes the controller's pod: its labels and taints are not the profile's, but `controller`'s"
         remedy = "Set `controller.node_selector` and `controller.tolerations` in the profile to those of some machine."
@@ -376,11 +376,13 @@ def _into_pods(asked: Submission) -> tuple[tuple[str, str], ...]:
     return ask if asked.accepted.lasting else (*ask, *read)
 
 
-def _of_controller(asked: Submission) -> Mapping[str, float]:
-    """What the controller's pod asks its machine for; nothing where there is none."""
+def _of_controller(
+    asked: Submission, amounts: Callable[[Submission], Mapping[str, Node]] = controller.requests
+) -> Mapping[str, float]:
+    """What the controller's pod asks its machine for, or may use of it; nothing where there is none."""
     if not asked.profile.agent:
         return {}
-    return {name: _number(str(amount)) for name, amount in plain(requests(asked)).items()}
+    return {name: _number(str(amount)) for name, amount in plain(amounts(asked)).items()}
 
 
 def _may_be_used(node: Thing, selector: Mapping[str, str], tolerated: Sequence[Toleration]) -> bool:

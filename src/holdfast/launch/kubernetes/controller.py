@@ -70,6 +70,9 @@ def replicaset(asked: Submission) -> Mapping[str, Node]:
                 "metadata": {"labels": labels},
                 "spec": {
                     "serviceAccountName": profile.service_account or names.controller,
+                    "automountServiceAccountToken": Because(
+                        True, "It asks the API server, whatever a ready-made account says."
+                    ),
                     "enableServiceLinks": False,
                     "priorityClassName": profile.priority_class,
                     "nodeSelector": own.node_selector or None,
@@ -97,6 +100,17 @@ def requests(asked: Submission) -> Mapping[str, Node]:
     return {"cpu": cores(own.cpu), "memory": quantity(own.memory)}
 
 
+def limits(asked: Submission) -> Mapping[str, Node]:
+    """What the controller's pod may use of its machine."""
+    own = asked.profile.controller
+    return {
+        "cpu": cores(own.cpu_limit),
+        "memory": Because(
+            quantity(own.memory_limit), "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong."
+        ),
+    }
+
+
 def _container(asked: Submission) -> Node:
     own = asked.profile.controller
     listens: Node = {"tcpSocket": {"port": PORT}}
@@ -116,15 +130,7 @@ def _container(asked: Submission) -> Node:
             str(PORT),
         ],
         "ports": [{"name": "agents", "containerPort": PORT}],
-        "resources": {
-            "requests": requests(asked),
-            "limits": {
-                "cpu": cores(own.cpu_limit),
-                "memory": Because(
-                    quantity(own.memory_limit), "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong."
-                ),
-            },
-        },
+        "resources": {"requests": requests(asked), "limits": limits(asked)},
         "startupProbe": Because(
             {**listens, "periodSeconds": 2, "failureThreshold": 150}, "Five minutes to read a long log."
         ),

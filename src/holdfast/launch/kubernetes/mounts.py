@@ -1,6 +1,6 @@
 """Which folders of the shared volume a node's pod mounts, and the init container that makes them.
 
-The volume holds the folders of all runs, so a node never mounts it whole: a program of one run must not read, or
+The volume holds the folders of all runs, so no container of ranks mounts it whole: a program of one run must not read, or
 change, what another run or a controller keeps there.
 """
 
@@ -63,7 +63,7 @@ def mounts(asked: Submission) -> list[Node]:
 
 
 def whole() -> Node:
-    """All of the volume, which the controller alone sees."""
+    """All of the volume, for the controller and the init container; ranks never see it."""
     return {"name": "home", "mountPath": HOME}
 
 
@@ -71,17 +71,15 @@ def init(asked: Submission, resources: Node, security: Node) -> Node:
     """The container that makes these folders before they are mounted; None where there is nothing to make."""
     if not folders(asked):
         return None
-    own = [shlex.quote(f"{HOME}/{folder}") for folder in _own(asked)]
-    shared = [shlex.quote(f"{HOME}/{folder}") for folder in _shared(asked)]
     # A file server that trusts no root lets the kubelet look a folder up only where anybody may: 0711, not 0700.
-    private = f"(umask 066 && mkdir -p -m 0700 {' '.join(own)})" if own else ""
-    script = " && ".join(filter(None, (private, f"mkdir -p {' '.join(shared)}" if shared else "")))
+    own, shared = ([f"{HOME}/{folder}" for folder in some] for some in (_own(asked), _shared(asked)))
+    command = ["python", "-c", _python(own, shared)] if asked.profile.agent else ["sh", "-c", _shell(own, shared)]
     return [
         {
             "name": INIT,
             "image": asked.job.image,
             "command": Because(
-                ["sh", "-c", script.replace("$(", "$$(")],
+                [word.replace("$(", "$$(") for word in command],
                 "The kubelet would make them as root, and on many volumes ranks could not write to them.",
             ),
             "resources": resources,
@@ -89,6 +87,18 @@ def init(asked: Submission, resources: Node, security: Node) -> Node:
             "volumeMounts": [whole()],
         }
     ]
+
+
+def _python(own: list[str], shared: list[str]) -> str:
+    """For an image with an agent, which has Python and may have no shell."""
+    private = f"old = os.umask(0o066); [os.makedirs(each, 0o700, exist_ok=True) for each in {own!r}]; os.umask(old)"
+    public = f"[os.makedirs(each, exist_ok=True) for each in {shared!r}]"
+    return "; ".join(("import os", *([private] if own else []), *([public] if shared else [])))
+
+
+def _shell(own: list[str], shared: list[str]) -> str:
+    private = f"(umask 066 && mkdir -p -m 0700 {shlex.join(own)})" if own else ""
+    return " && ".join(filter(None, (private, f"mkdir -p {shlex.join(shared)}" if shared else "")))
 
 
 _WHY = "Of the volume ranks see these folders alone, and no other run's."
