@@ -43,7 +43,7 @@ def fail(folder: Path) -> None:
 def mend(folder: Path) -> None:
     """Put a file system that can be written in its place, with all that is in it."""
     aside = folder.with_name("aside")
-    shutil.copytree(folder, aside, ignore=shutil.ignore_patterns("*.sock", "lost+found"))
+    shutil.copytree(folder, aside, symlinks=True, ignore=shutil.ignore_patterns("*.sock", "lost+found"))
     subprocess.run(["umount", "--lazy", folder], check=True)
     for path in aside.iterdir():
         shutil.move(path, folder)

@@ -135,7 +135,7 @@ def keep(folder: RunFolder, agents: socket.socket, clients: socket.socket, lock:
         pace = pace.after(started, ended)
         if status in (0, SUPERSEDED_STATUS) or pace.hopeless(ended):
             return status
-        if pace.quick > 1:
+        if pace.quick > 1 and status > 0:  # one that somebody killed may have worked
             _say_how(folder, failed=pace.quick, failing_since=time.time() - (ended - pace.since))
         time.sleep(max(0.0, pace.pause_s - (ended - started)))
 
