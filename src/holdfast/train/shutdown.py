@@ -11,7 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import thread as pools
 from pathlib import Path
+from types import FrameType
 
 from holdfast.events.rank import ProgramOver, encode
 
@@ -49,5 +51,19 @@ def _threads() -> Iterator[str]:
         if thread.daemon or thread is threading.main_thread():
             continue
         frame = frames.get(thread.ident or 0)
+        if _is_idle(thread, frame):
+            continue
         at = f" in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
         yield f"{thread.name[:100]}{at[-300:]}"
+
+
+def _is_idle(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Whether a thread of a pool has no work: it ends as soon as Python tells it to, which comes next."""
+    queue = getattr(pools, "_threads_queues", {}).get(thread)
+    if queue is None or not queue.empty():
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename == pools.__file__ and frame.f_code.co_name == "run":
+            return False
+        frame = frame.f_back
+    return True
