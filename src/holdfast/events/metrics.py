@@ -66,15 +66,21 @@ class DroppedMetrics:
         self._who = who
         self._named: set[str] = set()
 
+    @property
+    def full(self) -> bool:
+        """Whether no further name is reported."""
+        return len(self._named) > REPORTED_NAMES
+
     def report(self, step: int, dropped: Mapping[str, str]) -> Iterator[Finding]:
         """The findings for a step's dropped metrics."""
         for name, reason in dropped.items():
+            if self.full:
+                return
             shown = _shown(name)
-            if shown in self._named or len(self._named) > REPORTED_NAMES:
+            if shown in self._named:
                 continue
             self._named.add(shown)
-            over = len(self._named) > REPORTED_NAMES
-            more = "; further ones are dropped without a finding" if over else ""
+            more = "; further ones are dropped without a finding" if self.full else ""
             yield Finding(
                 code="metric-dropped",
                 severity=Severity.WARNING,

@@ -152,7 +152,7 @@ class Liaison:
         if self._journal is not None:
             self._journal.take(step, finite | {"checkpoint_stall_s": stalled_s})
             self._tell(self._journal.noted())
-        if dropped or crowded:
+        if (dropped or crowded) and not self._dropped.full:
             self._tell(self._dropped.report(step, self._own(dropped | crowded)))
         for finding in self._finite.look(step, given):
             ends = finding.severity is Severity.ERROR
