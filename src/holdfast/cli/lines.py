@@ -222,7 +222,7 @@ def _deadline_passed(event: DeadlinePassed) -> str:
 
 
 def _node_evicted(event: NodeEvicted) -> str:
-    return f"node{event.node}.{event.generation} is evicted by its queue: {event.reason}"
+    return f"the queue evicted node{event.node}.{event.generation}: {event.reason}"
 
 
 def _node_gone(event: NodeGone) -> str:

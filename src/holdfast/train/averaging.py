@@ -2,9 +2,9 @@
 
 A bucket travels when the gradients in it are there and the bucket before it travels too, so that all replicas send the
 same in the same order, whatever their autograd does first. The end of the backward pass waits for all of them: what
-comes after, such as clipping, finds the mean. DDP inside a replica has its own turn before: gradients that it may still
-change are sent at the end of the backward pass. Refuses to own how
-the replicas reach each other, and what becomes of a step in which one of them was lost (peers.py).
+comes after, such as clipping, finds the mean. Gradients that DDP may still change are sent once the backward pass is
+over. Refuses to own how the replicas reach each other, and what becomes of a step in which one of them was lost
+(peers.py).
 """
 
 from __future__ import annotations

@@ -403,11 +403,12 @@ def _none_is_good(where: str, bad: list[Finding], *, lasting: bool) -> HoldfastE
 
 
 def _lost_with_its_pod(where: str) -> Finding:
-    """Nothing is left of what earlier attempts saved, if they did."""
+    """Either nothing was saved before this attempt, or it was lost."""
     return Finding(
         code="checkpoints-lost-with-pod",
         severity=Severity.WARNING,
-        what="no checkpoint of an earlier attempt is left, so the run begins again at step 0",
+        what="no checkpoint was found, so the run begins again at step 0; checkpoints on a pod's own disk are lost "
+        "with the pod",
         where=where,
         evidence=(_OWN_FOLDER,),
         remedy=_KEEP_THEM,
