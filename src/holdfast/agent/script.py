@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.agent.program import program
+from holdfast.host.files import open_plain
 
 MAX_BYTES = 1 << 20
 """No script that somebody wrote is longer."""
@@ -25,9 +26,7 @@ def tree(argv: Sequence[str], cwd: Path, *words: bytes) -> ast.Module | None:
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise OSError(f"{path} is no file")
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         source = file.read(MAX_BYTES + 1)
     if len(source) > MAX_BYTES:
         raise ValueError(f"{path} is longer than {MAX_BYTES} bytes")

@@ -6,6 +6,7 @@ Readers here return what a plain file holds, or raise `OSError`, and never wait.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -46,16 +47,25 @@ def private(path: str, flags: int) -> int:
 def plain(path: str, flags: int) -> int:
     """For `open(..., opener=plain)`: a private file, and `UnexpectedFile` where something else than a file is there."""
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)  # a FIFO without a reader or writer is not waited for
+        with contextlib.suppress(FileNotFoundError):  # it may be one to make
+            _refuse_irregular(path, os.stat(path))  # before it is opened: to open a device may do something
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)  # nothing is waited for
     except OSError as error:
-        if what := _REFUSED.get(error.errno or 0):
+        if (what := _REFUSED.get(error.errno or 0)) and not isinstance(error, UnexpectedFile):
             raise UnexpectedFile(error.errno, f"it is {what}, not a file", path) from None
         raise
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind == stat.S_IFREG:
-        return descriptor
-    os.close(descriptor)
-    raise UnexpectedFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", path)
+    try:
+        _refuse_irregular(path, os.fstat(descriptor))  # it may have been exchanged meanwhile
+    except UnexpectedFile:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_irregular(path: str, found: os.stat_result) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        raise UnexpectedFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", path)
 
 
 def open_plain(path: Path) -> BinaryIO:

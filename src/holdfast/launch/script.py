@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from holdfast.findings import Finding
+from holdfast.host.files import open_plain
 from holdfast.job.launchers import find_launcher
 from holdfast.job.rules import launcher_for_every_rank, launcher_per_rank
 from holdfast.job.source import shown
@@ -56,9 +56,7 @@ def _script(job: Job, workdir: Path) -> tuple[str, str]:
 def _read(path: Path) -> str:
     """The beginning of a regular file; nothing of anything else."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return ""
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return file.read(MAX_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return ""

@@ -23,8 +23,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from holdfast.errors import ExitCode, failure
+from holdfast.host.files import UnexpectedFile
 from holdfast.train import seal
-from holdfast.train.regular import NotRegularError, is_damage, open_regular
+from holdfast.train.regular import is_damage, open_regular
 from holdfast.train.retention import Retention
 from holdfast.train.seal import Seal
 from holdfast.train.tenure import Writer, in_use, superseded
@@ -142,7 +143,7 @@ class Store:
     def fetch(self, folder: str, name: str, into: Path) -> None:
         """Copy one file here; there is nothing of that name until it is whole, and nothing where the store has none."""
         fresh = into / f"{name}.new"
-        with suppress(FileNotFoundError, NotRegularError):
+        with suppress(FileNotFoundError, UnexpectedFile):
             self._refuse_irregular(self._at(folder, name))
             self._fs.get_file(self._at(folder, name), str(fresh))
             fresh.rename(into / name)

@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
+from holdfast.host.files import UnexpectedFile
 from holdfast.train.ranks import Ranks
-from holdfast.train.regular import NotRegularError, open_regular
+from holdfast.train.regular import open_regular
 from holdfast.train.seal import FileSum
 
 INDEX = ".metadata"
@@ -119,7 +120,7 @@ class _Checked:
             try:
                 with suppress(FileNotFoundError):  # `damage` says so, with what it was sealed as
                     open_regular(self.place.folder / name).close()
-            except NotRegularError as error:
+            except UnexpectedFile as error:
                 return f"{name}: {error}"
         return None
 

@@ -1,7 +1,7 @@
 """Which folders of the shared volume a node's pod mounts, and the init container that makes them.
 
-The volume holds the folders of all runs, so no container of ranks mounts it whole: a program of one run must not read, or
-change, what another run or a controller keeps there.
+The volume holds the folders of all runs, so no container of ranks mounts it whole: a program of one run must not read,
+or change, what another run or a controller keeps there.
 """
 
 from __future__ import annotations
