@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -65,6 +66,10 @@ NUMBERINGS: Mapping[Workload, Numbering] = {
 PYTHON = "python"
 """The image's own."""
 LOOK_AGAIN_S = 1.0
+LOOK_SELDOM_S = 10.0
+"""Longest time between two looks at the gang's object while nothing changes."""
+ASK_PAUSE_S = 0.2
+"""Least time between two requests for the gang's object: what happens to pods meanwhile is judged by one answer."""
 END_S = 60.0
 """Longest that pods whose agents were told to leave may take."""
 
@@ -89,6 +94,8 @@ class KubernetesBackend:
         self._cluster = cluster or Cluster()
         self._lives = known(read_events(folder.events)) if folder.events.exists() else Lives()
         self._seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._asked_at = -ASK_PAUSE_S
+        """Monotonic seconds at which the gang's object was last asked for."""
         self._looked = asyncio.Event()
         self._empty = asyncio.Event()
         """Whether no pod of a node is left that does not leave."""
@@ -168,7 +175,7 @@ class KubernetesBackend:
         while True:
             all_of_them = True
             try:
-                async for known in self._cluster.pods(selector):
+                async for known in batches(self._cluster.pods(selector)):
                     pods = [pod for each in known if (pod := as_pod(each, self._numbering))]
                     if all_of_them or self._lives.belied(pods):
                         await self._ask_gang()
@@ -184,13 +191,21 @@ class KubernetesBackend:
 
     async def _look_at_gang(self) -> None:
         """Keep up with whether the gang is suspended, as long as nodes are missing or leave."""
+        pause_s, before = LOOK_AGAIN_S, self._lives
         while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(pause_s)
             lives = self._lives
+            pause_s = min(LOOK_SELDOM_S, 2 * pause_s) if lives == before else LOOK_AGAIN_S
             if lives.wanted or lives.suspended or any(pod.leaving for pod in lives.pods.values()):
                 await self._ask_gang()
+            else:
+                pause_s = LOOK_AGAIN_S
+            before = lives
 
     async def _ask_gang(self) -> None:
+        """Ask whether the gang is suspended now. It changes before its pods do, so no older answer will do."""
+        await asyncio.sleep(self._asked_at + ASK_PAUSE_S - time.monotonic())
+        self._asked_at = time.monotonic()
         try:
             gang = await self._cluster.read(f"{GANGS[self._workload].path}/{self._run}")
         except ClusterError:
@@ -217,6 +232,36 @@ class KubernetesBackend:
             except Unanswered as error:
                 log.warning("%s cannot be removed yet: %s", path, error)
                 await asyncio.sleep(LOOK_AGAIN_S)
+
+
+async def batches(
+    source: AsyncIterator[Sequence[Mapping[str, Any]]],
+) -> AsyncGenerator[Sequence[Mapping[str, Any]]]:
+    """What a source has yielded while the batch before was worked on, in its order."""
+    came, news = list[Sequence[Mapping[str, Any]]](), asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async for each in source:
+                came.append(each)
+                news.set()
+        finally:
+            news.set()
+
+    reading = asyncio.ensure_future(read())
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            while came:
+                batch = [one for each in came for one in each]
+                came.clear()
+                yield batch
+            if reading.done():
+                reading.result()
+                return
+    finally:
+        reading.cancel()
 
 
 def _suspended(gang: Mapping[str, Any]) -> str:
