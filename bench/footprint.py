@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from holdfast.folder import RunFolder
 from holdfast.host.processes import all_pids
+from holdfast.launch.local import sockets
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -104,7 +104,7 @@ def processes_of(run: RunFolder) -> list[int]:
 
 def socket_folders(run: RunFolder) -> list[Path]:
     """Folders for ranks' sockets that a run has at the moment."""
-    return list(Path(tempfile.gettempdir()).glob(f"holdfast-{run.run.rpartition('-')[2]}-*"))
+    return [folder for node in run.nodes.glob("node*") for folder in sockets.existing(node)]
 
 
 def _holdfast_processes(run: RunFolder) -> Iterator[tuple[str, int]]:

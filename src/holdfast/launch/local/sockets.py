@@ -61,6 +61,11 @@ def remove(node_folder: Path) -> None:
         link.unlink(missing_ok=True)
 
 
+def existing(node_folder: Path) -> list[Path]:
+    """Every folder for sockets of a node that is there, also one that nothing links to any more."""
+    return [folder for parent in dict.fromkeys(_parents()) for folder in parent.glob(f"{_beginning(node_folder)}*")]
+
+
 def _beginning(node_folder: Path) -> str:
     """Of the names of a node's folders: a copy of a run's folder has another, and leaves those of the run alone."""
     of = f"{node_folder.parent.parent.name}/{node_folder.name}"
