@@ -22,6 +22,7 @@ from holdfast.host.processes import (
     send,
     started_at,
     state_letter,
+    this_machine,
 )
 
 # Says the pid of a daemon: a grandchild in a session of its own, whose parent has gone by the time it is said.
@@ -128,3 +129,7 @@ def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.Monkey
     finally:
         process.kill()
         process.wait()
+
+
+def test_machine_is_named_by_its_boot_too() -> None:
+    assert len(this_machine()["boot"]) == len("08fa787f-9c46-40fb-9f0a-3e7152f32723")

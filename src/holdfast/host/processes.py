@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.host.files import read_line, read_object
+from holdfast.host.files import read_object
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -56,7 +56,7 @@ def recorded(record: Path) -> ProcessId | None:
 def this_machine() -> dict[str, str]:
     """Names the machine whose processes are seen here, by `hostname` and `boot`; the latter may be empty."""
     try:
-        boot = read_line(Path("/proc/sys/kernel/random/boot_id"))
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = ""
     return {"hostname": socket.gethostname(), "boot": boot}
