@@ -211,9 +211,9 @@ def play(folder: Path, sockets: Path, scene: Callable[[Bench], Awaitable[None]])
     asyncio.run(whole())
 
 
-def until_stopped(pid: int) -> None:
-    """Wait until a process has stopped itself."""
-    until(lambda: state_letter(pid) == "T")
+def until_state(pid: int, letter: str) -> None:
+    """Wait for a process's state: "T" once it has stopped itself, "S" once it sleeps."""
+    until(lambda: state_letter(pid) == letter)
 
 
 def until_marked(root: int, rank: str) -> int:
@@ -907,7 +907,7 @@ def test_ranks_that_have_yet_to_speak_are_told_when_they_are_looked_at_and_once(
         team = bench.team(speaker("stay", greeting), shell("sleep 600"), shell("kill -STOP $$"), deadline_s=600.0)
         await team.start()
         await bench.until(CheckpointCommitted)
-        await asyncio.to_thread(until_stopped, bench.all(RanksStarted)[0].ranks[2].pid)
+        await asyncio.to_thread(until_state, bench.all(RanksStarted)[0].ranks[2].pid, "T")
         team.look(everyone=False)
         team.look(everyone=False)
         await bench.until(RankHung, 2)
@@ -931,8 +931,10 @@ def test_silent_rank_under_a_launcher_is_known_by_its_own_process(tmp_path: Path
         await heard(pipe)
         own = team.processes[0].pid
         stopped = await asyncio.to_thread(until_marked, own, "1")
-        await asyncio.to_thread(until_stopped, stopped)
-        assert team.processes[0].pids() == {0: own, 1: stopped, 2: await asyncio.to_thread(until_marked, own, "2")}
+        sleeper = await asyncio.to_thread(until_marked, own, "2")
+        for pid, letter in ((own, "S"), (stopped, "T"), (sleeper, "S")):
+            await asyncio.to_thread(until_state, pid, letter)
+        assert team.processes[0].pids() == {0: own, 1: stopped, 2: sleeper}
         team.look(everyone=False)
         await bench.until(RankHung, 3)
         assert {one.rank: one.process_state for one in bench.all(RankHung)} == {0: "S", 1: "T", 2: "S"}

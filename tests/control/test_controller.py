@@ -288,7 +288,11 @@ Scene = Callable[[Desk], None]
 
 def run(path: Path, scene: Scene) -> None:
     async def play() -> None:
-        scene(Desk(path / "events.jsonl"))
+        desk = Desk(path / "events.jsonl")
+        try:
+            scene(desk)
+        finally:
+            desk._writer.close()
 
     asyncio.run(play())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from io import FileIO
 
 from holdfast.agent.warmth import Slot
 
@@ -22,8 +23,8 @@ class Handed:
     """The pieces of one node, made when a slot's rank is started first."""
 
     def __init__(self) -> None:
-        self._handover: dict[Slot, int] = {}
-        self._copies: dict[Slot, tuple[int, ...]] = {}
+        self._handover: dict[Slot, FileIO] = {}
+        self._copies: dict[Slot, tuple[FileIO, ...]] = {}
 
     def variables(self, slot: Slot, *, copies: bool) -> dict[str, str]:
         """How the ranks of a slot find theirs, one after the other; nothing while no file can be opened."""
@@ -34,7 +35,7 @@ class Handed:
                 self._copies[slot] = tuple(_piece("copy") for _ in range(COPIES))
         except OSError as error:
             log.error("no memory to leave state in: %s", error)
-        found: dict[str, tuple[int, ...]] = {}
+        found: dict[str, tuple[FileIO, ...]] = {}
         if slot in self._handover:
             found["HOLDFAST_HANDOVER"] = (self._handover[slot],)
         if copies and slot in self._copies:
@@ -45,12 +46,12 @@ class Handed:
         """Give back what a replica's ranks have handed over: nobody goes back to it."""
         for slot, piece in self._handover.items():
             if slot[0] == replica:
-                os.ftruncate(piece, 0)
+                piece.truncate(0)
 
 
-def _piece(what: str) -> int:
-    return os.memfd_create(f"holdfast-{what}", os.MFD_CLOEXEC)
+def _piece(what: str) -> FileIO:
+    return FileIO(os.memfd_create(f"holdfast-{what}", os.MFD_CLOEXEC), "r+")
 
 
-def _path(piece: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{piece}"
+def _path(piece: FileIO) -> str:
+    return f"/proc/{os.getpid()}/fd/{piece.fileno()}"
