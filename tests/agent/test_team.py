@@ -907,7 +907,8 @@ def test_ranks_that_have_yet_to_speak_are_told_when_they_are_looked_at_and_once(
         team = bench.team(speaker("stay", greeting), shell("sleep 600"), shell("kill -STOP $$"), deadline_s=600.0)
         await team.start()
         await bench.until(CheckpointCommitted)
-        await asyncio.to_thread(until_state, bench.all(RanksStarted)[0].ranks[2].pid, "T")
+        for rank, letter in ((1, "S"), (2, "T")):
+            await asyncio.to_thread(until_state, bench.all(RanksStarted)[0].ranks[rank].pid, letter)
         team.look(everyone=False)
         team.look(everyone=False)
         await bench.until(RankHung, 2)
