@@ -26,6 +26,7 @@ from holdfast.agent.allowance import CHECKPOINTS, FINDINGS
 from holdfast.agent.handed import Handed
 from holdfast.agent.port import HeldPort
 from holdfast.agent.retention import Retention
+from holdfast.agent.sources import Sources
 from holdfast.agent.stacks import Stacks
 from holdfast.agent.storehost import StoreHost
 from holdfast.agent.team import Team
@@ -90,6 +91,7 @@ class Bench:
         self.clock = Clock()
         self.said: list[AgentEvent | Progress] = []
         self.steps: list[tuple[int, int]] = []
+        self.sources = Sources()
         self.stopped: list[Team] = []
         self.codes: asyncio.Queue[Path | HoldfastError] = asyncio.Queue()
         """What comes of asking for code."""
@@ -142,6 +144,7 @@ class Bench:
             warmth=Warmth(self.folder, self.found, lambda replica, ranks: None),
             handed=Handed(),
             stores=StoreHost(),
+            sources=self.sources,
             say=self.say,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,
@@ -412,6 +415,21 @@ def test_order_to_stop_before_anything_was_started_starts_nothing(tmp_path: Path
         assert isinstance(stopped, RanksStopped)
         assert stopped.port != before
         assert not bench.log(0).exists()
+
+    play(tmp_path, sockets, scene)
+
+
+def test_script_in_place_that_was_edited_is_reported_when_an_attempt_starts_it(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        script = tmp_path / "train.py"
+        for attempt in range(2):
+            script.write_text(f"print({attempt:0{attempt + 1}})")
+            await bench.team([sys.executable, str(script)], attempt=attempt).start()
+            await bench.until(RanksStopped)
+            await bench.sources.compare(0, attempt, [])  # once what the start began is over
+        finding = (await bench.until(FindingRaised)).finding
+        assert finding.code == "code-edited"
+        assert "after attempt 0 started; attempt 1 runs the edited file" in finding.what
 
     play(tmp_path, sockets, scene)
 

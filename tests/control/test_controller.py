@@ -324,6 +324,8 @@ def test_what_many_nodes_only_let_know_is_told_once_and_a_warning_each_time(tmp_
             for severity in (Severity.INFO, Severity.WARNING):
                 finding = Finding(code="a", what="b", severity=severity, where=f"rank {agent.node}")
                 agent.put(FindingRaised(at=1.0, finding=finding))
+            edited = Finding(code="code-edited", what="c", severity=Severity.WARNING, where="train.py")
+            agent.put(FindingRaised(at=1.0, finding=edited))
             agent.speak(desk.controller)
             assert agent.outbox == {}
             desk.die()
@@ -331,7 +333,7 @@ def test_what_many_nodes_only_let_know_is_told_once_and_a_warning_each_time(tmp_
                 each.join(desk.controller)
         told = [event.finding for event in desk.events(FindingRaised) if isinstance(event, FindingRaised)]
         assert [each.where for each in told if each.severity is Severity.INFO] == ["rank 0"]
-        assert [each.where for each in told if each.severity is Severity.WARNING] == ["rank 0", "rank 1"]
+        assert [each.where for each in told if each.severity is Severity.WARNING] == ["rank 0", "train.py", "rank 1"]
 
     run(tmp_path, scene)
 

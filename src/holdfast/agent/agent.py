@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import socket
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from holdfast.agent.link import Link, Refused
 from holdfast.agent.port import HeldPort
 from holdfast.agent.pressure import watch as watch_memory
 from holdfast.agent.retention import Retention
+from holdfast.agent.sources import Sources
 from holdfast.agent.standby import get_ready
 from holdfast.agent.storehost import StoreHost
 from holdfast.agent.team import Team
@@ -136,6 +138,8 @@ class Agent:
         self._warmth = Warmth(settings.folder, self._found, self._warmed)
         self._handed = Handed()
         self._stores = StoreHost()
+        self._sources: defaultdict[int, Sources] = defaultdict(Sources)
+        """By replica."""
         self._teams: dict[int, Team] = {}
         self._attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
@@ -357,6 +361,7 @@ class Agent:
             warmth=self._warmth,
             handed=self._handed,
             stores=self._stores,
+            sources=self._sources[order.replica],
             say=self._say,
             on_step=self._drills.step_passed,
             on_stopped=self._stopped,

@@ -33,6 +33,7 @@ from holdfast.agent.rank import Ended, Fork, RankProcess
 from holdfast.agent.readiness import Readiness
 from holdfast.agent.retention import Retention
 from holdfast.agent.sockets import Sockets, no_channel
+from holdfast.agent.sources import Sources
 from holdfast.agent.storehost import StoreHost, hosts
 from holdfast.agent.vigil import Pulse, Vigil
 from holdfast.agent.warmth import Slot, Warmth
@@ -119,6 +120,7 @@ class Team:
         warmth: Warmth,
         handed: Handed,
         stores: StoreHost,
+        sources: Sources,
         say: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[Team], None],
@@ -138,6 +140,8 @@ class Team:
         self._warmth = warmth
         self._handed = handed
         self._stores = stores
+        self._sources = sources
+        self._comparing: asyncio.Task[None] | None = None
         self._hosting: asyncio.Task[None] | None = None
         self._meeting: Meeting | None = None
         self._meeting_watch: asyncio.Task[None] | None = None
@@ -205,6 +209,8 @@ class Team:
             slot: process.wanted(code, self._handed.variables(slot, copies=process.copies), group=self._leftovers.group)
             for slot, process in slots.items()
         }
+        if not self._order.code:
+            self._comparing = asyncio.ensure_future(self._compare_sources([*self._programs.values()]))
         self._host_store()
         for process, (slot, wanted) in zip(self.processes, self._programs.items(), strict=True):
             if self._echo is not None:
@@ -226,6 +232,11 @@ class Team:
         self._vigil.begin()
         self._watch_meeting()
         self._warm_up(SPEECHLESS_S)
+
+    async def _compare_sources(self, programs: Sequence[Wanted]) -> None:
+        """Warn of code in place that is not what the attempt before was started with; beside the ranks' start."""
+        if finding := await self._sources.compare(self.replica, self.attempt, programs):
+            self._found(finding)
 
     def _host_store(self) -> None:
         """Host the store that the replica's ranks meet at, where rank 0 is here and is not to; beside their start."""

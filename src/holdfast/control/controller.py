@@ -701,9 +701,15 @@ def _leave_to_another() -> NoReturn:
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
 
 
+_OF_EVERY_NODE = frozenset({"code-edited"})
+"""Warnings that all nodes raise alike, since they read the same files."""
+
+
 def _tiding(event: AnyEvent) -> Finding | None:
     """What an event only lets know, without where: many nodes find the same, and once is enough for who reads it."""
-    if isinstance(event, FindingRaised) and event.finding.severity is Severity.INFO:
+    if not isinstance(event, FindingRaised):
+        return None
+    if event.finding.severity is Severity.INFO or event.finding.code in _OF_EVERY_NODE:
         return msgspec.structs.replace(event.finding, where="")
     return None
 

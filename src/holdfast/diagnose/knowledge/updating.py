@@ -13,6 +13,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Write now, restart, or a number of seconds.",
     ),
     (
+        "code-edited",
+        "Files of a program that runs in place were edited while it ran, and a restart started the edited ones.",
+        "The evidence lists the files, their sizes then and now, and when they changed; `git diff` shows what changed.",
+        "Nothing, if you meant it. Else put the files back and `holdfast update`, or ship code with `code: shipped`.",
+    ),
+    (
         "code-in-place",
         "An update named a folder of code, and this run's ranks run in place: there is no copy that could be another.",
         "`holdfast profile`: `code: shipped` ships copies.",

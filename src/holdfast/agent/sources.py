@@ -1,0 +1,208 @@
+"""Detects files of a program that were edited between two attempts.
+
+Read are the files that a command names, those that a shell script among them names, and the modules next to a Python
+script that it imports. Installed packages are not read.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.agent.held import Wanted
+from holdfast.agent.program import program
+from holdfast.agent.script import MAX_BYTES
+from holdfast.findings import Finding, Severity, of_replica
+from holdfast.host.files import open_plain
+
+MOST_FILES = 100
+"""Files that are compared of one program; about 5 ms each when an attempt first meets them, 0.1 ms later."""
+
+SHOWN = 8
+"""Files that a finding lists."""
+
+_NAME = re.compile(r"[^\s\"'=;|&<>()]+\.(?:py|sh|yaml|yml|toml)(?![\w.])")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+_Lead = tuple[Path, tuple[Path, ...]]
+"""A file that may exist, and the folders in which the modules are that it imports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A file as it was when an attempt started."""
+
+    attempt: int
+    identity: tuple[int, int, int]
+    """Inode, size and time of the last write: who has these again has the same content."""
+    size: int
+    changed_at: float
+    """Unix seconds of the last change of the inode; a file copied over it may have any time of its last write."""
+    digest: bytes
+    leads_to: tuple[_Lead, ...]
+    """Files that it names or imports, as far as they may exist."""
+
+
+class Sources:
+    """The files of one replica's program, as each attempt on this node found them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, _File] = {}
+        self._turn = asyncio.Lock()
+
+    async def compare(self, replica: int, attempt: int, programs: Sequence[Wanted]) -> Finding | None:
+        """Note the files that an attempt starts with; what there is to say of those that the last one had otherwise."""
+        async with self._turn:
+            found = await asyncio.to_thread(_survey, programs, attempt, self._known)
+            former = {path: self._known[path] for path in found if path in self._known}
+            self._known |= found
+        edited = {path: file for path, file in found.items() if path in former and former[path].digest != file.digest}
+        return _edited(replica, attempt, edited, former, programs[0].cwd) if edited else None
+
+
+def _edited(
+    replica: int, attempt: int, edited: Mapping[Path, _File], former: Mapping[Path, _File], cwd: Path
+) -> Finding:
+    names = {path: str(path.relative_to(cwd) if path.is_relative_to(cwd) else path) for path in edited}
+    last = max(edited, key=lambda path: edited[path].changed_at)
+    others = len(edited) - 1
+    were = f"and {others} other file{'s' if others > 1 else ''} were" if others else "was"
+    at = time.strftime("%H:%M:%S", time.localtime(edited[last].changed_at))
+    since = f"attempt {max(former[path].attempt for path in edited)}{of_replica(replica)}"
+    listed = sorted(edited, key=lambda path: -edited[path].changed_at)
+    evidence = [f"{names[path]}: {_change(former[path], edited[path])}" for path in listed[:SHOWN]]
+    return Finding(
+        code="code-edited",
+        severity=Severity.WARNING,
+        what=f"{names[last]} {were} edited{', the last time' if others else ''} at {at}, after {since} started; "
+        f"attempt {attempt} runs the edited file{'s' if others else ''}",
+        where=str(last),
+        evidence=(*evidence, *([f"and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else [])),
+        remedy="Nothing, if you meant it. If not, put the file back: `holdfast update` restarts the ranks with what is "
+        "there. With `code: shipped` in its profile a run has its own copy of the code, and only `holdfast update` "
+        "changes it.",
+    )
+
+
+def _change(before: _File, now: _File) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.changed_at))
+    return f"{before.size:,} -> {now.size:,} bytes, changed at {at}"
+
+
+def _survey(programs: Sequence[Wanted], attempt: int, known: Mapping[Path, _File]) -> dict[Path, _File]:
+    """The files of these programs as they are now; one that has not changed since it was read is not read again."""
+    found: dict[Path, _File] = {}
+    seen: set[Path] = set()
+    for each in {(each.argv, each.cwd): each for each in programs}.values():
+        waiting = deque(_named(each))
+        while waiting and len(found) < MOST_FILES:
+            path, roots = waiting.popleft()
+            if path in seen:
+                continue
+            seen.add(path)
+            file = _look(path, each, roots, known.get(path))
+            if file is not None:
+                found[path] = replace(file, attempt=attempt)
+                waiting.extend(file.leads_to)
+    return found
+
+
+def _named(wanted: Wanted) -> Iterator[_Lead]:
+    """Files that a command names."""
+    found = program(wanted.argv)
+    if isinstance(found, str):
+        if "/" in wanted.argv[0]:
+            yield _script(wanted, wanted.argv[0])
+    elif found.kind == "script":
+        yield _script(wanted, found.text)
+    elif found.kind == "module":
+        yield from _modules(f"{found.text}.__main__", _roots(wanted, wanted.cwd))
+    else:
+        yield from _imported(found.text, wanted.cwd, _roots(wanted, wanted.cwd))
+    for word in wanted.argv:
+        for name in dict.fromkeys((word.rpartition("=")[2], *_NAME.findall(word))):
+            if _NAME.search(name):
+                yield _script(wanted, name)
+
+
+def _script(wanted: Wanted, name: str) -> _Lead:
+    """A file that is named: Python finds the modules that it imports next to it."""
+    path = Path(os.path.normpath(wanted.cwd / name))
+    return path, _roots(wanted, path.resolve().parent)
+
+
+def _roots(wanted: Wanted, first: Path) -> tuple[Path, ...]:
+    """Folders that a program's own modules are found in."""
+    search = [wanted.cwd / path for path in wanted.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return (first, *(path for path in search if not _INSTALLED & {*path.parts}))
+
+
+def _look(path: Path, wanted: Wanted, roots: tuple[Path, ...], known: _File | None) -> _File | None:
+    """A source file; None for what is not there, is no plain file, or is longer than any source."""
+    try:
+        state = path.stat()
+        identity = (state.st_ino, state.st_size, state.st_mtime_ns)
+        if known is not None and known.identity == identity:
+            return known
+        if state.st_size > MAX_BYTES:
+            return None
+        with open_plain(path) as file:
+            content = file.read(MAX_BYTES)
+    except (OSError, ValueError):
+        return None
+    script = content.startswith(b"#!") and b"python" not in content[:100].splitlines()[0]
+    if path.suffix == ".sh" or (script and path.suffix != ".py"):
+        names = dict.fromkeys(_NAME.findall(content.decode(errors="replace")))
+        leads_to = tuple(_script(wanted, name) for name in names)
+    elif path.suffix in ("", ".py"):
+        leads_to = tuple(dict.fromkeys(_imported(content, path.parent, roots)))
+    else:
+        leads_to = ()
+    return _File(
+        attempt=-1,
+        identity=identity,
+        size=state.st_size,
+        changed_at=state.st_ctime,
+        digest=hashlib.sha256(content).digest(),
+        leads_to=leads_to,
+    )
+
+
+def _imported(source: bytes | str, folder: Path, roots: tuple[Path, ...]) -> Iterator[_Lead]:
+    """Where the modules would be that a text imports."""
+    try:
+        tree = ast.parse(source)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                for name in names:
+                    yield from _modules(name.name, roots)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                within = (folder, *folder.parents)[level - 1 : level] if level else roots
+                for name in names:
+                    for path, _ in _modules(f"{module}.{name.name}" if module else name.name, within):
+                        yield path, roots
+            case _:
+                pass
+
+
+def _modules(name: str, roots: tuple[Path, ...]) -> Iterator[_Lead]:
+    """Where a module, and the packages around it, may be."""
+    for root in roots:
+        place = root
+        for part in name.split("."):
+            yield place / f"{part}.py", roots
+            place /= part
+            if not place.is_dir():
+                break
+            yield place / "__init__.py", roots
