@@ -92,6 +92,11 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def mount_read_only(folder: Path) -> None:
+    """Make a small disk read-only."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+
 def fill(folder: Path) -> Path:
     """A file that takes whatever space is left."""
     ballast = folder / "ballast"

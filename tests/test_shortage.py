@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.conftest import SmallDisk, fill
+from tests.conftest import SmallDisk, fill, mount_read_only
 
 from holdfast.findings import Severity
-from holdfast.shortage import SHORTAGES, finding_of, holding_up, lacking, shortage_in, shortage_of
+from holdfast.shortage import SHORTAGES, finding_of, holding_up, lacking, room_in, shortage_in, shortage_of
 
 
 @pytest.mark.parametrize("number", SHORTAGES)
@@ -39,6 +39,42 @@ def test_full_disk_is_named_with_its_room(small_disk: SmallDisk) -> None:
     finding = holding_up(refusal, "it waits", disk)
     assert finding.code == "disk-full"
     assert finding.evidence[-1].startswith(f"tmpfs on {disk}: 0 of 131,072 bytes free")
+
+
+@pytest.mark.root
+def test_read_only_mount_is_named_with_its_device_and_kind(small_disk: SmallDisk) -> None:
+    disk = small_disk(128 << 10)
+    mount_read_only(disk)
+    refusal = lacking(disk / "out" / "ckpt")
+    assert refusal is not None
+    assert finding_of(refusal, "nothing was saved", disk / "out").evidence[-1] == (
+        f"{disk} is mounted read-only (tmpfs, none)"
+    )
+
+
+@pytest.mark.root
+def test_disk_is_the_one_of_the_path_among_a_programs_words(small_disk: SmallDisk, tmp_path: Path) -> None:
+    full, read_only = small_disk(128 << 10), small_disk(128 << 10)
+    fill(full)
+    mount_read_only(read_only)
+    said, log = (f"{read_only} is mounted read-only (tmpfs, none)",), tmp_path / "rank-0.log"
+    for words in (
+        f"OSError: [Errno 30] Read-only file system: '{read_only}/out/ckpt'",
+        f"OSError: [Errno 30] Read-only file system: '{tmp_path}/a b' -> '{read_only}/ckpt'",
+        "OSError: [Errno 30] Read-only file system: 'disk1/ckpt'",
+        f"cp: cannot create ‘{read_only}/ckpt’: Read-only file system",
+        f"panic: open {read_only}/ckpt: Read-only file system",
+    ):
+        assert room_in(words, tmp_path, log) == said
+    assert room_in("what(): open failed: Read-only file system", read_only, log) == said
+    assert room_in("what(): open failed: Read-only file system", tmp_path, log) == ()
+    (line,) = room_in(f"OSError: [Errno 28] No space left on device: '{full}/ckpt'", tmp_path, log)
+    assert line.startswith(f"tmpfs on {full}: 0 of")
+    (line,) = room_in("OSError: [Errno 28] No space left on device", tmp_path, full / "rank-0.log")
+    assert line.startswith(f"tmpfs on {full}: 0 of")
+    assert room_in(f"OSError: [Errno 24] Too many open files: '{full}/a'", tmp_path, log) == ()
+    assert room_in(f"ValueError: '{full}'", tmp_path, log) == ()
+    assert room_in(f"OSError: [Errno 30] Read-only file system: '{'x' * 5000}'", tmp_path, log) == ()
 
 
 def test_finding_names_the_nearest_folder_that_exists(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ checkpoint is given up (train/checkpoint.py), a rank's end is judged (control/po
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -19,6 +20,12 @@ from holdfast.findings import Fault, Finding, Severity
 
 _LITTLE_BYTES = 64 << 10
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
+# OSError: [Errno 30] Read-only file system: 'out/step 1' -> '/data/ckpt'
+# mkdir: cannot create directory ‘/data/ckpt’: Read-only file system
+# RuntimeError: Parent directory /data/ckpt does not exist.
+_PATH = re.compile(r"""['"‘]([^'"’]+)['"’]|(?<![\w.'"‘])(/[^\s'"’:,;()]+)""")
+_BY_ITSELF = "emergency_ro"
+"""Option of an ext4 that has made itself read-only after an error, as Linux 6.15 and later show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +41,11 @@ class Shortage:
     """What mends it; who says so adds what comes of what wanted it."""
 
 
-_OVER_WITH_ROOM = frozenset({"disk-full", "read-only-file-system", "disk-error"})
+_OF_DISKS = frozenset({"disk-full", "read-only-file-system", "disk-error"})
 _FULL = "Free some space there, or point the job at another file system."
-_WRITABLE = "Make it writable again: look at `mount` and at the kernel's log."
+_WRITABLE = (
+    "Mount it read-write, or write elsewhere. If it became read-only by itself, the kernel's log says why: `dmesg`."
+)
 _FILES = "Raise the limit on open files (`ulimit -n`, LimitNOFILE=), or find what holds so many (`ls /proc/PID/fd`)."
 
 SHORTAGES: Mapping[int, Shortage] = {
@@ -135,22 +144,44 @@ def lacking(path: Path) -> OSError | None:
 
 def settled(known: Finding, room: Finding) -> Finding:
     """What was said of a refusal, once `room` has said that it is over there."""
-    if room.code != "disk-has-room" or known.where != room.where or known.code not in _OVER_WITH_ROOM:
+    if room.code != "disk-has-room" or known.where != room.where or known.code not in _OF_DISKS:
         return known
     return msgspec.structs.replace(known, what=f"{known.what}; {room.what}", severity=Severity.INFO, remedy="")
 
 
 def room(path: Path) -> tuple[str, ...]:
-    """How much room the file system of a path has, as a line of evidence; nothing where it cannot be told."""
+    """How much room the file system of a path has, or that it is read-only, as a line of evidence.
+
+    Nothing where it cannot be told.
+    """
     nearest = _nearest(path)
     try:
         size, disk = os.statvfs(nearest), _mount_of(nearest)
     except OSError:
         return ()
+    if _read_only(size, nearest):
+        how = "became read-only after an error" if _BY_ITSELF in disk.options else "is mounted read-only"
+        return (f"{disk.point} {how} ({disk.kind}, {disk.device})",)
     free, whole = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
     files = f", {size.f_favail:,} of {size.f_files:,} files" if size.f_files else ""
-    only = ", read-only" if _read_only(size, nearest) else ""
-    return (f"{disk.kind} on {disk.point}: {free:,} of {whole:,} bytes free{files}{only}",)
+    return (f"{disk.kind} on {disk.point}: {free:,} of {whole:,} bytes free{files}",)
+
+
+def room_in(words: str, folder: Path, log: Path) -> tuple[str, ...]:
+    """The same of the file system that a program's own words on a full or read-only disk are about.
+
+    That is the one of a path among the words, relative to `folder`, or of the `log` that they were written to. Only a
+    file system that is read-only explains that something could not write to a read-only one.
+    """
+    row = shortage_in(words)
+    if row is None or row.code not in _OF_DISKS:
+        return ()
+    paths = [folder / name for match in _PATH.finditer(words) for name in match.groups() if name]
+    for path in (*paths, folder, log):
+        with contextlib.suppress(OSError, ValueError):  # such as for a name that is too long
+            if (refusal := lacking(path)) is not None and shortage_of(refusal) is row:
+                return room(path)
+    return () if row is SHORTAGES[errno.EROFS] else room(paths[0] if paths else log)
 
 
 def _nearest(path: Path) -> Path:
@@ -163,7 +194,7 @@ def _read_only(size: os.statvfs_result, path: Path) -> bool:
     if size.f_flag & os.ST_RDONLY:
         return True
     try:
-        return "emergency_ro" in _mount_of(path).options
+        return _BY_ITSELF in _mount_of(path).options
     except OSError:  # such as for want of a descriptor to look with
         return False
 
@@ -172,6 +203,8 @@ def _read_only(size: os.statvfs_result, path: Path) -> bool:
 class _Mount:
     point: Path
     kind: str
+    device: str
+    """Such as `/dev/sda1` or `server:/export`."""
     options: tuple[str, ...]
     """Of the file system, not of this mount."""
 
@@ -187,6 +220,10 @@ def _mounts() -> Iterator[_Mount]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     for line in reversed(lines):
         before, _, after = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
-        kind, _, options = after.split(maxsplit=2)
-        yield _Mount(point=Path(point), kind=kind, options=tuple(options.split(",")))
+        point = Path(_unescaped(before.split()[4]))
+        kind, device, options = after.split(maxsplit=2)
+        yield _Mount(point=point, kind=kind, device=_unescaped(device), options=tuple(options.split(",")))
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)

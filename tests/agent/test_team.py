@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from tests.agent.test_gpu import APPS, GPUS, answering, nvidia_smi
-from tests.conftest import SmallDisk, fill
+from tests.conftest import SmallDisk, fill, mount_read_only
 
 from holdfast.agent import meeting, vigil
 from holdfast.agent import team as team_module
@@ -582,6 +582,23 @@ def test_rank_whose_last_words_found_no_room_is_told_so(sockets: Path, small_dis
         assert f"tmpfs on {disk}: 0 of" in exited.evidence
 
     play(disk, sockets, scene)
+
+
+@pytest.mark.root
+def test_rank_that_writes_to_a_read_only_mount_has_that_as_its_evidence(
+    tmp_path: Path, sockets: Path, small_disk: SmallDisk
+) -> None:
+    disk = small_disk(256 << 10)
+    mount_read_only(disk)
+
+    async def scene(bench: Bench) -> None:
+        bench.cwd = str(tmp_path)
+        await bench.team([sys.executable, "-c", f"import os; os.mkdir({disk.name + '/ckpt'!r})"]).start()
+        exited = await bench.until(RankExited)
+        assert "Read-only file system" in exited.error
+        assert exited.evidence == f"{disk} is mounted read-only (tmpfs, none)"
+
+    play(tmp_path, sockets, scene)
 
 
 def test_steps_are_told_when_every_rank_of_the_node_has_passed_them(tmp_path: Path, sockets: Path) -> None:

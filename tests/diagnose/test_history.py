@@ -60,6 +60,15 @@ def test_last_decision_is_the_failure_with_its_rank_and_node() -> None:
     assert (failed.fact.rule.classes[0], failed.fact.who.node) == (Class.KILLED, "node1")
 
 
+def test_evidence_of_a_decision_is_what_is_shown_of_it_and_its_words_where_it_has_none() -> None:
+    evidence = ("OSError: [Errno 30] Read-only file system: '/data/a'", "/data is mounted read-only (nfs4, server:/x)")
+    finding = Finding(code="read-only-file-system", what="rank 1 ended", evidence=evidence)
+    fact = failure(STARTED, msgspec.structs.replace(KILLED, finding=finding)).fact
+    assert (fact.rule.code, fact.rule.classes[0]) == ("run-read-only-file-system", Class.STORAGE)
+    assert fact.text == "; ".join(evidence)
+    assert failure(STARTED, KILLED).fact.text == KILLED.finding.what
+
+
 @pytest.mark.parametrize(
     ("done", "taken"),
     [

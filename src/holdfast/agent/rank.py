@@ -26,7 +26,7 @@ from holdfast.events.orders import RankLaunch
 from holdfast.host.files import private
 from holdfast.host.limits import become_rank
 from holdfast.host.processes import descendants, marked, send
-from holdfast.shortage import lacking, room, shortage_in
+from holdfast.shortage import lacking, room_in
 
 LARGEST = 3
 """Arguments and variables that are named where they are too large together."""
@@ -65,6 +65,7 @@ class RankProcess:
         self.socket = socket
         """Where it reaches its agent."""
         self._witness: MemoryWitness | None = None
+        self._cwd = Path(launch.cwd)
         self.warm = False
         """Whether its imports were done before it was started."""
 
@@ -116,6 +117,7 @@ class RankProcess:
         not be started.
         """
         log = Path(self.launch.log)
+        self._cwd = wanted.cwd
         self._witness = before()
         try:
             log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,7 +129,7 @@ class RankProcess:
             descriptor = os.pidfd_open(pid)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
-            words, evidence = _with_shortage(f"{self.launch.argv[0]}: {error}", log)
+            words, evidence = self._with_shortage(f"{self.launch.argv[0]}: {error}")
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
                 evidence = _largest(wanted)
             ended = Ended(at=self._clock(), how=RankExit.NOT_STARTED, code=number, error=words, evidence=evidence)
@@ -220,7 +222,7 @@ class RankProcess:
             return Ended(at=at, how=how, code=abs(status), stopped=bool(self._stop_signals))
         error, place = last_error(Path(self.launch.log))
         if status > 0:
-            error, evidence = _with_shortage(error, Path(self.launch.log))
+            error, evidence = self._with_shortage(error)
             port = int(self.launch.env.get("MASTER_PORT", "0"))
             if port and (stranger := taken(error, port)):
                 return Ended(at=at, how=RankExit.PORT_TAKEN, code=status, error=error, evidence=stranger, log=place)
@@ -249,6 +251,13 @@ class RankProcess:
                 log=self.launch.log,
             )
         return replace(ended, code=words.code, evidence=evidence, culprit=words.rank)
+
+    def _with_shortage(self, error: str) -> tuple[str, str]:
+        """An error with the state of its disk, where it speaks of that; a full disk may hold no word of it."""
+        log = Path(self.launch.log)
+        if not error and (refusal := lacking(log)) is not None:
+            error = f"{log.name} could not be written: {refusal}"
+        return error, "; ".join(room_in(error, self._cwd, log))
 
     def _was_stopped(self, status: int) -> bool:
         """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
@@ -294,10 +303,3 @@ def _largest(wanted: Wanted) -> str:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST]
     named = ", ".join(f"{name}: {sizes[name]:,} bytes" for name in largest)
     return f"{sum(sizes.values()):,} bytes of arguments and environment; {named}"
-
-
-def _with_shortage(error: str, log: Path) -> tuple[str, str]:
-    """An error with the room its disk had, where it speaks of that; a log on a full disk may hold no word at all."""
-    if not error and (refusal := lacking(log)) is not None:
-        error = f"{log.name} could not be written: {refusal}"
-    return error, "; ".join(room(log)) if shortage_in(error) else ""

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import typer
 
@@ -21,6 +22,7 @@ from holdfast.events.log import UnsupportedFormat
 from holdfast.findings import Fault, Finding
 from holdfast.folder import runs_root
 from holdfast.host.files import UnexpectedFile
+from holdfast.shortage import room_in
 
 # The parser's words, which are pydantic's -> plain ones.
 _PLAIN_WORDS = (
@@ -83,7 +85,14 @@ def _explained(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
         case OSError(errno=number, filename=name) if number in _REFUSED_BY_THE_SYSTEM and name:
             what = f"the operating system refused: {error.strerror}"
             remedy = "See who may use it (`ls -ld`), and whether its disk has room and can be written (`df`)."
-            refused = Finding(code="system-refused", what=what, where=str(name), remedy=remedy, fault=Fault.CLUSTER)
+            refused = Finding(
+                code="system-refused",
+                what=what,
+                where=str(name),
+                evidence=room_in(str(error), Path(), Path()),
+                remedy=remedy,
+                fault=Fault.CLUSTER,
+            )
             return (refused,), ExitCode.IMPOSSIBLE
         case _:
             return (_internal(error),), ExitCode.INTERNAL

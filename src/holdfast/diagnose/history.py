@@ -146,7 +146,7 @@ def _fact(
     if drill is not None:
         rule = replace(rule, sure=Sureness.CERTAIN, remedy=(to_do(drill),))
         what = f"{what}; {words(drill)}"
-    text = "; ".join((what, *finding.evidence[:3]))
+    text = "; ".join(finding.evidence[:3]) or what
     values = {"what": what, "rank": "" if log_rank is None else str(log_rank)}
     return Fact(
         rule=rule, source=source, line=0, text=text, who=Who(rank=rank, node=node_of(finding)), at=at, values=values

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import SmallDisk, fill
+from tests.conftest import SmallDisk, fill, mount_read_only
 
 from holdfast.findings import Severity
 from holdfast.job.isolation import Isolation
@@ -71,9 +70,9 @@ def test_full_and_read_only_disks_are_found_before_anything_starts(
     assert codes(tmp_path, checkpoint=str(disk / "checkpoints")) == []
     fill(disk)
     assert codes(tmp_path, checkpoint=str(disk / "checkpoints")) == ["disk-full"]
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    mount_read_only(disk)
     monkeypatch.setenv("HOLDFAST_HOME", str(disk))
-    assert codes(tmp_path) == ["unwritable-folder"]
+    assert codes(tmp_path) == ["read-only-file-system"]
 
 
 def test_workdir_missing_or_a_file_refused(tmp_path: Path) -> None:

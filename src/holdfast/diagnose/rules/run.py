@@ -81,6 +81,17 @@ RULES: tuple[Rule, ...] = (
         source=_SOURCE,
     ),
     Rule(
+        code="run-read-only-file-system",
+        classes=(Class.STORAGE,),
+        sure=Sureness.CERTAIN,
+        says="{what}",
+        remedy=(
+            "mount the file system in the line read-write (`mount -o remount,rw`), or write elsewhere; `dmesg` tells "
+            "whether the kernel made it read-only after an error",
+        ),
+        source=_SOURCE,
+    ),
+    Rule(
         code="run-program-not-started",
         classes=(Class.NOT_STARTED,),
         sure=Sureness.CERTAIN,
@@ -121,7 +132,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 FOR_FINDING = {
-    "read-only-file-system": "run-disk-full",
     "node-never-joined": "run-node-lost",
 }
 """Findings of a run that have the row of another; any other has `run-` and its code, or else only names the rank."""

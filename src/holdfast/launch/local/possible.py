@@ -285,10 +285,11 @@ def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[F
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} is not a folder", remedy)
+    elif (refusal := lacking(nearest)) is not None:  # first: nobody may write to what is mounted read-only
+        found = finding_of(refusal, f"{subject} cannot be {folder}", nearest)
+        yield msgspec.structs.replace(found, where=where, remedy=f"{found.remedy} {remedy}")
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} may not be written", remedy)
-    elif (refusal := lacking(nearest)) is not None:
-        yield msgspec.structs.replace(finding_of(refusal, f"{subject} cannot be {folder}", nearest), where=where)
 
 
 def _said(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
