@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.diagnose.logs import told
 
-from holdfast.cli.diagnose import MOST_OPEN
 from holdfast.cli.diagnose import told as screen
+from holdfast.diagnose.answer import MOST_MAY_BE
 from holdfast.diagnose.classes import Class
 
 IN_URLLIB = (
@@ -103,6 +103,9 @@ def test_machine_without_a_gpu_has_no_broken_driver() -> None:
 def test_no_more_classes_are_offered_than_a_person_looks_after() -> None:
     answer = told("n1:8:9 [0] misc/socket.cc:700 NCCL WARN ncclSocketRecv: socket state (3) is not ready")
     open_ = [klass for each in answer.missing for klass in each.decides]
-    assert len(set(open_)) > MOST_OPEN
+    assert len(set(open_)) > MOST_MAY_BE == len(answer.may_be)
+    assert answer.may_be == tuple(dict.fromkeys(open_))[:MOST_MAY_BE]
     (line,) = [line for line in screen(answer).plain.splitlines() if line.strip().startswith("may be")]
-    assert line.split(maxsplit=2)[2] == ", ".join(list(dict.fromkeys(open_))[:MOST_OPEN])
+    assert line.split(maxsplit=2)[2] == ", ".join(answer.may_be)
+    known = told("RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU")
+    assert known.may_be == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,13 @@ from tests.diagnose.logs import block, told
 
 from holdfast.diagnose.asking import MOST_OPEN
 from holdfast.diagnose.block import Block, Source
+from holdfast.diagnose.cause import Cause, cause_of
 from holdfast.diagnose.classes import Class
+from holdfast.diagnose.fact import Fact, Who
 from holdfast.diagnose.pile import Pile
 from holdfast.diagnose.pipeline import diagnose, diagnose_blocks
+from holdfast.diagnose.reason import CLOCKS_S, _by_likelihood
+from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.deciding import DECIDING
 from holdfast.diagnose.rules.row import Sureness
 
@@ -398,3 +403,20 @@ def test_engine_that_lost_a_process_does_not_say_of_what() -> None:
     died = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     assert Class.OOM_GPU in open_of(died)
     assert told("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", died).klass is Class.OOM_GPU
+
+
+def may_be(code: str, at: float | None) -> Cause:
+    """What a rule makes of one line that was written at this time."""
+    return cause_of(RULES[code], [Fact(rule=RULES[code], source="a", line=1, text=code, who=Who(), at=at)])
+
+
+def test_what_it_may_be_goes_by_evidence_then_by_time_then_by_depth() -> None:
+    slows = replace(may_be("watchdog-timeout", 0.0), degrades=True)
+    sure = replace(may_be("watchdog-timeout", 90.0), sure=Sureness.LIKELY)
+    early, late = may_be("watchdog-timeout", 10.0), may_be("watchdog-timeout", 30.0)
+    deep = replace(late, classes=(Class.GPU_XID,))
+    close = replace(early, classes=(Class.NODE_LOST,), facts=(replace(early.facts[0], at=10.0 + CLOCKS_S - 1),))
+    nearest = replace(slows, code="nearest")
+    expected = [nearest, sure, close, early, deep, late, slows]
+    assert _by_likelihood([slows, late, deep, early, close, nearest, sure], nearest) == expected
+    assert _by_likelihood(expected, nearest) == expected

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
-MOST_OPEN = 3
-"""Classes that are named where nothing decides, the likeliest first; `-o json` has all of them."""
 _LEAST_CHARS = 60
 """What is shown of a line of a log, however narrow the screen."""
 
@@ -97,8 +95,8 @@ def _rows(answer: Answer) -> Iterator[Text]:
         yield _row("class", verdict)
     if known:
         yield _row("", answer.klass.means)
-    elif answer.evidence and (open_ := dict.fromkeys(klass for each in answer.missing for klass in each.decides)):
-        yield _row("may be", ", ".join(list(open_)[:MOST_OPEN]))
+    elif answer.may_be:
+        yield _row("may be", ", ".join(answer.may_be))
     if answer.culprit and str(answer.culprit):
         yield _row("first", clean(str(answer.culprit)))
     yield from _lines("evidence", answer.evidence)

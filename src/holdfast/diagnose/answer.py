@@ -15,6 +15,9 @@ from holdfast.diagnose.rules.row import Sureness
 from holdfast.diagnose.transport import Transport
 from holdfast.diagnose.transport import document as transport_document
 
+MOST_MAY_BE = 3
+"""Classes that a person is given where nothing decides; `missing` has all of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
@@ -103,6 +106,13 @@ class Answer:
     """What the fabric did, where NCCL's set-up lines were among what was read."""
     notes: tuple[str, ...] = ()
     """What was not read, and what else a reader should know of how this was reached."""
+
+    @property
+    def may_be(self) -> tuple[Class, ...]:
+        """Of an `unknown` with evidence: what it may be, the likeliest first (`reason.py` has the order)."""
+        if self.klass is not Class.UNKNOWN or not self.evidence:
+            return ()
+        return tuple(dict.fromkeys(klass for each in self.missing for klass in each.decides))[:MOST_MAY_BE]
 
 
 def document(answer: Answer) -> dict[str, Any]:

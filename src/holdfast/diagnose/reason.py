@@ -193,11 +193,11 @@ def _unknown(
 ) -> Answer:
     """What is known, and which facts would decide."""
     if nearest is not None:
-        ordered = sorted(causes, key=lambda each: (each.degrades, DEPTH[each.klass]))
+        ordered = _by_likelihood(causes, nearest)
         votes = Counter(klass for cause in ordered for klass in cause.classes)
         asked = (
             (cause.decides, tuple(sorted(cause.classes, key=lambda klass: -votes[klass])), beyond(cause.code))
-            for cause in sorted(ordered, key=lambda each: each is not nearest)
+            for cause in ordered
         )
         return Answer(
             what=nearest.says,
@@ -240,6 +240,23 @@ def _unknown(
         missing=missing(asked),
         notes=notes,
     )
+
+
+def _by_likelihood(causes: Sequence[Cause], nearest: Cause) -> list[Cause]:
+    """The likeliest first, of causes that no line decides between.
+
+    That is `nearest`, then those that end a run before those that slow it; of these the ones with the stronger
+    evidence; then the ones whose first line is earlier, by more than clocks differ; then the deeper ones.
+    """
+    clocks = [cause.facts[0].at for cause in causes if cause.facts[0].at is not None]
+    began = min(clocks, default=0.0)
+
+    def weight(cause: Cause) -> tuple[bool, bool, int, int, int]:
+        at = cause.facts[0].at
+        late = 0 if at is None else int((at - began) // CLOCKS_S)
+        return cause is not nearest, cause.degrades, _SURENESS.index(cause.sure), late, DEPTH[cause.klass]
+
+    return sorted(causes, key=weight)
 
 
 def _first_ended(facts: Iterable[Fact]) -> Fact | None:
