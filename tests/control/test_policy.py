@@ -237,6 +237,16 @@ def test_program_without_steps_that_lives_long_between_equal_failures_is_no_cras
     assert judge(brief, (brief, brief), RECOVERY).action is Action.STOP
 
 
+@pytest.mark.parametrize("lived_s", [5.0, 45.0, 600.0])
+def test_crash_loop_of_a_program_without_a_session_is_not_said_to_lack_a_step(lived_s: float) -> None:
+    kind = FailureKind.KILLED if lived_s == 5.0 else FailureKind.CRASHED
+    failure = replace(CRASH, kind=kind, step=0, said_hello=False, lived_s=lived_s, error="KeyError: 'x'")
+    verdict = judge(failure, (failure, failure), RECOVERY)
+    assert verdict.action is Action.STOP
+    assert verdict.finding.what.endswith("and no Session reports steps, so the run stops")
+    assert f"the attempts lasted {lived_s:.0f} s, {lived_s:.0f} s, {lived_s:.0f} s" in verdict.finding.remedy
+
+
 def test_eviction_is_outside_the_budget_and_says_so() -> None:
     evicted = replace(LOSS, kind=FailureKind.NODE_PREEMPTED, evicted=True)
     verdict = judge(evicted, (LOSS,) * 3, RECOVERY)

@@ -366,12 +366,13 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
     if len(last) < length or not same:
         return None
-    between = "and no Session reports steps" if unseen else "without a step between"
+    stepless = failure.step == 0 and not any(one.said_hello for one in last)
+    between = "and no Session reports steps" if stepless else "without a step between"
     row = shortage_in(failure.error)
     return _stop(
         failure,
-        f"the same failure came {length} times in a row, {_on_whom(last)}, {between}",
-        row.remedy if row else _ends_the_loop(last, unseen=unseen),
+        f"the same failure came {length} times in a row, {_on_whom(last)}, {between}, so the run stops",
+        row.remedy if row else _ends_the_loop(last, stepless=stepless),
     )
 
 
@@ -383,11 +384,11 @@ def _on_whom(last: tuple[Failure, ...]) -> str:
     return f"on ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _ends_the_loop(last: tuple[Failure, ...], *, unseen: bool) -> str:
-    if unseen:
+def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
+    if stepless:
         lived = ", ".join(f"{one.lived_s:.0f} s" for one in last)
         return (
-            f"Fix the error; the attempts lasted {lived}. If the program does get further each time, have it open a "
+            f"Fix what ends it; the attempts lasted {lived}. If the program does get further each time, have it open a "
             "Session (holdfast.train): then only failures without a step between count."
         )
     remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
