@@ -85,7 +85,10 @@ def test_touched_script_with_the_same_content_is_not_reported(tmp_path: Path) ->
     ids=" ".join,
 )
 def test_files_that_a_command_leads_to_are_compared(tmp_path: Path, command: list[str], edited: str) -> None:
-    put(tmp_path / "run" / "train.py", "import os, model\nfrom parts import head\nimport shared\n")
+    put(
+        tmp_path / "run" / "train.py",
+        "import os, model\nfrom parts import (  # (\n    head,\n)\nimport \\\n    shared\nfrom here on\n",
+    )
     put(tmp_path / "run" / "model.py", "")
     put(tmp_path / "run" / "parts" / "__init__.py", "")
     put(tmp_path / "run" / "parts" / "head.py", "def build():\n    from . import norm")

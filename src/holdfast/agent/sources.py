@@ -30,6 +30,10 @@ SHOWN = 8
 """Files that a finding lists."""
 
 _NAME = re.compile(r"[^\s\"'=;|&<>()]+\.(?:py|sh|yaml|yml|toml)(?![\w.])")
+# from parts import (head,
+#     norm)
+_IMPORT = re.compile(r"^[ \t]*((?:import|from)[ \t]+[^\n(]*(?:\([^)]*\))?)", re.MULTILINE)
+"""Statements that begin a line: to parse whole files would keep an agent from its work, 20 ms for a long one."""
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _Lead = tuple[Path, tuple[Path, ...]]
@@ -178,22 +182,28 @@ def _look(path: Path, wanted: Wanted, roots: tuple[Path, ...], known: _File | No
 
 def _imported(source: bytes | str, folder: Path, roots: tuple[Path, ...]) -> Iterator[_Lead]:
     """Where the modules would be that a text imports."""
-    try:
-        tree = ast.parse(source)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                for name in names:
-                    yield from _modules(name.name, roots)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                within = (folder, *folder.parents)[level - 1 : level] if level else roots
-                for name in names:
-                    for path, _ in _modules(f"{module}.{name.name}" if module else name.name, within):
-                        yield path, roots
-            case _:
-                pass
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    for statement in dict.fromkeys(_IMPORT.findall(text.replace("\\\n", " "))):
+        try:
+            nodes = ast.parse(statement).body
+        except (ValueError, SyntaxError):  # a sentence of a docstring that begins like one
+            continue
+        for node in nodes:
+            yield from _led_to(node, folder, roots)
+
+
+def _led_to(node: ast.stmt, folder: Path, roots: tuple[Path, ...]) -> Iterator[_Lead]:
+    match node:
+        case ast.Import(names=names):
+            for name in names:
+                yield from _modules(name.name, roots)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            within = (folder, *folder.parents)[level - 1 : level] if level else roots
+            for name in names:
+                for path, _ in _modules(f"{module}.{name.name}" if module else name.name, within):
+                    yield path, roots
+        case _:
+            pass
 
 
 def _modules(name: str, roots: tuple[Path, ...]) -> Iterator[_Lead]:
