@@ -425,7 +425,7 @@ def test_script_in_place_that_was_edited_is_reported_when_an_attempt_starts_it(t
         for attempt in range(2):
             script.write_text(f"print({attempt:0{attempt + 1}})")
             await bench.team([sys.executable, str(script)], attempt=attempt).start()
-            await bench.until(RanksStopped)
+            await bench.until(RanksStopped, attempt + 1)
             await bench.sources.compare(0, attempt, [])  # once what the start began is over
         finding = (await bench.until(FindingRaised)).finding
         assert finding.code == "code-edited"
