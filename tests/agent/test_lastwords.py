@@ -61,6 +61,12 @@ TORCHRUN_MISTAKEN = (
 
 TORCHRUN_CODES = TORCHRUN.replace("exitcode  : -9", "exitcode  : 2").replace("exitcode  : 1 ", "exitcode  : -15 ")
 
+DEEPSPEED = """\
+[2026-11-23 07:52:39,755] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 22547
+[2026-11-23 07:52:39,756] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', \
+'--local_rank=0'] exits with return code = -9
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -70,6 +76,8 @@ TORCHRUN_CODES = TORCHRUN.replace("exitcode  : -9", "exitcode  : 2").replace("ex
         (TORCHRUN, LastWords(rank=3, code=-9)),
         (TORCHRUN_MISTAKEN, LastWords(rank=3, code=-9)),
         (TORCHRUN_CODES, LastWords(rank=3, code=2)),
+        (DEEPSPEED, LastWords(code=-9)),
+        (DEEPSPEED.replace("-9", "1"), None),
         ("ValueError: bad shape\n", None),
         ("", None),
     ],

@@ -348,6 +348,17 @@ def test_signal_that_ends_a_rank_is_told_as_its_own(tmp_path: Path, sockets: Pat
     play(tmp_path, sockets, scene)
 
 
+def test_signal_that_ends_what_a_shell_script_runs_is_reported_as_its_own(tmp_path: Path, sockets: Path) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.team(shell("sh -c 'kill -KILL $$'; exit $?"), shell("exit 130")).start()
+        await bench.until(RanksStopped)
+        exited = {one.rank: (one.how, one.code, one.evidence) for one in bench.all(RankExited)}
+        passed_on = "exit code 137: its command passed on how its own child ended"
+        assert exited == {0: (RankExit.SIGNAL, signal.SIGKILL, passed_on), 1: (RankExit.CODE, 130, "")}
+
+    play(tmp_path, sockets, scene)
+
+
 def test_stop_without_grace_kills_at_once_and_is_told_as_on_purpose(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: Bench) -> None:
         team = bench.team(shell("trap '' TERM; sleep 600 & wait"), ["sleep", "600"])

@@ -14,8 +14,9 @@ TAIL_BYTES = 64 * 1024
 class LastWords:
     """Which rank a launcher names, and how that ended: an exit code, or a signal's number below zero."""
 
-    rank: int
     code: int
+    rank: int = -1
+    """-1 where the launcher does not name it."""
 
 
 _ROWS: tuple[re.Pattern[bytes], ...] = (
@@ -38,6 +39,11 @@ _ROWS: tuple[re.Pattern[bytes], ...] = (
     # [0]:
     #   ...
     re.compile(rb"^  rank +: (?P<rank>\d+) \(local_rank.*\n  exitcode +: (?P<code>-?\d+) ", re.MULTILINE),
+    # [2026-11-23 07:52:39,755] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 22547
+    # [2026-11-23 07:52:39,756] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'train.py',
+    #     '--local_rank=0'] exits with return code = -9
+    # The command is that of the last local rank, whichever ended. deepspeed itself exits with 256 - 9.
+    re.compile(rb"^\[.*\[launch\.py:\d+:sigkill_handler\] .* exits with return code = (?P<code>-\d+)$", re.MULTILINE),
 )
 
 
@@ -59,4 +65,4 @@ def last_words(log: Path) -> LastWords | None:
 def _words(match: re.Match[bytes]) -> LastWords:
     groups = match.groupdict()
     code = -int(groups["signal"]) if "signal" in groups else int(groups["code"])
-    return LastWords(rank=int(groups["rank"]), code=code)
+    return LastWords(code=code, rank=int(groups.get("rank", -1)))

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from holdfast.agent.coordinator import bind_address
 from holdfast.agent.held import Cold, Wanted
 from holdfast.agent.lasterror import last_error
-from holdfast.agent.lastwords import last_words
+from holdfast.agent.lastwords import LastWords, last_words
 from holdfast.agent.memory import MemoryWitness, before, out_of_memory
 from holdfast.agent.port import taken
 from holdfast.clock import Clock
@@ -30,6 +30,11 @@ from holdfast.shortage import lacking, room_in
 
 LARGEST = 3
 """Arguments and variables that are named where they are too large together."""
+
+SHELL_SIGNAL = 128
+"""What a shell, apptainer or srun adds to the number of the signal that ended its child, for its own exit code."""
+
+_FATAL = frozenset((signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV))
 
 Fork = Callable[[Wanted, int], Awaitable[int]]
 """Starts a rank, that writes to a descriptor, as a fork of its held program; raises Cold where there is none."""
@@ -221,26 +226,29 @@ class RankProcess:
             how = RankExit.CODE if status >= 0 else RankExit.SIGNAL
             return Ended(at=at, how=how, code=abs(status), stopped=bool(self._stop_signals))
         error, place = last_error(Path(self.launch.log))
-        if status > 0:
+        words = last_words(Path(self.launch.log)) if status > 0 else None
+        passed_on = words is None and status - SHELL_SIGNAL in _FATAL
+        if status > 0 and not passed_on:
             error, evidence = self._with_shortage(error)
             port = int(self.launch.env.get("MASTER_PORT", "0"))
             if port and (stranger := taken(error, port)):
                 return Ended(at=at, how=RankExit.PORT_TAKEN, code=status, error=error, evidence=stranger, log=place)
             ended = Ended(at=at, how=RankExit.CODE, code=status, error=error, evidence=evidence, log=place)
-            return self._in_its_own_words(ended)
-        number = -status
-        evidence = ""
+            return self._in_its_own_words(ended, words)
+        number = status - SHELL_SIGNAL if passed_on else -status
+        evidence = f"exit code {status}: its command passed on how its own child ended" if passed_on else ""
+        starved = ""
         if number == signal.SIGKILL and self._witness is not None:
-            evidence = out_of_memory(self._witness, self.pid)
-        how = RankExit.OUT_OF_MEMORY if evidence else RankExit.SIGNAL
-        return Ended(at=at, how=how, code=number, error=error, evidence=evidence, log=place)
+            starved = out_of_memory(self._witness, self.pid)
+        how = RankExit.OUT_OF_MEMORY if starved else RankExit.SIGNAL
+        return Ended(at=at, how=how, code=number, error=error, evidence=starved or evidence, log=place)
 
-    def _in_its_own_words(self, ended: Ended) -> Ended:
+    def _in_its_own_words(self, ended: Ended, words: LastWords | None) -> Ended:
         """A launcher's end as that of the rank it names; one that a signal ended has written no error."""
-        words = last_words(Path(self.launch.log))
         if words is None or ended.evidence:
             return ended
-        evidence = f"its launcher says that rank {words.rank} ended first"
+        who = "one of its ranks" if words.rank < 0 else f"rank {words.rank}"
+        evidence = f"its launcher says that {who} ended first"
         if words.code < 0:
             return Ended(
                 at=ended.at,

@@ -2,4 +2,5 @@
 # A wrapper as many keep it: settings first, then the program.
 set -eu
 export OMP_NUM_THREADS=1
-exec "${PYTHON:-python}" ddp_snapshot.py "$@"
+"${PYTHON:-python}" ddp_snapshot.py "$@"
+echo "done"
