@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,15 +55,6 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
     assert {rank: one["sum"] for rank, one in said.items()} == dict.fromkeys(range(4), 6.0)
     for one in said.values():
         assert (one["environ"]["HELLO"], one["environ"]["NCCL_NET"]) == ("there", "Socket")
-
-
-@pytest.mark.slow
-def test_jax_program_that_names_its_own_coordinator_meets_there(runs: Runs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    watched = runs.start(sys.executable, str(Path(SUMMING).with_name("jax_own.py")), port)
-    assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(1))
-    assert "sum 1.0" in watched.log(1)
 
 
 @pytest.mark.slow

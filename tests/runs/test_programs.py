@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.runs.conftest import Runs
 
-from holdfast.events import AttemptStarted, Outcome, RecoveryDecided
+from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, RunFinished
 
 UNMODIFIED = Path(__file__).parents[1] / "programs" / "unmodified"
 WITHIN_S = 300.0
 """Launchers import torch and more, some of them twice, and the machine may have other work."""
+AT_ONCE = 2
+"""Programs that run at a time: each waits about a third of its time."""
 
 
 def beside_python(program: str) -> str:
@@ -56,26 +62,73 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.needs("mpirun")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_unmodified_program_is_killed_once_and_finishes(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run of a program left behind."""
+
+    ended: RunFinished
+    attempts: list[int]
+    recoveries: list[RecoveryDecided]
+    logs: tuple[str, str]
+    notes: list[list[str]]
+    """Of each rank: the epoch where its last process began, and its weights."""
+
+
+Results = dict[str, "Future[Result]"]
+
+
+def killed_once(name: str, folder: Path) -> Result:
+    """Run a program of the suite in a copy of its folder, to its end."""
     program = PROGRAMS[name]
-    runs.base = Path(shutil.copytree(UNMODIFIED, tmp_path / "program"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    runs = Runs(Path(shutil.copytree(UNMODIFIED, folder)))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     command = tuple({"python": sys.executable, "PORT": port}.get(word, word) for word in program.command)
-    watched = runs.start(*command, overrides=(f"launch={program.launch}", "fabric=tcp"))
-    ended = watched.end(WITHIN_S)
-    assert ended.outcome is Outcome.SUCCEEDED, (ended.reason, watched.log(0), watched.log(1))
-    assert [event.attempt for event in watched.all(AttemptStarted)][:2] == [0, 1]
-    killed, *aborted = watched.all(RecoveryDecided)
+    try:
+        watched = runs.start(*command, overrides=(f"launch={program.launch}", "fabric=tcp"))
+        ended = watched.end(WITHIN_S)
+        runs.close()
+    finally:
+        runs.kill()
+    return Result(
+        ended=ended,
+        attempts=[event.attempt for event in watched.all(AttemptStarted)],
+        recoveries=watched.all(RecoveryDecided),
+        logs=(watched.log(0), watched.log(1)),
+        notes=[path.read_text().split() for path in sorted(folder.glob("rank-*.txt"))],
+    )
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+    """The results to come of every program that was selected; AT_ONCE of them run at a time."""
+    tests = (item for item in request.session.items if isinstance(item, pytest.Function))
+    names = [str(item.callspec.params["name"]) for item in tests if item.module is request.module]
+    folder = tmp_path_factory.mktemp("programs")
+    short = tempfile.mkdtemp(prefix="t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_HOME", str(folder))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(UNMODIFIED))  # its sitecustomize.py
+        patch.setenv("TMPDIR", short)
+        patch.setattr(tempfile, "tempdir", None)
+        pool = ThreadPoolExecutor(AT_ONCE)
+        yield {name: pool.submit(killed_once, name, folder / name) for name in names}
+        pool.shutdown(cancel_futures=True)
+    assert [name for name in os.listdir(short) if name.startswith("holdfast")] == []
+    shutil.rmtree(short)
+
+
+@pytest.mark.needs("mpirun")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_unmodified_program_is_killed_once_and_finishes(results: Results, name: str) -> None:
+    result = results[name].result()
+    assert result.ended.outcome is Outcome.SUCCEEDED, (result.ended.reason, *result.logs)
+    assert result.attempts[:2] == [0, 1]
+    killed, *aborted = result.recoveries
     assert killed.first_rank == 1
     # On a busy machine torch's own threads may abort a process at its very end: "terminate called without an active
     # exception", without a Python frame.
     assert all("Fatal Python error: Aborted" in event.finding.evidence for event in aborted)
-    notes = [(runs.base / f"rank-{rank}.txt").read_text().split() for rank in (0, 1)]
-    assert [int(first) > 0 for first, _ in notes] == [program.resumes] * 2
-    assert notes[0][1] == notes[1][1]
+    assert [int(first) > 0 for first, _ in result.notes] == [PROGRAMS[name].resumes] * 2
+    assert result.notes[0][1] == result.notes[1][1]
