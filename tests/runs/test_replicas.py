@@ -118,7 +118,8 @@ def test_torchft_program_that_leaves_the_store_to_its_launcher_trains_and_surviv
     assert sorted(attempts(watched)) == [(0, 0), (1, 0), (1, 1)]
     last = [watched.log(0, attempt, replica, 2).splitlines()[-1] for replica, attempt in ((0, 0), (1, 1))]
     assert [line.partition(" ")[0] for line in last] == ["weights", "weights"]
-    assert watched.all(FindingRaised) == []
+    # It sets variables before it imports torch, so that its imports cannot be kept for the next attempt.
+    assert {event.finding.code for event in watched.all(FindingRaised)} <= {"started-cold"}
 
 
 def has(watched: Watched, replica: int, text: str) -> bool:
