@@ -188,6 +188,7 @@ class Agent:
         link.cancel()
         for team in list(self._teams.values()):
             team.end_leftovers()
+        await self._stores.end()  # end_all would reap it, of which asyncio warns
         end_all(lambda: descendants(os.getpid()), within_s=PARTING_S)
         if self._echo is not None:
             await self._echo.finish(ECHO_S)

@@ -1,12 +1,14 @@
 """Hosts the TCPStore that the ranks of an attempt meet at, as torchelastic's agent does, in a process of its own.
 
 It is started as a script by the agent, with the Python of the ranks, and imports nothing but torch and the standard
-library. Each line of standard input is `REPLICA PORT`: the store of that replica is from now on at that port; port 0
-closes it. Each is answered by a line: `serving PORT`, `closed`, or what went wrong. The process ends with its input.
+library. Standard input is a socket, with one message at a time: `REPLICA PORT` and a socket that listens at that port,
+where the store of that replica is from now on; port 0, without a socket, closes it. Each is answered by a line:
+`serving PORT`, `closed`, or what went wrong. The process ends with its input.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 
 del sys.path[0]  # this folder, whose modules no import of torch's may take for its own
@@ -17,14 +19,19 @@ def main() -> None:
     from torch.distributed import TCPStore
 
     stores: dict[str, TCPStore] = {}
-    for line in sys.stdin:
-        replica, port = line.split()
+    link = socket.socket(fileno=sys.stdin.fileno())
+    while True:
+        message, sockets, _, _ = socket.recv_fds(link, 1024, 1)
+        if not message:
+            return
+        replica, port = message.decode().split()
         stores.pop(replica, None)  # its destructor closes the port
         said = "closed"
-        if int(port):
+        if sockets:
             try:
-                # One of the host's own addresses makes no difference: the server listens on all of them.
-                stores[replica] = TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
+                stores[replica] = TCPStore(
+                    "localhost", int(port), is_master=True, wait_for_workers=False, master_listen_fd=sockets[0]
+                )
                 said = f"serving {port}"
             except Exception as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
