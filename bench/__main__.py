@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("help", "launch", "recovery", "steady", "scale", "eventlog", "data", "checkpoint")
+BENCHES = ("help", "launch", "recovery", "step_time", "scale", "event_log", "data", "checkpoint")
 
 
 def main() -> int:

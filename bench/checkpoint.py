@@ -32,16 +32,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, estimate, headline, interleave, say, table
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, estimate, headline, interleave, say, table
 from holdfast.findings import Finding
-from holdfast.train import Environment, Session
-from holdfast.train.checkpoint import Checkpoints
-from holdfast.train.depot import Copy, Shared
-from holdfast.train.ranks import Ranks
-from holdfast.train.retention import Retention
-from holdfast.train.seal import FileSum, Seal
-from holdfast.train.tenure import Writer
-from holdfast.train.training import Training
+from holdfast.train import RankConfig, Session
+from holdfast.train.checkpoint.manager import CheckpointManager
+from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
+from holdfast.train.checkpoint.retention_policy import RetentionPolicy
+from holdfast.train.checkpoint.storage import CheckpointRef, SharedStorage
+from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.checkpoint.writer_fence import WriterId
+from holdfast.train.session.control_group import ControlGroup
 
 STALL_GOAL, LOAD_GOAL, UNVERIFIED_GOAL, BYTES_GOAL, WALL_GOAL = 0.2, 1.1, 1.0, 1.01, 1.05
 ROUNDS, LOADS = 12, 12
@@ -69,37 +69,37 @@ class Save:
 class Believed:
     """A checkpoint that is loaded without a check of its files."""
 
-    copy: Copy
+    checkpoint: CheckpointRef
 
     @property
     def step(self) -> int:
-        return self.copy.step
+        return self.checkpoint.step
 
     @property
     def where(self) -> str:
-        return self.copy.where
+        return self.checkpoint.where
 
     @property
     def folder(self) -> Path:
-        return self.copy.folder
+        return self.checkpoint.folder
 
-    def sealed(self) -> Seal | str:
-        return self.copy.sealed()
+    def manifest(self) -> Manifest | str:
+        return self.checkpoint.manifest()
 
-    def have(self, names: Iterable[str]) -> None:
-        self.copy.have(names)
+    def fetch(self, names: Iterable[str]) -> None:
+        self.checkpoint.fetch(names)
 
-    def damage(self, name: str, expected: FileSum) -> str | None:
+    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
         return None
 
-    def set_aside(self, damage: str) -> Finding:
-        return self.copy.set_aside(damage)
+    def quarantine(self, damage: str) -> Finding:
+        return self.checkpoint.quarantine(damage)
 
 
-class Believing(Shared):
+class Believing(SharedStorage):
     """A folder whose checkpoints are taken for good."""
 
-    def take_over(self) -> list[Copy]:
+    def take_over(self) -> list[CheckpointRef]:
         return [Believed(copy) for copy in super().take_over()]
 
 
@@ -110,31 +110,31 @@ class Loop:
         self._folder = folder
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-        self.training = Training(model=model, optimizer=optimizer)
+        self.train_state = TrainState(model=model, optimizer=optimizer)
         self._batch = torch.randn(BATCH, WIDTH)
         self._count = 0
         self._theirs = folder / "theirs"
         self.train()
-        self._checkpoints = self._opened(Shared)
+        self._checkpoints = self._opened(SharedStorage)
         self._checkpoints.prepare()
 
     @property
     def state_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in _tensors(self.training.tensors()))
+        return sum(tensor.nbytes for tensor in _tensors(self.train_state.tensors()))
 
-    def _opened(self, kind: type[Shared]) -> Checkpoints:
-        ranks = Ranks()
-        depot = kind(self._folder / "ours", retention=Retention(keep=1), ranks=ranks, writer=Writer())
-        return Checkpoints(depot, training=self.training, ranks=ranks)
+    def _opened(self, kind: type[SharedStorage]) -> CheckpointManager:
+        ranks = ControlGroup()
+        storage = kind(self._folder / "ours", retention=RetentionPolicy(keep=1), ranks=ranks, writer=WriterId())
+        return CheckpointManager(storage, train_state=self.train_state, ranks=ranks)
 
     def train(self) -> None:
         """One step."""
         self._forward()
-        self.training.optimizer.step()
+        self.train_state.optimizer.step()
 
     def _forward(self) -> None:
-        self.training.optimizer.zero_grad()
-        self.training.model(self._batch).square().mean().backward()
+        self.train_state.optimizer.zero_grad()
+        self.train_state.model(self._batch).square().mean().backward()
 
     def _steps(self) -> None:
         for _ in range(STEPS):
@@ -144,16 +144,16 @@ class Loop:
         """Save as a Session does."""
         self._count += 1
         self.train()
-        self._checkpoints.take_waited_s()
+        self._checkpoints.take_stalled_s()
         began = time.perf_counter()
-        self._checkpoints.begin(self._count)
+        self._checkpoints.start_save(self._count)
         stall_s = time.perf_counter() - began
         self._steps()
         steps_s = time.perf_counter() - began
-        while (saved := self._checkpoints.finished()) is None:
+        while (saved := self._checkpoints.poll()) is None:
             self.train()
         assert saved.problem is None, saved.problem
-        stall_s += self._checkpoints.take_waited_s()
+        stall_s += self._checkpoints.take_stalled_s()
         self._checkpoints.close()  # the one before is gone, as the peer's is
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=saved.took_s, disk_bytes=_disk_bytes(Path(saved.path)))
 
@@ -163,7 +163,7 @@ class Loop:
         ended: list[float] = []
         self.train()
         began = time.perf_counter()
-        saving = dcp.async_save(self.training.tensors(), checkpoint_id=self._theirs)
+        saving = dcp.async_save(self.train_state.tensors(), checkpoint_id=self._theirs)
         stall_s = time.perf_counter() - began
         saving.add_done_callback(lambda _: ended.append(time.perf_counter()))
         self._steps()
@@ -184,7 +184,7 @@ class Loop:
         ended: list[float] = []
         self.train()
         began = time.perf_counter()
-        model, optimizer = self.training.model.state_dict(), self.training.optimizer.state_dict()
+        model, optimizer = self.train_state.model.state_dict(), self.train_state.optimizer.state_dict()
         given = {"model": model, "optimizer": optimizer, "step": self._count}
         saving = manager.save(str(folder), given | _random() if exact else given)
         stall_s = time.perf_counter() - began
@@ -193,7 +193,7 @@ class Loop:
         asked = time.perf_counter()
         with manager.lock():
             stall_s += time.perf_counter() - asked
-            self.training.optimizer.step()
+            self.train_state.optimizer.step()
         for _ in range(STEPS - 1):
             self.train()
         steps_s = time.perf_counter() - began
@@ -205,18 +205,18 @@ class Loop:
     def load(self) -> float:
         """Go on from torch's, in seconds."""
         began = time.perf_counter()
-        state = self.training.tensors()
+        state = self.train_state.tensors()
         dcp.load(state, checkpoint_id=self._theirs)
-        self.training.take(state)
+        self.train_state.load_tensors(state)
         return time.perf_counter() - began
 
-    def restore(self, kind: type[Shared]) -> float:
+    def restore(self, kind: type[SharedStorage]) -> float:
         """Go on from holdfast's, in seconds."""
         checkpoints = self._opened(kind)
         began = time.perf_counter()
         restored = checkpoints.restore()
         took_s = time.perf_counter() - began
-        assert (restored.step, restored.noticed) == (self._count, [])
+        assert (restored.step, restored.findings) == (self._count, [])
         checkpoints.close()
         return took_s
 
@@ -225,7 +225,7 @@ class Loop:
 
     def floor_s(self) -> float:
         """Copy all of the state once, in one thread, to where room has been made."""
-        sources = list(_tensors(self.training.tensors()))
+        sources = list(_tensors(self.train_state.tensors()))
         room = [tensor.clone() for tensor in sources]
         took_s: list[float] = []
         with torch.no_grad():
@@ -286,7 +286,10 @@ def main() -> None:
             _anatomy(loop, Path(folder), saves=min(SAVES, options.rounds))
         loop.close()
         if "loads" in parts:
-            for what, goal, kind in (("verified", LOAD_GOAL, Shared), ("unverified", UNVERIFIED_GOAL, Believing)):
+            for what, goal, kind in (
+                ("verified", LOAD_GOAL, SharedStorage),
+                ("unverified", UNVERIFIED_GOAL, Believing),
+            ):
                 loads = {PEER: loop.load, OURS: lambda kind=kind: loop.restore(kind), PEER_AGAIN: loop.load}
                 rows.append(_row(f"load, {what}", goal, interleave(loads, options.loads, unit=f"s to load, {what}")))
     dist.destroy_process_group()
@@ -340,8 +343,8 @@ def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
 
 def _anatomy(loop: Loop, folder: Path, *, saves: int) -> None:
     """Say what a step's commit takes in all where it begins a save, and where it does not."""
-    told = Environment(checkpoint_path=folder / "session", checkpoint_every_steps=COMMITS, checkpoint_keep=1)
-    session = Session(model=loop.training.model, optimizer=loop.training.optimizer, environment=told)
+    told = RankConfig(checkpoint_path=folder / "session", checkpoint_every_steps=COMMITS, checkpoint_keep=1)
+    session = Session(model=loop.train_state.model, optimizer=loop.train_state.optimizer, config=told)
     took_ms: dict[bool, list[float]] = {True: [], False: []}
     for step in session.steps(saves * COMMITS + 1):
         loop.train()

@@ -23,10 +23,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from bench.pairs import OURS, PEER, PEER_AGAIN, Round, estimate, headline, interleave, say, table
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, estimate, headline, interleave, say, table
 from holdfast.train import Data, Text
-from holdfast.train.batches import Plan
-from holdfast.train.data.supply import Supply
+from holdfast.train.data.prefetcher import Prefetcher
+from holdfast.train.data.sharding import ShardPlan
 
 GOAL_MS = 0.2
 """More than the peer takes for a batch, at most."""
@@ -50,9 +50,9 @@ class Stream(IterableDataset[torch.Tensor]):
 
 def ours(dataset: Any, workers: int, *, first: int = 0, batch: int = BATCH) -> Iterator[Any]:
     """What `Session.batches` gives, step after step."""
-    supply, data = Supply(lambda _: None), Data(dataset, batch=batch, workers=workers)
-    plan = Plan(global_batch=batch, at_once=batch, rank=0, world_size=1)
-    return (supply.fill(part, data, plan, begin).data for begin in count(first, batch) for part in plan.step(begin))
+    supply, data = Prefetcher(lambda _: None), Data(dataset, batch_size=batch, num_workers=workers)
+    plan = ShardPlan(global_batch=batch, micro_batch_size=batch, rank=0, world_size=1)
+    return (supply.load(part, data, plan, begin).data for begin in count(first, batch) for part in plan.step(begin))
 
 
 def over_and_over(loader: Any) -> Iterator[Any]:

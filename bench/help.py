@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
 GOAL = 0.3
 ROUNDS, QUICK_ROUNDS = 12, 3

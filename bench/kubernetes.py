@@ -22,10 +22,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
-from bench import cluster, quiet
-from bench.pairs import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
-from bench.recovery import killed_in_turn
-from bench.sides import PROGRAMS, Running, holdfast
+from bench import lab_cluster, load_gate
+from bench.contenders import PROGRAMS, Running, holdfast
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
+from bench.recovery import kill_each
 
 START_GOAL, RECOVERY_GOAL = 1.15, 1.3
 PARTS = ("start", "recovery")
@@ -44,8 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     rounds = QUICK_ROUNDS if options.quick else options.rounds
     headline("kubernetes: 2 nodes x 1 rank on the lab")
-    with cluster.site() as site:
-        for program in ("firstline.py", "restarted.py"):
+    with lab_cluster.site() as site:
+        for program in ("first_line.py", "resumable_loop.py"):
             shutil.copy(PROGRAMS / program, site.folder)
         measures = {"start": _starts, "recovery": _recoveries}
         tables = [measures[part](site, rounds) for part in PARTS if options.only in (None, part)]
@@ -54,7 +54,7 @@ def main() -> None:
         say(each)
 
 
-def _starts(site: cluster.Site, rounds: int) -> str:
+def _starts(site: lab_cluster.LabSite, rounds: int) -> str:
     sides = {
         PEER: lambda: _first_line_s(site, "lab", applied=True),
         OURS: lambda: _first_line_s(site, "lab", applied=False),
@@ -82,13 +82,13 @@ def _starts(site: cluster.Site, rounds: int) -> str:
     )
 
 
-def _first_line_s(site: cluster.Site, profile: str, *, applied: bool) -> float:
+def _first_line_s(site: lab_cluster.LabSite, target: str, *, applied: bool) -> float:
     """Seconds from just before the command until the first rank was at its first line."""
     out = site.out()
-    program = site.folder / "firstline.py" if applied else Path("firstline.py")
+    program = site.folder / "first_line.py" if applied else Path("first_line.py")
     job = site.job("python", str(program), str(out))
-    words, given = (site.applied(), site.manifest(job, profile)) if applied else (site.holdfast(job, profile), None)
-    quiet.wait()
+    words, given = (site.applied(), site.manifest(job, target)) if applied else (site.holdfast(job, target), None)
+    load_gate.wait_until_idle()
     started = time.time()
     with site.command(*words, input=given):
         site.wait_for(lambda: any(out.glob("rank-?")), WITHIN_S)
@@ -97,11 +97,11 @@ def _first_line_s(site: cluster.Site, profile: str, *, applied: bool) -> float:
     return took
 
 
-def _recoveries(site: cluster.Site, rounds: int) -> str:
+def _recoveries(site: lab_cluster.LabSite, rounds: int) -> str:
     sides = {
-        PEER: lambda: _recovery_s(lambda: holdfast("restarted.py"), PEER),
+        PEER: lambda: _recovery_s(lambda: holdfast("resumable_loop.py"), PEER),
         OURS: lambda: _recovery_s(lambda: _on_lab(site, "lab"), OURS),
-        PEER_AGAIN: lambda: _recovery_s(lambda: holdfast("restarted.py"), PEER_AGAIN),
+        PEER_AGAIN: lambda: _recovery_s(lambda: holdfast("resumable_loop.py"), PEER_AGAIN),
         TRAINJOB: lambda: _recovery_s(lambda: _on_lab(site, "trainjob"), TRAINJOB),
     }
     done = interleave(sides, rounds, unit="s")
@@ -126,19 +126,21 @@ def _recoveries(site: cluster.Site, rounds: int) -> str:
 def _recovery_s(side: Callable[[], AbstractContextManager[Running]], name: str) -> float:
     """Mean seconds from the kill of a rank to the end of the next step by all, over one kill of each rank."""
     with side() as running:
-        taken = [each.total_s for each in killed_in_turn(running, name, within_s=RECOVERED_S)]
+        taken = [each.total_s for each in kill_each(running, name, within_s=RECOVERED_S)]
     return sum(taken) / len(taken)
 
 
 @contextlib.contextmanager
-def _on_lab(site: cluster.Site, profile: str) -> Generator[Running]:
+def _on_lab(site: lab_cluster.LabSite, target: str) -> Generator[Running]:
     """The script on the lab, in a folder that its pods share with this machine."""
     folder = site.out()
     out = folder / "out"
     out.mkdir()
-    job = site.job("python", "restarted.py" if profile == "lab" else str(site.folder / "restarted.py"), str(out))
+    job = site.job(
+        "python", "resumable_loop.py" if target == "lab" else str(site.folder / "resumable_loop.py"), str(out)
+    )
     words, given = (
-        (site.holdfast(job, profile), None) if profile == "lab" else (site.applied(), site.manifest(job, profile))
+        (site.holdfast(job, target), None) if target == "lab" else (site.applied(), site.manifest(job, target))
     )
     started = time.time()
     with site.command(*words, input=given) as command:

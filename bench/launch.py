@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from bench import quiet
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
-from bench.sides import Running, Side, SideFailed, holdfast, torchrun
+from bench import load_gate
+from bench.contenders import Contender, ContenderFailed, Running, holdfast, torchrun
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
 GOAL = 0.7
 ROUNDS, QUICK_ROUNDS = 15, 2
@@ -58,13 +58,13 @@ def main() -> None:
     )
 
 
-def first_all_reduce_s(side: Side) -> float:
+def first_all_reduce_s(side: Contender) -> float:
     """Seconds from just before the first command was started until the last rank had its sum."""
-    quiet.wait()
+    load_gate.wait_until_idle()
     with side("allreduce.py") as running:
         words = [running.out / f"rank-{rank}" for rank in range(2)]
         if not running.wait_for(lambda: all(word.exists() for word in words), WITHIN_S):
-            raise SideFailed(f"no all-reduce within {WITHIN_S:g} s: {running.last_words()}")
+            raise ContenderFailed(f"no all-reduce within {WITHIN_S:g} s: {running.last_words()}")
         at = max(float(word.read_text()) for word in words)
         _check_ending(running)
         return at - running.started
@@ -73,7 +73,7 @@ def first_all_reduce_s(side: Side) -> float:
 def _check_ending(running: Running) -> None:
     for command in running.commands:
         if command.wait(WITHIN_S) != 0:
-            raise SideFailed(f"exit code {command.returncode}: {running.last_words()}")
+            raise ContenderFailed(f"exit code {command.returncode}: {running.last_words()}")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench import quiet
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, machine, percentile, say, table
-from bench.sides import BIN, Running, SideFailed, holdfast, prefer, redirected
+from bench import load_gate
+from bench.contenders import BIN, ContenderFailed, Running, holdfast, raise_priority, redirected
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, machine, percentile, say, table
 
 GOAL = 1.05
 ROUNDS, QUICK_ROUNDS = 12, 2
@@ -127,15 +127,15 @@ def _print_side(rounds: int) -> None:
 
 def _printing_s(side: Callable[[], AbstractContextManager[Running]], reference: Path, seen: _Seen | None) -> float:
     """Seconds of one turn, the median of a start's; what was written is compared with the reference, or becomes it."""
-    quiet.wait()
+    load_gate.wait_until_idle()
     with side() as running:
         if not running.wait_for(lambda: bool(_logs(running)), WITHIN_S):
-            raise SideFailed(f"nothing was started: {running.last_words()}")
+            raise ContenderFailed(f"nothing was started: {running.last_words()}")
         time.sleep(1.0)  # those who start are done with it
-        prefer(running.pids())
+        raise_priority(running.pids())
         (running.out / "go").touch()
         if not running.wait_for((running.out / "took").exists, WITHIN_S):
-            raise SideFailed(f"not printed within {WITHIN_S:g} s: {running.last_words()}")
+            raise ContenderFailed(f"not printed within {WITHIN_S:g} s: {running.last_words()}")
         took: list[tuple[float, float]] = json.loads((running.out / "took").read_text())
         if seen is not None:
             seen.cpu_s.append(sum(cpu_s for _, cpu_s in took) / len(took))
@@ -159,12 +159,14 @@ def _compare(log: Path, reference: Path, seen: _Seen) -> None:
     with log.open("rb") as ours, reference.open("rb") as theirs:
         size = os.fstat(ours.fileno()).st_size
         if size != os.fstat(theirs.fileno()).st_size:
-            raise SideFailed(f"{size:,} bytes were written where {os.fstat(theirs.fileno()).st_size:,} were printed")
+            raise ContenderFailed(
+                f"{size:,} bytes were written where {os.fstat(theirs.fileno()).st_size:,} were printed"
+            )
         begin = os.lseek(ours.fileno(), 0, os.SEEK_DATA)
         theirs.seek(begin)
         while block := ours.read(1 << 20):
             if block != theirs.read(1 << 20):
-                raise SideFailed("what was kept is not what was printed")
+                raise ContenderFailed("what was kept is not what was printed")
     seen.compared_bytes += size - begin
     seen.dropped_bytes += begin
 
@@ -196,9 +198,9 @@ def _follow_side(rounds: int) -> None:
     say(f"{RANKS} ranks of one run, {LINES_A_SECOND:,} lines a second each; lag is from a line's write to its reading")
     settings = (f"ranks_per_node={RANKS}",)
     followed: dict[str, list[_Followed]] = defaultdict(list)
-    with holdfast("ticker.py", str(LINES_A_SECOND), nodes=1, settings=settings) as running:
+    with holdfast("timed_lines.py", str(LINES_A_SECOND), nodes=1, settings=settings) as running:
         if not running.wait_for(lambda: len(list(running.out.glob("up-*"))) == RANKS, WITHIN_S):
-            raise SideFailed(f"not all ranks are up: {running.last_words()}")
+            raise ContenderFailed(f"not all ranks are up: {running.last_words()}")
         environ = os.environ | {"HOLDFAST_HOME": str(running.folder / "home"), "NO_COLOR": "1"}
         tail = ["tail", "-q", "-n", "0", "-F", *map(str, _logs(running))]
         followers = {
@@ -234,7 +236,7 @@ def _follow(command: Sequence[str], environ: dict[str, str]) -> _Followed:
             data = os.read(pipe, 1 << 20)
             at = time.time()
             if now < began:
-                used_s = quiet.used_s(follower.pid)
+                used_s = load_gate.cpu_s(follower.pid)
                 torn = b""
                 continue
             whole = (torn + data).split(b"\n")
@@ -243,7 +245,7 @@ def _follow(command: Sequence[str], environ: dict[str, str]) -> _Followed:
             for line in whole[::SAMPLE_EVERY]:
                 if written := re.search(rb"at=([0-9.]+) ", line):
                     lags_s.append(at - float(written[1]))
-        used_s = quiet.used_s(follower.pid) - used_s
+        used_s = load_gate.cpu_s(follower.pid) - used_s
         follower.terminate()
         follower.stdout.close()
     return _Followed(lags_s=lags_s, lines_a_second=lines / FOLLOW_S, cpu_share=used_s / FOLLOW_S)

@@ -28,16 +28,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import quiet
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, percentile, say, table
-from bench.sides import Running, Side, SideFailed, freeze, holdfast, thaw, torchrun, torchrun_fixed
+from bench import load_gate
+from bench.contenders import Contender, ContenderFailed, Running, freeze, holdfast, thaw, torchrun, torchrun_fixed
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, percentile, say, table
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
     RankExited,
+    RanksPrewarmed,
     RanksStarted,
     RanksStopped,
-    RanksWarmed,
     RecoveryDecided,
 )
 from holdfast.events.log import read_events
@@ -78,7 +78,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Life:
+class _Incarnation:
     """One process of a rank: when it passed what."""
 
     pid: int
@@ -92,9 +92,9 @@ class _Ranks:
     def __init__(self, out: Path) -> None:
         self._paths = [out / f"rank-{rank}" for rank in range(RANKS)]
 
-    def newest(self) -> list[_Life] | None:
+    def newest(self) -> list[_Incarnation] | None:
         """The newest process of every rank; None while a rank has none."""
-        lives = [_lives(path) for path in self._paths]
+        lives = [_incarnations(path) for path in self._paths]
         return [each[-1] for each in lives] if all(lives) else None
 
     def whole_steps(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
@@ -141,15 +141,15 @@ def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
     """
     taken: dict[str, list[Recovery]] = defaultdict(list)
 
-    def measure(name: str, side: _Alternating) -> float:
+    def measure(name: str, side: _Interleaved) -> float:
         taken[name].append(side.turn())
         return taken[name][-1].total_s
 
     warm = goal == WARM_GOAL
     with contextlib.ExitStack() as stack:
-        live: dict[str, _Alternating] = {}
+        live: dict[str, _Interleaved] = {}
         for name, side in ((PEER, torchrun_fixed), (OURS, holdfast), (PEER_AGAIN, torchrun_fixed)):
-            live[name] = _Alternating(stack.enter_context(side("restarted.py", *words)), name, warm=warm)
+            live[name] = _Interleaved(stack.enter_context(side("resumable_loop.py", *words)), name, warm=warm)
         done = interleave({name: partial(measure, name, side) for name, side in live.items()}, rounds, unit="s")
     result = compare(done)
     ours, peer = taken[OURS], [*taken[PEER], *taken[PEER_AGAIN]]
@@ -178,7 +178,7 @@ def _stock(tries: int) -> str:
         try:
             for recovery in _each_kill(torchrun, tries - len(recovered) - failed, draw, "stock"):
                 recovered.append(recovery)
-        except SideFailed as error:
+        except ContenderFailed as error:
             failed += 1
             say(f"  stock  not recovered: {str(error).splitlines()[0]}")
     share = f"{len(recovered)}/{tries}"
@@ -193,7 +193,7 @@ def _many(kills: int) -> str:
     try:
         for recovery in _each_kill(holdfast, kills, random.Random(1), "long"):
             recovered.append(recovery)
-    except SideFailed as error:
+    except ContenderFailed as error:
         story = f"\n\nIt ended there: {error}"
     totals = [recovery.total_s for recovery in recovered]
     head = ("one run of holdfast", "recovered", "median", "p99", "longest", "redone steps, median")
@@ -211,7 +211,7 @@ def _many(kills: int) -> str:
 # Kills
 
 
-class _Alternating:
+class _Interleaved:
     """A side that is frozen but for its turns."""
 
     def __init__(self, running: Running, name: str, *, warm: bool) -> None:
@@ -227,7 +227,7 @@ class _Alternating:
 
     def turn(self) -> Recovery:
         """Go on, lose a rank, recover."""
-        quiet.wait()
+        load_gate.wait_until_idle()
         thaw(self._running.pids())
         recovery = _kill(self._running, self._ranks, next(self._victims), self._draw)
         _settle(self._running, self._ranks)
@@ -236,13 +236,13 @@ class _Alternating:
         return recovery
 
 
-def _each_kill(side: Side, count: int, draw: random.Random, name: str) -> Generator[Recovery]:
+def _each_kill(side: Contender, count: int, draw: random.Random, name: str) -> Generator[Recovery]:
     """Kill a rank of one run `count` times, each time after it has recovered; raises when it does not."""
-    with side("restarted.py") as running:
-        yield from killed_in_turn(running, name, count, draw)
+    with side("resumable_loop.py") as running:
+        yield from kill_each(running, name, count, draw)
 
 
-def killed_in_turn(
+def kill_each(
     running: Running, name: str, count: int = RANKS, draw: random.Random | None = None, within_s: float = RECOVER_S
 ) -> Generator[Recovery]:
     """Kill ranks in a drawn order, each after the one before has recovered; raises where one does not."""
@@ -257,17 +257,17 @@ def killed_in_turn(
 def _settle(running: Running, ranks: _Ranks, within_s: float = START_S) -> None:
     """Wait until the ranks have finished a few steps."""
     if not running.wait_for(lambda: len(ranks.whole_steps()) >= SETTLED_STEPS, within_s):
-        raise SideFailed(f"no {SETTLED_STEPS} steps within {within_s:g} s\n{running.last_words()}")
+        raise ContenderFailed(f"no {SETTLED_STEPS} steps within {within_s:g} s\n{running.last_words()}")
 
 
 def _wait_until_warm(running: Running) -> None:
     """Wait until the imports for the next start of every rank are done."""
 
     def warm() -> bool:
-        return len([event for event in _events(running) if isinstance(event, RanksWarmed)]) >= RANKS
+        return len([event for event in _events(running) if isinstance(event, RanksPrewarmed)]) >= RANKS
 
     if not running.wait_for(warm, WARM_S):
-        raise SideFailed(f"not warm within {WARM_S:g} s\n{running.last_words()}")
+        raise ContenderFailed(f"not warm within {WARM_S:g} s\n{running.last_words()}")
 
 
 def _tell(who: str, recovery: Recovery) -> None:
@@ -291,7 +291,7 @@ def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random, wit
     os.kill(before[victim].pid, signal.SIGKILL)
     old = frozenset(life.pid for life in before)
     if not running.wait_for(lambda: bool(ranks.whole_steps(old)), within_s):
-        raise SideFailed(f"no step within {within_s:g} s of a kill\n{running.last_words()}")
+        raise ContenderFailed(f"no step within {within_s:g} s of a kill\n{running.last_words()}")
     # Steps finished before the kill, seen now that nothing more is written of them.
     last = max(_common(_of(running.out, old)), default=0)
     running.wait_for(lambda: max(ranks.whole_steps(old), default=0) > last, within_s)
@@ -309,24 +309,24 @@ def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random, wit
     )
 
 
-def _common(lives: Sequence[_Life]) -> list[int]:
+def _common(lives: Sequence[_Incarnation]) -> list[int]:
     """Steps that all of these have finished."""
     return [step for step in sorted(lives[0].steps) if all(step in life.steps for life in lives)]
 
 
-def _of(out: Path, pids: frozenset[int]) -> list[_Life]:
-    lives = [life for rank in range(RANKS) for life in _lives(out / f"rank-{rank}")]
+def _of(out: Path, pids: frozenset[int]) -> list[_Incarnation]:
+    lives = [life for rank in range(RANKS) for life in _incarnations(out / f"rank-{rank}")]
     return [life for life in lives if life.pid in pids]
 
 
-def _lives(path: Path) -> list[_Life]:
+def _incarnations(path: Path) -> list[_Incarnation]:
     """A rank's processes, oldest first, from the lines that it has ended."""
-    lives: list[_Life] = []
+    lives: list[_Incarnation] = []
     text = path.read_text() if path.exists() else ""
     for line in text[: text.rfind("\n") + 1].splitlines():
         pid, what, step, at = line.split()
         if not lives or lives[-1].pid != int(pid):
-            lives.append(_Life(pid=int(pid), marks={}, steps={}))
+            lives.append(_Incarnation(pid=int(pid), marks={}, steps={}))
         if what == "step":
             lives[-1].steps[int(step)] = float(at)
         else:
@@ -337,7 +337,7 @@ def _lives(path: Path) -> list[_Life]:
 # Where the time goes
 
 
-def _phases(running: Running, killed_at: float, lives: Sequence[_Life], stepped_at: float) -> Phases:
+def _phases(running: Running, killed_at: float, lives: Sequence[_Incarnation], stepped_at: float) -> Phases:
     """Seconds from each boundary to the next; a boundary is passed when the last rank has passed it."""
     passed = {what: max(life.marks[what] for life in lives) for what in ("born", "imported", "met", "loaded")}
     boundaries = {**_decisions(running, killed_at), "python": passed["born"]}

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.help import whole_process_s
-from bench.pairs import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
 GOAL = 0.5
 ROUNDS, QUICK_ROUNDS = 12, 3
@@ -65,8 +65,8 @@ SIDES = (PEER, OURS, PEER_AGAIN)
 def _ours(folder: Path) -> tuple[str, ...]:
     """A job with 20 files of code, which are shipped; xpk ships none with an image that is named."""
     project = folder / "project"
-    (project / ".holdfast" / "profiles").mkdir(parents=True)
-    (project / ".holdfast" / "profiles" / "cluster.yaml").write_text(PLACE)
+    (project / ".holdfast" / "targets").mkdir(parents=True)
+    (project / ".holdfast" / "targets" / "cluster.yaml").write_text(PLACE)
     (project / "job.yaml").write_text(JOB)
     for number in range(20):
         (project / f"part{number}.py").write_text("pass\n" * 200)

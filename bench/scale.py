@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import quiet
-from bench.fleetrun import FleetRun
-from bench.pairs import headline, percentile, say, table
-from holdfast.events import AgentJoined, AnyEvent, NodesStarted, StepCommitted
+from bench import load_gate
+from bench.paired_stats import headline, percentile, say, table
+from bench.simulated_run import SimulatedRun
+from holdfast.events import AgentConnected, AnyEvent, NodesStarted, StepCommitted
 
 SIZES, QUICK_SIZES = (128, 512, 2048), (32, 128)
 STEP_S = 10.0
@@ -69,36 +69,36 @@ def main() -> None:
 
 def measure(nodes: int, *, rest_s: float, losses: int, host: str = "127.0.0.1") -> Measured:
     """One run of a size, from its first agent to a few lost nodes."""
-    quiet.wait()
+    load_gate.wait_until_idle()
     env = {f"NCCL_SETTING_{number}": "a value of an ordinary length" for number in range(20)}
     with (
         tempfile.TemporaryDirectory(prefix="fleet") as folder,
-        FleetRun(Path(folder), nodes, env=env, host=host) as run,
+        SimulatedRun(Path(folder), nodes, env=env, host=host) as run,
     ):
-        run.until(lambda events: _count(events, AgentJoined) == nodes, WITHIN_S)
-        join_s, join_cpu_s = time.monotonic() - run.began, quiet.used_s(run.controller.pid)
+        run.wait_until(lambda events: _count(events, AgentConnected) == nodes, WITHIN_S)
+        join_s, join_cpu_s = time.monotonic() - run.began, load_gate.cpu_s(run.controller.pid)
         run.orders("start", 0, WITHIN_S)
-        run.until(lambda events: _count(events, NodesStarted) > 0, WITHIN_S)
+        run.wait_until(lambda events: _count(events, NodesStarted) > 0, WITHIN_S)
         time.sleep(2)
-        before = quiet.used_s(run.controller.pid)
+        before = load_gate.cpu_s(run.controller.pid)
         began = time.monotonic()
         steps = 0
         while time.monotonic() < began + rest_s:
             steps += 1
             run.step(steps, STEP_S)
             time.sleep(max(0.0, began + steps * STEP_S - time.monotonic()))
-        rest = (quiet.used_s(run.controller.pid) - before) / (time.monotonic() - began)
-        run.until(lambda events: _count(events, StepCommitted) >= steps, WITHIN_S)
+        rest = (load_gate.cpu_s(run.controller.pid) - before) / (time.monotonic() - began)
+        run.wait_until(lambda events: _count(events, StepCommitted) >= steps, WITHIN_S)
         resident_mib = run.resident_bytes() / 2**20
         stop_s: list[float] = []
         start_s: list[float] = []
-        before = quiet.used_s(run.controller.pid)
+        before = load_gate.cpu_s(run.controller.pid)
         for attempt in range(losses):
-            gone = run.lose(nodes // 2)
+            gone = run.remove_node(nodes // 2)
             stop_s += [at - gone for at in run.orders("stop", attempt, WITHIN_S)]
             start_s += [at - gone for at in run.orders("start", attempt + 1, WITHIN_S)]
             time.sleep(2)
-        restart_cpu_s = (quiet.used_s(run.controller.pid) - before) / losses
+        restart_cpu_s = (load_gate.cpu_s(run.controller.pid) - before) / losses
         measured = Measured(
             nodes=nodes,
             join_s=join_s,

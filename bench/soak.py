@@ -26,30 +26,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import footprint
-from bench.ordeal import noted_steps, ordeal
-from bench.pairs import headline, percentile, say, table
+from bench import leak_slopes
+from bench.fault_outcomes import fault_outcomes, recorded_steps
+from bench.paired_stats import headline, percentile, say, table
 from holdfast import api
-from holdfast.cli.lines import line
+from holdfast.cli.event_text import event_line
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AnyEvent,
     CheckpointCommitted,
-    DrillAction,
-    DrillDone,
-    DrillRequested,
-    DrillTarget,
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
     RunFinished,
     StepCommitted,
 )
 from holdfast.events.log import EventReader
-from holdfast.folder import RunFolder
-from holdfast.report.advance import advance
-from holdfast.report.status import Phase, RunStatus
-from holdfast.report.words import share
+from holdfast.report.formatting import percentage
+from holdfast.report.run_status import RunPhase, RunStatus
+from holdfast.report.status_reducer import update_status
+from holdfast.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPPER = ROOT / "tests" / "programs" / "stepper.py"
+TORCH_FREE_TRAINER = ROOT / "tests" / "programs" / "torch_free_trainer.py"
 QUICKSTART = ROOT / "examples" / "quickstart"
 NODES = 2
 FAULTS = 500
@@ -66,40 +66,40 @@ SHOWN = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class FaultRow:
     """A kind of fault, how often it is drawn, and how long it lasts; without times it is for good."""
 
-    action: DrillAction
-    target: DrillTarget
+    action: FaultAction
+    target: FaultTarget
     weight: int
     for_s: tuple[float, float] | None = None
     amount: tuple[float, float] | None = None
-    """Of what, the drill says itself (job/drills.py)."""
+    """Of what, the drill says itself (job/fault_catalog.py)."""
     slow: bool = False
     """Whether its recovery takes tens of seconds by design; left out of a brisk soak."""
     netns: bool = False
 
 
-_KILL, _STOP, _PARTITION, _SKEW = DrillAction.KILL, DrillAction.STOP, DrillAction.PARTITION, DrillAction.SKEW
-_RANK, _NODE, _AGENT, _CONTROLLER = DrillTarget.RANK, DrillTarget.NODE, DrillTarget.AGENT, DrillTarget.CONTROLLER
+_KILL, _STOP, _PARTITION, _SKEW = FaultAction.KILL, FaultAction.STOP, FaultAction.PARTITION, FaultAction.CLOCK_SKEW
+_RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
 
 ROWS = (
-    Row(action=_KILL, target=_RANK, weight=30),
-    Row(action=_KILL, target=_NODE, weight=14),
-    Row(action=_KILL, target=_AGENT, weight=12),
-    Row(action=_KILL, target=_CONTROLLER, weight=16),
-    Row(action=_STOP, target=_RANK, weight=6),
-    Row(action=_STOP, target=_RANK, weight=6, for_s=(0.1, 4.0)),
-    Row(action=_STOP, target=_NODE, weight=5, for_s=(0.1, 5.0)),
-    Row(action=_STOP, target=_AGENT, weight=5, for_s=(0.1, 5.0)),
-    Row(action=_STOP, target=_CONTROLLER, weight=4, for_s=(0.1, 5.0)),
-    Row(action=_SKEW, target=_AGENT, weight=3, amount=(-7200.0, 7200.0)),
-    Row(action=_SKEW, target=_CONTROLLER, weight=3, amount=(-7200.0, 7200.0)),
-    Row(action=_STOP, target=_NODE, weight=1, slow=True),
-    Row(action=_STOP, target=_AGENT, weight=1, slow=True),
-    Row(action=_STOP, target=_CONTROLLER, weight=1, slow=True),
-    Row(action=_PARTITION, target=_NODE, weight=6, for_s=(0.2, 6.0), netns=True),
-    Row(action=_PARTITION, target=_NODE, weight=1, slow=True, netns=True),
+    FaultRow(action=_KILL, target=_RANK, weight=30),
+    FaultRow(action=_KILL, target=_NODE, weight=14),
+    FaultRow(action=_KILL, target=_AGENT, weight=12),
+    FaultRow(action=_KILL, target=_CONTROLLER, weight=16),
+    FaultRow(action=_STOP, target=_RANK, weight=6),
+    FaultRow(action=_STOP, target=_RANK, weight=6, for_s=(0.1, 4.0)),
+    FaultRow(action=_STOP, target=_NODE, weight=5, for_s=(0.1, 5.0)),
+    FaultRow(action=_STOP, target=_AGENT, weight=5, for_s=(0.1, 5.0)),
+    FaultRow(action=_STOP, target=_CONTROLLER, weight=4, for_s=(0.1, 5.0)),
+    FaultRow(action=_SKEW, target=_AGENT, weight=3, amount=(-7200.0, 7200.0)),
+    FaultRow(action=_SKEW, target=_CONTROLLER, weight=3, amount=(-7200.0, 7200.0)),
+    FaultRow(action=_STOP, target=_NODE, weight=1, slow=True),
+    FaultRow(action=_STOP, target=_AGENT, weight=1, slow=True),
+    FaultRow(action=_STOP, target=_CONTROLLER, weight=1, slow=True),
+    FaultRow(action=_PARTITION, target=_NODE, weight=6, for_s=(0.2, 6.0), netns=True),
+    FaultRow(action=_PARTITION, target=_NODE, weight=1, slow=True, netns=True),
 )
 
 
@@ -108,32 +108,32 @@ class Fault:
     """One drawn fault: what, and how many seconds after the one before."""
 
     after_s: float
-    row: Row
+    row: FaultRow
     index: int
     for_s: float | None
     amount: float | None
 
     def __str__(self) -> str:
-        which = f" {self.index}" if self.row.target.numbered else ""
+        which = f" {self.index}" if self.row.target.is_numbered else ""
         lasting = f" for {self.for_s:.1f} s" if self.for_s is not None else ""
         amount = f" by {self.amount:.0f}" if self.amount is not None else ""
         return f"{self.row.action} {self.row.target}{which}{lasting}{amount}"
 
 
-def draw(seed: int, number: int, rows: Sequence[Row], every_s: float, nodes: int = NODES) -> Fault:
+def draw(seed: int, number: int, rows: Sequence[FaultRow], every_s: float, nodes: int = NODES) -> Fault:
     """The fault of that number: the same for the same seed, whatever came before."""
     chance = random.Random(f"{seed}/{number}")
     (row,) = chance.choices(rows, [row.weight for row in rows])
     return Fault(
         after_s=chance.expovariate(1 / every_s),
         row=row,
-        index=chance.randrange(nodes) if row.target.numbered else 0,
+        index=chance.randrange(nodes) if row.target.is_numbered else 0,
         for_s=chance.uniform(*row.for_s) if row.for_s else None,
         amount=chance.uniform(*row.amount) if row.amount else None,
     )
 
 
-class Stuck(Exception):
+class RunStuck(Exception):
     """The run does not go on, or has ended; the message ends in what its log said last."""
 
 
@@ -141,7 +141,7 @@ class Stuck(Exception):
 class Watch:
     """What has been read of a run's log."""
 
-    run: RunFolder
+    run: RunDir
     faults: int = 0
     undone: set[float] = field(default_factory=set[float])
     """Faults that were asked for and have not been carried out, by when they were asked for."""
@@ -167,17 +167,17 @@ class Watch:
     def read(self) -> None:
         """Read what is new; raises when the run does not go on."""
         for event in self._reader.read():
-            self.status = advance(self.status, event)
+            self.status = update_status(self.status, event)
             match event:
                 case StepCommitted():
                     self.unstepped, self.moved_at, self.step_at = 0, time.monotonic(), event.started
                     self.step_seen = self.moved_at
                     continue
-                case DrillRequested():
+                case FaultRequested():
                     self.faults, self.unstepped, self.moved_at = self.faults + 1, self.unstepped + 1, time.monotonic()
                     if event.target is not _CONTROLLER:  # of two at once, it is carried out once
                         self.undone.add(event.at)
-                case DrillDone():
+                case FaultInjected():
                     self.undone.discard(event.requested_at)
                     self.fault_at, self.fault_seen = event.at, time.monotonic()
                 case CheckpointCommitted():
@@ -186,17 +186,17 @@ class Watch:
                     pass
             self.recent.append(event)
             if isinstance(event, RunFinished):
-                raise Stuck(f"the run has ended\n{self.story()}")
+                raise RunStuck(f"the run has ended\n{self.story()}")
         if time.monotonic() - self.moved_at > STUCK_S:
-            raise Stuck(f"no step for {STUCK_S:g} s\n{self.story()}")
+            raise RunStuck(f"no step for {STUCK_S:g} s\n{self.story()}")
 
     @property
     def well(self) -> bool:
         """Whether all is as it was before the first fault."""
-        return not self.unstepped and not self.undone and self.status.phase is Phase.RUNNING
+        return not self.unstepped and not self.undone and self.status.phase is RunPhase.RUNNING
 
     def story(self) -> str:
-        return "\n".join(map(line, self.recent))
+        return "\n".join(map(event_line, self.recent))
 
     def wait(self, until: float) -> None:
         """Read on until a moment (monotonic seconds), and longer while too many faults are without a step."""
@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
     parser.add_argument("--netns", action="store_true", help="a network for each node, and partitions among the faults")
     parser.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
-    parser.add_argument("--spare", choices=list(DrillTarget), help="no faults of these: one life to see leaks in")
+    parser.add_argument("--spare", choices=list(FaultTarget), help="no faults of these: one life to see leaks in")
     parser.add_argument(
         "--torch", action="store_true", help="the quickstart's Llama rather than a program without torch"
     )
@@ -245,33 +245,33 @@ def main() -> int:
         every_s = options.every_s or (TORCH_EVERY_S if options.torch else EVERY_S)
         trouble = _soak(run, state / "samples.jsonl", options.faults, options.seed, rows, every_s)
         left = _end(run)
-        return _tell(run, footprint.load(state / "samples.jsonl"), [*trouble, *left], noted=not options.torch)
+        return _tell(run, leak_slopes.load_samples(state / "samples.jsonl"), [*trouble, *left], noted=not options.torch)
 
 
-def _run(state: Path, *, netns: bool, torch: bool) -> RunFolder:
+def _run(state: Path, *, netns: bool, torch: bool) -> RunDir:
     """The run of this state: found, and taken up again where nobody goes on with it, or started."""
     for run in api.runs():
-        api.revive(run)
-        say(f"going on with {run.run}")
+        api.restart_controller(run)
+        say(f"going on with {run.run_id}")
         return run
-    profiles = state / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
-    (profiles / "soak.yaml").write_text(f"isolation: {'netns' if netns else 'process'}\ncode: shipped\n")
+    targets = state / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "soak.yaml").write_text(f"isolation: {'netns' if netns else 'process'}\ncode: shipped\n")
     overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak"]
     if torch:
         shutil.copy(QUICKSTART / "train.py", state)
         command = (sys.executable, "train.py")
-        overrides += ["env={STEPS: 100000000}", "checkpoint.every_steps=10", "recovery.step_deadline_s=10"]
+        overrides += ["env={STEPS: 100000000}", "checkpoint.every_steps=10", "recovery.step_timeout_s=10"]
     else:
-        shutil.copy(STEPPER, state)
-        command = (sys.executable, "stepper.py", "100000000", "0.03")
-        overrides += ["recovery.step_deadline_s=2"]
+        shutil.copy(TORCH_FREE_TRAINER, state)
+        command = (sys.executable, "torch_free_trainer.py", "100000000", "0.03")
+        overrides += ["recovery.step_timeout_s=2"]
     return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
 
 
-def _soak(run: RunFolder, kept: Path, faults: int, seed: int, rows: Sequence[Row], every_s: float) -> list[str]:
+def _soak(run: RunDir, kept: Path, faults: int, seed: int, rows: Sequence[FaultRow], every_s: float) -> list[str]:
     """Give the run its faults, from where it stands; what went wrong."""
-    if api.finished(run):
+    if api.is_finished(run):
         return []
     try:
         watch = Watch(run)
@@ -279,12 +279,12 @@ def _soak(run: RunFolder, kept: Path, faults: int, seed: int, rows: Sequence[Row
             fault = draw(seed, watch.faults, rows, every_s)
             watch.wait(time.monotonic() + fault.after_s)
             if watch.well:
-                footprint.keep(kept, footprint.samples(run, watch.faults))
+                leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
             say(f"  {watch.faults + 1:4d}/{faults}  {fault}")
             _give(watch, fault)
         watch.settle()
-        footprint.keep(kept, footprint.samples(run, watch.faults))
-    except Stuck as error:
+        leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
+    except RunStuck as error:
         return [str(error)]
     return []
 
@@ -295,37 +295,37 @@ def _give(watch: Watch, fault: Fault) -> None:
     while watch.faults == before:
         with contextlib.suppress(HoldfastError):
             row, index = fault.row, fault.index
-            api.drill(
+            api.inject_fault(
                 watch.run, target=row.target, index=index, action=row.action, for_s=fault.for_s, amount=fault.amount
             )
         watch.read()
         time.sleep(BEAT_S)
 
 
-def _end(run: RunFolder) -> list[str]:
+def _end(run: RunDir) -> list[str]:
     """End the run, and say what is left of it."""
     with contextlib.suppress(HoldfastError):
         api.cancel(run, force=True)  # it may have ended already
     for _ in api.follow(run):
         pass
-    left = [f"process {pid} is left" for pid in footprint.processes_of(run)]
-    return [*left, *(f"{folder} is left" for folder in footprint.socket_folders(run))]
+    left = [f"process {pid} is left" for pid in leak_slopes.processes_of(run)]
+    return [*left, *(f"{folder} is left" for folder in leak_slopes.socket_folders(run))]
 
 
-def _tell(run: RunFolder, samples: Sequence[footprint.Sample], trouble: Sequence[str], *, noted: bool) -> int:
+def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, noted: bool) -> int:
     events = api.events(run)
     summary = api.summary(run)
-    came = ordeal(events, summary, noted_steps(run.checkpoints, NODES) if noted else {})
+    came = fault_outcomes(events, summary, recorded_steps(run.checkpoints, NODES) if noted else {})
     problems = [*trouble, *came.problems]
     every = [second for seconds in came.recovered_s.values() for second in seconds]
     rows = [(code, str(len(seconds)), *_spread(seconds)) for code, seconds in sorted(came.recovered_s.items())]
-    ettr = share(summary.account.ettr) if summary.account.ettr is not None else "-"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(came.asked).most_common())
+    ettr = percentage(summary.account.ettr) if summary.account.ettr is not None else "-"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(came.requested).most_common())
     say("")
     say(f"{came.faults} faults in {summary.account.total_s / 60:.1f} min ({kinds})")
     say(f"recoveries {len(every)}, failed recoveries {came.unrecovered + bool(trouble)}, ETTR {ettr}")
     account = summary.account
-    say(f"steps {account.steps}, done again {account.redone_steps}, not exactly once {len(came.problems)}")
+    say(f"steps {account.steps}, done again {account.recomputed_steps}, not exactly once {len(came.problems)}")
     say("")
     say(
         table(("what failed", "recovered", "p50", "p99", "longest"), [*rows, ("all", str(len(every)), *_spread(every))])
@@ -343,7 +343,7 @@ def _spread(seconds: Sequence[float]) -> tuple[str, str, str]:
     return (f"{statistics.median(seconds):.2f} s", f"{percentile(seconds, 99):.2f} s", f"{max(seconds):.2f} s")
 
 
-def _trend_rows(samples: Sequence[footprint.Sample]) -> list[tuple[str, ...]]:
+def _trend_rows(samples: Sequence[leak_slopes.Sample]) -> list[tuple[str, ...]]:
     return [
         (
             trend.who,
@@ -353,7 +353,7 @@ def _trend_rows(samples: Sequence[footprint.Sample]) -> list[tuple[str, ...]]:
             "-" if trend.slope is None else f"{trend.slope:+.2f}",
             str(trend.processes),
         )
-        for trend in footprint.trends(samples)
+        for trend in leak_slopes.trends(samples)
     ]
 
 

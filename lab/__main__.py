@@ -11,9 +11,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.failures import report
-from lab.lab import Lab, build, nodes
-from lab.toolchain import impossible
+from holdfast.cli.error_report import report_error
+from lab.lab import Lab, build_all, nodes
+from lab.toolchain import build_impossible_reason
 
 app = typer.Typer(
     help="A Kubernetes control plane without containers, for rehearsing cluster jobs and for tests.",
@@ -32,10 +32,10 @@ def build_(
     ] = False,
 ) -> None:
     """Build what the lab runs, if it is not built yet: minutes, once for each version."""
-    if where_possible and (reason := impossible()):
+    if where_possible and (reason := build_impossible_reason()):
         print(f"the lab is not built: {reason}")
         return
-    for folder in build():
+    for folder in build_all():
         print(folder)
 
 
@@ -67,16 +67,16 @@ class Power(StrEnum):
 @app.command()
 def node(which: Annotated[str, typer.Argument(metavar="NODE")], power: Power, name: Name = "lab") -> None:
     """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
-    _lab(name).switch(which, on=power is Power.ON)
+    _lab(name).set_power(which, on=power is Power.ON)
 
 
 @app.command()
 def status(name: Name = "lab") -> None:
     """Say which programs of a lab live, and how often each has ended by itself; one that does not go on is an error."""
     lab = _lab(name)
-    programs, endings = lab.status(), lab.endings()
+    programs, endings = lab.status(), lab.crashes()
     for program, alive in programs.items():
-        again = f", has ended by itself {_times(endings[program])}" if program in endings else ""
+        again = f", has ended by itself {_positive_int(endings[program])}" if program in endings else ""
         print(f"{program:<24} {'up' if alive else 'down'}{again}")
     if programs:
         lab.check()
@@ -96,7 +96,7 @@ def kubectl(words: Annotated[list[str], typer.Argument()], name: Name = "lab") -
     os.execv(command[0], command)
 
 
-def _times(count: int) -> str:
+def _positive_int(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
@@ -116,7 +116,7 @@ def main() -> int:
     try:
         app(prog_name="python -m lab")
     except Exception as error:
-        return report(error, sys.argv[1:])
+        return report_error(error, sys.argv[1:])
     return 0
 
 

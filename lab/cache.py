@@ -19,7 +19,7 @@ def home() -> Path:
     return Path(base) / "holdfast" / "lab"
 
 
-def cached(name: str, ingredients: Iterable[bytes], make: Callable[[Path], None]) -> Path:
+def cached_dir(name: str, ingredients: Iterable[bytes], make: Callable[[Path], None]) -> Path:
     """The folder that `make` filled from these ingredients, now or earlier; of two that ask at once, one makes it."""
     place = _place(name, ingredients)
     if place.is_dir():

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 
 _TIMEOUT_S = 60.0
 _CONNECTIONS = 16
 
 
-class Client:
+class LabClient:
     """The API server of a lab, as its administrator; may be used from several threads."""
 
     def __init__(self, server: str, pki: Path) -> None:
@@ -35,7 +35,7 @@ class Client:
         """Make an object."""
         return self._answer(self._http.post(path_of(one), json=one))
 
-    def change(self, path: str, change: dict[str, Any]) -> Any:
+    def patch(self, path: str, change: dict[str, Any]) -> Any:
         """Change an object: a JSON merge patch."""
         kind = {"Content-Type": "application/merge-patch+json"}
         return self._answer(self._http.patch(path, json=change, headers=kind))
@@ -53,7 +53,7 @@ class Client:
             where=response.request.url.path,
             evidence=(response.text[:2000],),
             remedy="see `python -m lab status`, and what `log/kube-apiserver.log` of the lab says",
-            fault=Fault.HOLDFAST,
+            owner=Owner.HOLDFAST,
         )
 
 

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 from holdfast.errors import ExitCode, failure
-from lab.client import Client, path_of
+from lab.client import LabClient, path_of
 from lab.manifests import COMPONENT
-from lab.programs import Place
+from lab.programs import LabPaths
 
 _AT_ONCE = 8
 _ESTABLISHED_WITHIN_S = 120
-_LOOK_S = 0.3
+_POLL_S = 0.3
 
 # Where certificates are renewed by an operator itself: it finds these, and nothing to do.
 _CERTIFICATES = (("kueue-system", "kueue-webhook-server-cert"), ("kubeflow", "training-operator-webhook-cert"))
@@ -27,9 +27,9 @@ _KINDS = ("Namespace", "CustomResourceDefinition")
 _WEBHOOKS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 
 
-def install(client: Client, objects: Iterable[dict[str, Any]]) -> None:
+def install(client: LabClient, objects: Iterable[dict[str, Any]]) -> None:
     """Create all that is the same in every lab, kinds first, and return when every kind is served."""
-    same = [_unconverted(one) for one in objects if one["kind"] not in _WEBHOOKS]
+    same = [_without_conversion(one) for one in objects if one["kind"] not in _WEBHOOKS]
     kinds = [one for one in same if one["kind"] in _KINDS]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(client.create, kinds))
@@ -37,34 +37,34 @@ def install(client: Client, objects: Iterable[dict[str, Any]]) -> None:
     _await_established(client, {one["metadata"]["name"] for one in kinds if one["kind"] == "CustomResourceDefinition"})
 
 
-def lead(client: Client, place: Place, objects: Iterable[dict[str, Any]]) -> None:
+def install_for_lab(client: LabClient, paths: LabPaths, objects: Iterable[dict[str, Any]]) -> None:
     """Have what was installed ask this lab's own programs: webhooks, conversions, and the keys they serve with."""
     here = list(objects)
-    webhooks = [_led(one, place) for one in here if one["kind"] in _WEBHOOKS]
-    converted = [_led(one, place) for one in here if _converts(one)]
+    webhooks = [_for_lab(one, paths) for one in here if one["kind"] in _WEBHOOKS]
+    converted = [_for_lab(one, paths) for one in here if _converts(one)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(client.create, [*webhooks, *_secrets(place)]))
+        list(pool.map(client.create, [*webhooks, *_secrets(paths)]))
         list(pool.map(partial(_convert, client), converted))
 
 
-def _unconverted(one: dict[str, Any]) -> dict[str, Any]:
+def _without_conversion(one: dict[str, Any]) -> dict[str, Any]:
     if not _converts(one):
         return one
     return one | {"spec": {key: value for key, value in one["spec"].items() if key != "conversion"}}
 
 
-def _convert(client: Client, one: dict[str, Any]) -> None:
-    client.change(f"{path_of(one)}/{one['metadata']['name']}", {"spec": {"conversion": one["spec"]["conversion"]}})
+def _convert(client: LabClient, one: dict[str, Any]) -> None:
+    client.patch(f"{path_of(one)}/{one['metadata']['name']}", {"spec": {"conversion": one["spec"]["conversion"]}})
 
 
 def _converts(one: dict[str, Any]) -> bool:
     return one.get("spec", {}).get("conversion", {}).get("strategy") == "Webhook"
 
 
-def _led(one: dict[str, Any], place: Place) -> dict[str, Any]:
+def _for_lab(one: dict[str, Any], paths: LabPaths) -> dict[str, Any]:
     """The object with its webhooks at the lab's ports."""
-    port = place.ports[f"{one['metadata']['labels'][COMPONENT]}-webhook"]
-    authority = base64.b64encode((place.pki / "ca.crt").read_bytes()).decode()
+    port = paths.ports[f"{one['metadata']['labels'][COMPONENT]}-webhook"]
+    authority = base64.b64encode((paths.pki / "ca.crt").read_bytes()).decode()
     for target in _targets(one):
         path = target.pop("service").get("path", "/")
         target |= {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
@@ -78,15 +78,15 @@ def _targets(one: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield one["spec"]["conversion"]["webhook"]["clientConfig"]
 
 
-def _secrets(place: Place) -> Iterator[dict[str, Any]]:
+def _secrets(paths: LabPaths) -> Iterator[dict[str, Any]]:
     files = ("ca.crt", "ca.key", "tls.crt", "tls.key")
-    data = {file: base64.b64encode((place.pki / file).read_bytes()).decode() for file in files}
+    data = {file: base64.b64encode((paths.pki / file).read_bytes()).decode() for file in files}
     for namespace, name in _CERTIFICATES:
         metadata = {"namespace": namespace, "name": name}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def _await_established(client: Client, names: set[str]) -> None:
+def _await_established(client: LabClient, names: set[str]) -> None:
     deadline = time.monotonic() + _ESTABLISHED_WITHIN_S
     while names:
         if time.monotonic() > deadline:
@@ -101,4 +101,4 @@ def _await_established(client: Client, names: set[str]) -> None:
             conditions = one.get("status", {}).get("conditions") or ()
             if any(each["type"] == "Established" and each["status"] == "True" for each in conditions):
                 names.discard(one["metadata"]["name"])
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

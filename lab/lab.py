@@ -26,14 +26,14 @@ import msgspec
 from holdfast.errors import ExitCode, failure
 from holdfast.host import processes
 from holdfast.launch.local import netns
-from lab import manifests, pki, ports, programs, runner, seed, state, toolchain
+from lab import etcd_seed, manifests, pki, ports, programs, runner, state, toolchain
 from lab.cache import locked
-from lab.client import Client
-from lab.install import lead
+from lab.client import LabClient
+from lab.install import install_for_lab
 from lab.kubelet.nodes import POWER, NodeSpec
-from lab.programs import Place, Program
-from lab.state import State
-from lab.supervision import Supervision
+from lab.programs import LabPaths, LabProgram
+from lab.state import LabState
+from lab.supervision import LabSupervisor
 
 
 def nodes(count: int, *, gpus: int = 8, cpus: int = 192, memory: str = "2Ti") -> tuple[NodeSpec, ...]:
@@ -60,13 +60,13 @@ _END_WITHIN_S = 30.0
 _EVIDENCE_LINES = 15
 
 
-def build() -> tuple[Path, Path, Path, Path]:
+def build_all() -> tuple[Path, Path, Path, Path]:
     """The control plane's programs, the operators, what these publish, and etcd's seed; built if need be."""
     return (
         toolchain.program_folder(toolchain.CONTROLPLANE),
         toolchain.program_folder(toolchain.OPERATORS),
-        manifests.collected(),
-        seed.seed(),
+        manifests.collected_manifests(),
+        etcd_seed.build_seed(),
     )
 
 
@@ -78,27 +78,31 @@ class Lab:
         self.kubeconfig = self.folder / "kubeconfig"
 
     def up(
-        self, *, nodes: tuple[NodeSpec, ...] = FOUR_NODES, tied: bool = False, say: Callable[[str], None] = print
+        self,
+        *,
+        nodes: tuple[NodeSpec, ...] = FOUR_NODES,
+        dies_with_parent: bool = False,
+        log: Callable[[str], None] = print,
     ) -> None:
         """Start it, and return when every program is ready; what is there already stays, and what is down is started.
 
         A `tied` one dies with the process that started it. After an error nothing is left of what was started anew.
         """
-        build()
+        build_all()
         with locked(self._lock()):
-            if self._is_whole():
+            if self._is_running():
                 return
             started = time.monotonic()
-            if self._can_go_on():
-                self._go_on()
+            if self._can_resume():
+                self._resume()
             else:
                 self._end()
                 try:
-                    self._start(nodes, tied=tied)
+                    self._start(nodes, dies_with_parent=dies_with_parent)
                 except BaseException:
                     self._end()
                     raise
-        say(f"ready after {time.monotonic() - started:.1f} s")
+        log(f"ready after {time.monotonic() - started:.1f} s")
 
     def down(self) -> None:
         """End it and remove all of it; where there is none, nothing is done."""
@@ -110,27 +114,27 @@ class Lab:
         known = state.load(self.folder)
         return {name: process.alive for name, process in known.processes.items()} if known else {}
 
-    def endings(self) -> dict[str, int]:
+    def crashes(self) -> dict[str, int]:
         """How often programs have ended by themselves, and were started again."""
         known = state.load(self.folder)
-        return {name: ended.times for name, ended in known.endings.items() if ended.times} if known else {}
+        return {name: ended.total for name, ended in known.crashes.items() if ended.total} if known else {}
 
     def check(self) -> None:
         """Raise what is to be said of a program that does not go on by itself."""
-        known = self._known()
+        known = self._state()
         for name, process in known.processes.items():
-            if (not process.alive and name not in known.stopped) or known.keeps_ending(name):
-                raise runner.died(name, self._place())
+            if (not process.alive and name not in known.stopped) or known.is_crash_looping(name):
+                raise runner.crash_error(name, self._paths())
 
     def supervise(self) -> None:
         """Start again what ends, until the lab is gone."""
-        place = self._place()
+        place = self._paths()
         made = (make(place) for make in programs.ALL)
-        Supervision(place, {program.name: program for program in made}).keep()
+        LabSupervisor(place, {program.name: program for program in made}).run()
 
-    def client(self) -> Client:
+    def client(self) -> LabClient:
         """Its API server, as its administrator."""
-        return Client(self._place().server, self.folder / "pki")
+        return LabClient(self._paths().server, self.folder / "pki")
 
     def kubectl(self, *words: str | Path, input: str | None = None) -> str:
         """What kubectl, of the lab's own version, answers."""
@@ -139,7 +143,7 @@ class Lab:
             raise failure(
                 "lab-kubectl-failed",
                 f"kubectl {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip()}",
-                exit_code=ExitCode.IMPOSSIBLE,
+                exit_code=ExitCode.CANNOT_RUN_HERE,
                 remedy="mend what it names; `python -m lab status` says whether the lab is there",
             )
         return done.stdout
@@ -149,13 +153,13 @@ class Lab:
         program = toolchain.program_folder(toolchain.CONTROLPLANE) / "kubectl"
         return [os.fspath(word) for word in (program, f"--kubeconfig={self.kubeconfig}", *words)]
 
-    def switch(self, node: str, *, on: bool) -> None:
+    def set_power(self, node: str, *, on: bool) -> None:
         """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
         self.kubectl("annotate", "node", node, "--overwrite", f"{POWER}={'on' if on else 'off'}")
 
     def kill(self, name: str) -> None:
         """Kill one program at once, as a crash would; it stays down until it is started."""
-        process = state.change(self.folder, lambda known: known.with_stopped(name)).processes[name]
+        process = state.update(self.folder, lambda known: known.with_stopped(name)).processes[name]
         if process.alive:
             os.kill(process.pid, signal.SIGKILL)
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
@@ -165,60 +169,65 @@ class Lab:
 
         Of a tied lab it dies with the thread that calls this, as the kernel counts parents.
         """
-        place = self._place()
+        place = self._paths()
         made = (make(place) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))
 
-    def _start(self, nodes: tuple[NodeSpec, ...], *, tied: bool) -> None:
+    def _start(self, nodes: tuple[NodeSpec, ...], *, dies_with_parent: bool) -> None:
         self.folder.mkdir(mode=0o700)
         for name in ("log", "configuration", "kubelet", "tmp/k8s-webhook-server"):
             (self.folder / name).mkdir(parents=True)
-        block, chosen = ports.claim()
+        block, chosen = ports.claim_ports()
         try:
-            state.save(self.folder, State(ports=chosen, data=str(self._data()), nodes=nodes, tied=tied))
-            pki.make(self.folder / "pki")
+            state.save(
+                self.folder,
+                LabState(ports=chosen, data=str(self._data()), nodes=nodes, dies_with_parent=dies_with_parent),
+            )
+            pki.make_pki(self.folder / "pki")
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
-            place = self._place()
+            place = self._paths()
             self._write_kubeconfig(place)
-            seed.plant(place.data)
+            etcd_seed.copy_seed(place.data)
             self._run(programs.supervisor(place), programs.etcd(place), programs.apiserver(place), keep=block)
-            lead(self.client(), place, manifests.published(place.published))
+            install_for_lab(self.client(), place, manifests.published_objects(place.operator_manifests))
             rest = [make for make in programs.ALL if make not in (programs.etcd, programs.apiserver)]
             self._run(*(make(place) for make in rest), keep=block)
         finally:
             os.close(block)
-        state.change(self.folder, lambda known: msgspec.structs.replace(known, ready=True))
+        state.update(self.folder, lambda known: msgspec.structs.replace(known, ready=True))
 
-    def _can_go_on(self) -> bool:
+    def _can_resume(self) -> bool:
         """Whether it has been whole, and has its data and its ports, which it keeps while any of its programs lives."""
         known = state.load(self.folder)
         alive = known is not None and any(process.alive for process in known.processes.values())
         return known is not None and known.ready and alive and Path(known.data).exists()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Start what is down."""
-        known, place = self._known(), self._place()
+        known, place = self._state(), self._paths()
         made = (make(place) for make in (programs.supervisor, *programs.ALL))
-        self._run(*(program for program in made if not known.lives(program.name)))
+        self._run(*(program for program in made if not known.is_alive(program.name)))
 
-    def _run(self, *started: Program, keep: int | None = None) -> None:
+    def _run(self, *started: LabProgram, keep: int | None = None) -> None:
         """Start programs at once, unless they live, write them down, and return when they are ready."""
-        place = self._place()
+        place = self._paths()
 
-        def running(known: State, program: Program) -> State:
-            if known.lives(program.name):
+        def running(known: LabState, program: LabProgram) -> LabState:
+            if known.is_alive(program.name):
                 return known
             kept = () if keep is None else (keep,)
-            return known.with_process(program.name, runner.run(program, place, tied=known.tied, keep=kept))
+            return known.with_process(
+                program.name, runner.start(program, place, dies_with_parent=known.dies_with_parent, keep=kept)
+            )
 
         for program in started:
-            state.change(self.folder, lambda known, program=program: running(known, program))
-        runner.await_ready(started, place, lambda name: self._known().keeps_ending(name))
+            state.update(self.folder, lambda known, program=program: running(known, program))
+        runner.wait_ready(started, place, lambda name: self._state().is_crash_looping(name))
 
     def _end(self) -> None:
         """Kill all that bears its mark, whether or not it was written down, and remove its folders."""
-        processes.end_all(self._inhabitants, within_s=_END_WITHIN_S)
-        netns.remove(programs.tag(self.folder))
+        processes.kill_all(self._lab_processes, within_s=_END_WITHIN_S)
+        netns.remove(programs.lab_tag(self.folder))
         shutil.rmtree(self._data_in_memory(), ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -226,15 +235,15 @@ class Lab:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         return self.folder.with_name(f"{self.folder.name}.lock")
 
-    def _inhabitants(self) -> Iterable[int]:
+    def _lab_processes(self) -> Iterable[int]:
         others = (pid for pid in processes.all_pids() if pid != os.getpid())
-        return processes.marked(others, **{runner.MARK: str(self.folder)})
+        return processes.by_env(others, **{runner.MARK: str(self.folder)})
 
-    def _is_whole(self) -> bool:
+    def _is_running(self) -> bool:
         known = state.load(self.folder)
         return known is not None and known.ready and all(process.alive for process in known.processes.values())
 
-    def _known(self) -> State:
+    def _state(self) -> LabState:
         known = state.load(self.folder)
         if known is None:
             raise failure(
@@ -246,15 +255,15 @@ class Lab:
             )
         return known
 
-    def _place(self) -> Place:
-        known = self._known()
-        controlplane, operators, published, _ = build()
-        return Place(
+    def _paths(self) -> LabPaths:
+        known = self._state()
+        controlplane, operators, published, _ = build_all()
+        return LabPaths(
             folder=self.folder,
             data=Path(known.data),
             controlplane=controlplane,
             operators=operators,
-            published=published,
+            operator_manifests=published,
             ports=known.ports,
             nodes=known.nodes,
         )
@@ -268,11 +277,11 @@ class Lab:
         return self._data_in_memory() if room >= _MEMORY_NEEDED_BYTES else self.folder / "etcd"
 
     def _data_in_memory(self) -> Path:
-        return _MEMORY / f"holdfast-{programs.tag(self.folder)}"
+        return _MEMORY / f"holdfast-{programs.lab_tag(self.folder)}"
 
-    def _write_kubeconfig(self, place: Place) -> None:
-        cluster = {"server": place.server, "certificate-authority": str(place.pki / "ca.crt")}
-        user = {"token": (place.pki / "token").read_text()}
+    def _write_kubeconfig(self, paths: LabPaths) -> None:
+        cluster = {"server": paths.server, "certificate-authority": str(paths.pki / "ca.crt")}
+        user = {"token": (paths.pki / "token").read_text()}
         context = {"cluster": "lab", "user": "admin", "namespace": "default"}
         document = {
             "apiVersion": "v1",

@@ -16,8 +16,8 @@ from typing import Any, cast
 import yaml
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
-from lab.cache import cached
+from holdfast.findings import Owner
+from lab.cache import cached_dir
 from lab.toolchain import CONTROLPLANE, OPERATORS, program_folder, source_folder, sources
 
 COMPONENT = "lab.holdfast/component"
@@ -87,13 +87,13 @@ _STAGES = (
 _OWN_STAGES = Path(__file__).with_name("stages.yaml")
 
 
-def collected() -> Path:
+def collected_manifests() -> Path:
     """The folder of objects.json and stages.yaml, of all that is published."""
     ingredients = [*sources(OPERATORS), Path(__file__).read_bytes(), _OWN_STAGES.read_bytes()]
-    return cached("manifests", ingredients, _collect)
+    return cached_dir("manifests", ingredients, _collect)
 
 
-def published(folder: Path) -> list[dict[str, Any]]:
+def published_objects(folder: Path) -> list[dict[str, Any]]:
     """Every object of every operator; webhooks still name services, of which the lab has none."""
     return json.loads((folder / "objects.json").read_text())
 
@@ -123,10 +123,10 @@ def _objects(publisher: Publisher) -> Iterator[dict[str, Any]]:
     for folder in publisher.folders:
         for one in yaml.load_all(_kustomize(base / folder), yaml.CSafeLoader):
             if one and one["kind"] in _KINDS and one["metadata"]["name"] not in publisher.leaves_out:
-                yield _settled(one, publisher)
+                yield _adapted(one, publisher)
 
 
-def _settled(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
+def _adapted(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
     one["metadata"].setdefault("labels", {})[COMPONENT] = publisher.component
     if one["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
         one["metadata"].setdefault("namespace", publisher.namespace)
@@ -169,6 +169,6 @@ def _kustomize(folder: Path) -> str:
             where=str(folder),
             evidence=tuple(done.stderr.splitlines()),
             remedy="See whether the Go module cache is whole: go clean -modcache, and try again.",
-            fault=Fault.HOLDFAST,
+            owner=Owner.HOLDFAST,
         )
     return done.stdout

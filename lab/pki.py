@@ -31,7 +31,7 @@ _SERVICES = (
 )
 
 
-def make(folder: Path) -> None:
+def make_pki(folder: Path) -> None:
     """Write a lab's keys and certificates into a folder that is not there yet.
 
     ca.crt, ca.key; tls.crt, tls.key: what every program of the lab serves with; kubelet-client.crt, .key: by which the

@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 from lab.cache import home
 
 _SIZE = 24
@@ -40,7 +40,7 @@ NAMES = (
 )
 
 
-def claim() -> tuple[int, dict[str, int]]:
+def claim_ports() -> tuple[int, dict[str, int]]:
     """Take a free block; the descriptor that holds it, and the ports by name."""
     folder = home() / "ports"
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,9 +55,9 @@ def claim() -> tuple[int, dict[str, int]]:
     raise failure(
         "lab-no-free-ports",
         f"no {_SIZE} ports in a row are free between {_FIRST} and {end}",
-        exit_code=ExitCode.IMPOSSIBLE,
+        exit_code=ExitCode.CANNOT_RUN_HERE,
         remedy="End labs that nobody needs (python -m lab down), or see `ss -tln`.",
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.kubelet.configuration import Configuration
+from lab.kubelet.configuration import KubeletConfig
 from lab.kubelet.nodes import NodeSpec
 from lab.state import SUPERVISOR
 
-_LOST_AFTER_S = 10
+_NODE_LOST_AFTER_S = 10
 """How long after its last word a node is lost."""
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LabPaths:
     """Where a lab's things are."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Place:
     """etcd's."""
     controlplane: Path
     operators: Path
-    published: Path
+    operator_manifests: Path
     """What the operators publish (manifests.py)."""
     ports: Mapping[str, int]
     nodes: tuple[NodeSpec, ...]
@@ -56,13 +56,13 @@ class Place:
         return self.folder / "configuration" / f"{name}.yaml"
 
 
-def tag(folder: Path) -> str:
+def lab_tag(folder: Path) -> str:
     """What a lab's things are called that do not lie in its folder: its network, its memory."""
     return f"lab{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class LabProgram:
     """A program of a lab."""
 
     name: str
@@ -74,15 +74,15 @@ class Program:
     """What answers 200 when it is; empty where nothing waits for that."""
 
 
-def etcd(place: Place) -> Program:
+def etcd(paths: LabPaths) -> LabProgram:
     """Keeps what the API server is told, in memory where there is enough."""
-    client, peer = (f"http://{place.address(name)}" for name in ("etcd", "etcd-peer"))
-    return Program(
+    client, peer = (f"http://{paths.address(name)}" for name in ("etcd", "etcd-peer"))
+    return LabProgram(
         name="etcd",
         argv=(
-            place.controlplane / "etcd",
+            paths.controlplane / "etcd",
             "--name=lab",
-            f"--data-dir={place.data}",
+            f"--data-dir={paths.data}",
             "--unsafe-no-fsync",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
@@ -95,18 +95,18 @@ def etcd(place: Place) -> Program:
     )
 
 
-def apiserver(place: Place) -> Program:
+def apiserver(paths: LabPaths) -> LabProgram:
     """The API server, with roles enforced and admission as it ships."""
-    pki = place.pki
-    return Program(
+    pki = paths.pki
+    return LabProgram(
         name="kube-apiserver",
         argv=(
-            place.controlplane / "kube-apiserver",
-            f"--etcd-servers=http://{place.address('etcd')}",
+            paths.controlplane / "kube-apiserver",
+            f"--etcd-servers=http://{paths.address('etcd')}",
             f"--bind-address={_LOOPBACK}",
             f"--advertise-address={_LOOPBACK}",
-            f"--secure-port={place.ports['kube-apiserver']}",
-            *_serving(place),
+            f"--secure-port={paths.ports['kube-apiserver']}",
+            *_serving(paths),
             f"--client-ca-file={pki / 'ca.crt'}",
             f"--token-auth-file={pki / 'tokens.csv'}",
             "--authorization-mode=RBAC",
@@ -124,53 +124,53 @@ def apiserver(place: Place) -> Program:
             "--default-not-ready-toleration-seconds=5",
             "--default-unreachable-toleration-seconds=5",
         ),
-        ready=f"{place.server}/readyz",
+        ready=f"{paths.server}/readyz",
     )
 
 
-def controller_manager(place: Place) -> Program:
+def controller_manager(paths: LabPaths) -> LabProgram:
     """The controllers of Kubernetes itself; they hold a node for lost sooner than elsewhere, where it takes 40 s."""
-    return Program(
+    return LabProgram(
         name="kube-controller-manager",
         argv=(
-            place.controlplane / "kube-controller-manager",
-            *_delegated(place, "kube-controller-manager"),
-            f"--service-account-private-key-file={place.pki / 'sa.key'}",
-            f"--root-ca-file={place.pki / 'ca.crt'}",
+            paths.controlplane / "kube-controller-manager",
+            *_delegated(paths, "kube-controller-manager"),
+            f"--service-account-private-key-file={paths.pki / 'sa.key'}",
+            f"--root-ca-file={paths.pki / 'ca.crt'}",
             "--use-service-account-credentials=true",
             "--node-monitor-period=1s",
-            f"--node-monitor-grace-period={_LOST_AFTER_S}s",
+            f"--node-monitor-grace-period={_NODE_LOST_AFTER_S}s",
         ),
-        ready=f"https://{place.address('kube-controller-manager')}/healthz",
+        ready=f"https://{paths.address('kube-controller-manager')}/healthz",
     )
 
 
-def scheduler(place: Place) -> Program:
+def scheduler(paths: LabPaths) -> LabProgram:
     """The scheduler, as it ships."""
-    return Program(
+    return LabProgram(
         name="kube-scheduler",
-        argv=(place.controlplane / "kube-scheduler", *_delegated(place, "kube-scheduler")),
-        ready=f"https://{place.address('kube-scheduler')}/readyz",
+        argv=(paths.controlplane / "kube-scheduler", *_delegated(paths, "kube-scheduler")),
+        ready=f"https://{paths.address('kube-scheduler')}/readyz",
     )
 
 
-def kueue(place: Place) -> Program:
+def kueue(paths: LabPaths) -> LabProgram:
     """Queues and quotas, for every kind of job that the lab knows; its shipped configuration leaves some out."""
-    return Program(
+    return LabProgram(
         name="kueue",
         argv=(
-            place.operators / "kueue",
-            f"--config={place.configuration('kueue')}",
-            f"--kubeconfig={place.kubeconfig}",
+            paths.operators / "kueue",
+            f"--config={paths.configuration('kueue')}",
+            f"--kubeconfig={paths.kubeconfig}",
             "--zap-log-level=2",
         ),
         configuration={
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "namespace": "kueue-system",
-            "health": {"healthProbeBindAddress": place.address("kueue")},
+            "health": {"healthProbeBindAddress": paths.address("kueue")},
             "metrics": {"bindAddress": "0"},
-            "webhook": _webhook(place, "kueue") | {"certDir": str(place.pki)},
+            "webhook": _webhook(paths, "kueue") | {"certDir": str(paths.pki)},
             "leaderElection": {"leaderElect": False},
             # Without this it reads certificates of its metrics from a folder under /etc that no flag changes.
             "internalCertManagement": {
@@ -202,71 +202,71 @@ def kueue(place: Place) -> Program:
                 ]
             },
         },
-        ready=f"http://{place.address('kueue')}/readyz",
+        ready=f"http://{paths.address('kueue')}/readyz",
     )
 
 
-def jobset(place: Place) -> Program:
+def jobset(paths: LabPaths) -> LabProgram:
     """Sets of Jobs."""
-    return Program(
+    return LabProgram(
         name="jobset",
         argv=(
-            place.operators / "jobset",
-            f"--config={place.configuration('jobset')}",
-            f"--kubeconfig={place.kubeconfig}",
+            paths.operators / "jobset",
+            f"--config={paths.configuration('jobset')}",
+            f"--kubeconfig={paths.kubeconfig}",
         ),
         configuration={
             "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
             "kind": "Configuration",
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
-            "webhook": _webhook(place, "jobset") | {"certDir": str(place.pki)},
-            "health": {"healthProbeBindAddress": place.address("jobset")},
+            "webhook": _webhook(paths, "jobset") | {"certDir": str(paths.pki)},
+            "health": {"healthProbeBindAddress": paths.address("jobset")},
             "metrics": {"bindAddress": "0"},
         },
-        ready=f"http://{place.address('jobset')}/readyz",
+        ready=f"http://{paths.address('jobset')}/readyz",
     )
 
 
-def trainer(place: Place) -> Program:
+def trainer(paths: LabPaths) -> LabProgram:
     """Kubeflow Trainer v2: TrainJobs and their runtimes."""
-    return Program(
+    return LabProgram(
         name="trainer",
         argv=(
-            place.operators / "trainer-controller-manager",
-            f"--config={place.configuration('trainer')}",
-            f"--kubeconfig={place.kubeconfig}",
+            paths.operators / "trainer-controller-manager",
+            f"--config={paths.configuration('trainer')}",
+            f"--kubeconfig={paths.kubeconfig}",
         ),
-        environment=_certificates_by_tmpdir(place),
+        environment=_certificates_by_tmpdir(paths),
         configuration={
             "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
             "kind": "Configuration",
-            "health": {"healthProbeBindAddress": place.address("trainer")},
+            "health": {"healthProbeBindAddress": paths.address("trainer")},
             "metrics": {"bindAddress": "0"},
-            "webhook": _webhook(place, "trainer"),
+            "webhook": _webhook(paths, "trainer"),
             "leaderElection": {"leaderElect": False},
             "certManagement": {"enable": False},
             "clientConnection": {"qps": 200, "burst": 400},
         },
-        ready=f"http://{place.address('trainer')}/readyz",
+        ready=f"http://{paths.address('trainer')}/readyz",
     )
 
 
-def training_operator(place: Place) -> Program:
+def training_operator(paths: LabPaths) -> LabProgram:
     """PyTorchJobs; its MPIJobs are older than those of mpi-operator, which bear the same name."""
-    return Program(
+    return LabProgram(
         name="training-operator",
         argv=(
-            place.operators / "training-operator.v1",
-            f"--kubeconfig={place.kubeconfig}",
+            paths.operators / "training-operator.v1",
+            f"--kubeconfig={paths.kubeconfig}",
             "--enable-scheme=pytorchjob",
             "--metrics-bind-address=0",
-            f"--health-probe-bind-address={place.address('training-operator')}",
-            f"--webhook-server-port={place.ports['training-operator-webhook']}",
-            f"--pytorch-init-container-template-file={place.configuration('training-operator')}",
+            f"--health-probe-bind-address={paths.address('training-operator')}",
+            f"--webhook-server-port={paths.ports['training-operator-webhook']}",
+            f"--pytorch-init-container-template-file={paths.configuration('training-operator')}",
             *_RATE,
         ),
-        environment=_certificates_by_tmpdir(place),
+        environment=_certificates_by_tmpdir(paths),
         # Its own looks the master up with nslookup, which asks name servers only.
         configuration=[
             {
@@ -276,68 +276,68 @@ def training_operator(place: Place) -> Program:
                 "command": ["sh", "-c", "until getent hosts {{.MasterAddr}}; do sleep 0.2; done"],
             }
         ],
-        ready=f"http://{place.address('training-operator')}/readyz",
+        ready=f"http://{paths.address('training-operator')}/readyz",
     )
 
 
-def mpi_operator(place: Place) -> Program:
+def mpi_operator(paths: LabPaths) -> LabProgram:
     """MPIJobs."""
-    return Program(
+    return LabProgram(
         name="mpi-operator",
         argv=(
-            place.operators / "mpi-operator",
-            f"--kubeConfig={place.kubeconfig}",
-            f"--master={place.server}",
+            paths.operators / "mpi-operator",
+            f"--kubeConfig={paths.kubeconfig}",
+            f"--master={paths.server}",
             "--lock-namespace=mpi-operator",
             "--monitoring-port=0",
             *_RATE,
         ),
-        environment={"HEALTH_ADDRESS": place.address("mpi-operator"), "KUBEFLOW_NAMESPACE": ""},
-        ready=f"http://{place.address('mpi-operator')}/healthz",
+        environment={"HEALTH_ADDRESS": paths.address("mpi-operator"), "KUBEFLOW_NAMESPACE": ""},
+        ready=f"http://{paths.address('mpi-operator')}/healthz",
     )
 
 
-def kwok(place: Place) -> Program:
+def kwok(paths: LabPaths) -> LabProgram:
     """Nodes and pods that are only said to be there, for questions of placing: nodes labelled `type=kwok`."""
-    return Program(
+    return LabProgram(
         name="kwok",
         argv=(
-            place.operators / "kwok",
-            f"--kubeconfig={place.kubeconfig}",
+            paths.operators / "kwok",
+            f"--kubeconfig={paths.kubeconfig}",
             "--manage-nodes-with-label-selector=type=kwok",
-            f"--config={place.published / 'stages.yaml'}",
+            f"--config={paths.operator_manifests / 'stages.yaml'}",
             # It renews them at a quarter of this.
-            f"--node-lease-duration-seconds={_LOST_AFTER_S}",
-            f"--server-address={place.address('kwok')}",
+            f"--node-lease-duration-seconds={_NODE_LOST_AFTER_S}",
+            f"--server-address={paths.address('kwok')}",
         ),
-        ready=f"http://{place.address('kwok')}/healthz",
+        ready=f"http://{paths.address('kwok')}/healthz",
     )
 
 
-def kubelet(place: Place) -> Program:
+def kubelet(paths: LabPaths) -> LabProgram:
     """Nodes, and the pods on them as processes of this machine."""
-    folder = place.folder / "kubelet"
-    last = place.nodes[-1].name
-    return Program(
+    folder = paths.folder / "kubelet"
+    last = paths.nodes[-1].name
+    return LabProgram(
         name="kubelet",
-        argv=(sys.executable, "-m", "lab.kubelet", place.configuration("kubelet")),
-        configuration=Configuration(
+        argv=(sys.executable, "-m", "lab.kubelet", paths.configuration("kubelet")),
+        configuration=KubeletConfig(
             folder=folder,
-            pki=place.pki,
-            tag=tag(place.folder),
+            pki=paths.pki,
+            tag=lab_tag(paths.folder),
             host=_LOOPBACK,
-            port=place.ports["kubelet"],
-            apiserver=place.ports["kube-apiserver"],
-            nodes=place.nodes,
+            port=paths.ports["kubelet"],
+            apiserver=paths.ports["kube-apiserver"],
+            nodes=paths.nodes,
             bad_images=BAD_IMAGES,
         ),
-        ready=f"{place.server}/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{last}",
+        ready=f"{paths.server}/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{last}",
     )
 
 
-def supervisor(place: Place) -> Program:
+def supervisor(paths: LabPaths) -> LabProgram:
     """Starts again what ends of the others."""
-    return Program(name=SUPERVISOR, argv=(sys.executable, "-m", "lab.supervisor", place.folder))
+    return LabProgram(name=SUPERVISOR, argv=(sys.executable, "-m", "lab.supervisor", paths.folder))
 
 
 CONTROLPLANE = (etcd, apiserver, controller_manager, scheduler)
@@ -349,30 +349,30 @@ BAD_IMAGES = ("missing.example/*",)
 """Those that no node can pull."""
 
 
-def _delegated(place: Place, name: str) -> tuple[str, ...]:
+def _delegated(paths: LabPaths, name: str) -> tuple[str, ...]:
     """What the scheduler and the controller manager are both told."""
     return (
-        f"--kubeconfig={place.kubeconfig}",
-        f"--authentication-kubeconfig={place.kubeconfig}",
-        f"--authorization-kubeconfig={place.kubeconfig}",
+        f"--kubeconfig={paths.kubeconfig}",
+        f"--authentication-kubeconfig={paths.kubeconfig}",
+        f"--authorization-kubeconfig={paths.kubeconfig}",
         "--authentication-skip-lookup=true",
         "--leader-elect=false",
         f"--bind-address={_LOOPBACK}",
-        f"--secure-port={place.ports[name]}",
-        *_serving(place),
+        f"--secure-port={paths.ports[name]}",
+        *_serving(paths),
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     )
 
 
-def _serving(place: Place) -> tuple[str, ...]:
-    return (f"--tls-cert-file={place.pki / 'tls.crt'}", f"--tls-private-key-file={place.pki / 'tls.key'}")
+def _serving(paths: LabPaths) -> tuple[str, ...]:
+    return (f"--tls-cert-file={paths.pki / 'tls.crt'}", f"--tls-private-key-file={paths.pki / 'tls.key'}")
 
 
-def _webhook(place: Place, name: str) -> dict[str, Any]:
-    return {"host": _LOOPBACK, "port": place.ports[f"{name}-webhook"]}
+def _webhook(paths: LabPaths, name: str) -> dict[str, Any]:
+    return {"host": _LOOPBACK, "port": paths.ports[f"{name}-webhook"]}
 
 
-def _certificates_by_tmpdir(place: Place) -> dict[str, str]:
+def _certificates_by_tmpdir(paths: LabPaths) -> dict[str, str]:
     """Where no setting names the folder of certificates, it is one below $TMPDIR."""
-    return {"TMPDIR": str(place.folder / "tmp")}
+    return {"TMPDIR": str(paths.folder / "tmp")}

@@ -13,11 +13,11 @@ import httpx
 import msgspec
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 from holdfast.host import processes
 from holdfast.host.processes import ProcessId
 from lab import state
-from lab.programs import Place, Program
+from lab.programs import LabPaths, LabProgram
 
 MARK = "HOLDFAST_LAB"
 """The variable by which everything that belongs to a lab is found; its value is the lab's folder."""
@@ -28,84 +28,84 @@ _EVIDENCE_LINES = 15
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(program: Program, place: Place, *, tied: bool, keep: tuple[int, ...] = ()) -> ProcessId:
+def start(program: LabProgram, paths: LabPaths, *, dies_with_parent: bool, keep: tuple[int, ...] = ()) -> ProcessId:
     """Start a program that outlives this process unless it is `tied`; it inherits the descriptors to `keep`."""
     if program.configuration is not None:
-        place.configuration(program.name).write_bytes(msgspec.json.encode(program.configuration, enc_hook=os.fspath))
+        paths.configuration(program.name).write_bytes(msgspec.json.encode(program.configuration, enc_hook=os.fspath))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))),
-        "KUBECONFIG": str(place.kubeconfig),
+        "KUBECONFIG": str(paths.kubeconfig),
         **program.environment,
-        MARK: str(place.folder),
+        MARK: str(paths.folder),
     }
-    with log(place, program.name).open("ab") as output:
+    with log_path(paths, program.name).open("ab") as output:
         process = subprocess.Popen(
             [os.fspath(word) for word in program.argv],
             env=environment,
-            cwd=place.folder,
+            cwd=paths.folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=keep,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent if tied else None,  # noqa: PLW1509 it makes one system call
+            preexec_fn=processes.die_with_parent if dies_with_parent else None,  # noqa: PLW1509 it makes one system call
         )
     identity = processes.identify(process.pid)
     return identity or ProcessId(process.pid, 0)  # as one that has ended
 
 
-def await_ready(started: Iterable[Program], place: Place, hopeless: Callable[[str], bool]) -> None:
+def wait_ready(started: Iterable[LabProgram], paths: LabPaths, is_crash_looping: Callable[[str], bool]) -> None:
     """Return when every program says that it is ready; a hopeless one, by its name, is an error with its last words."""
     deadline = time.monotonic() + _READY_WITHIN_S
-    trust = ssl.create_default_context(cafile=place.pki / "ca.crt")
-    token = (place.pki / "token").read_text()
+    trust = ssl.create_default_context(cafile=paths.pki / "ca.crt")
+    token = (paths.pki / "token").read_text()
     with httpx.Client(verify=trust, headers={"Authorization": f"Bearer {token}"}, timeout=5) as client:
         for program in started:
-            while program.ready and not _answers(client, program.ready):
-                if hopeless(program.name):
-                    raise died(program.name, place)
+            while program.ready and not _responds(client, program.ready):
+                if is_crash_looping(program.name):
+                    raise crash_error(program.name, paths)
                 if time.monotonic() > deadline:
-                    raise _late(program, place)
+                    raise _not_ready_error(program, paths)
                 time.sleep(_LOOK_S)
 
 
-def log(place: Place, name: str) -> Path:
+def log_path(paths: LabPaths, name: str) -> Path:
     """Where what a program says is kept."""
-    return place.folder / "log" / f"{name}.log"
+    return paths.folder / "log" / f"{name}.log"
 
 
-def _answers(client: httpx.Client, url: str) -> bool:
+def _responds(client: httpx.Client, url: str) -> bool:
     try:
         return client.get(url).is_success
     except httpx.HTTPError:
         return False
 
 
-def died(name: str, place: Place) -> Exception:
+def crash_error(name: str, paths: LabPaths) -> Exception:
     """What is said of a program that does not go on."""
-    known = state.load(place.folder)
-    times = known.ended(name).times if known else 0
+    known = state.load(paths.folder)
+    times = known.crash_counts(name).total if known else 0
     return failure(
         "lab-program-died",
         f"{name} has ended by itself" + (f", {times} times" if times > 1 else ""),
-        exit_code=ExitCode.IMPOSSIBLE,
-        evidence=_last_words(name, place),
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        evidence=_last_log_lines(name, paths),
         remedy="See its last words; with too little memory or disk, end other labs (python -m lab down).",
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 
-def _late(program: Program, place: Place) -> Exception:
+def _not_ready_error(program: LabProgram, paths: LabPaths) -> Exception:
     return failure(
         "lab-not-ready",
         f"{program.name} was not ready within {_READY_WITHIN_S} s",
-        exit_code=ExitCode.IMPOSSIBLE,
-        evidence=_last_words(program.name, place),
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        evidence=_last_log_lines(program.name, paths),
         remedy="See its last words.",
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 
-def _last_words(name: str, place: Place) -> tuple[str, ...]:
-    return tuple(log(place, name).read_text(errors="replace").splitlines()[-_EVIDENCE_LINES:])
+def _last_log_lines(name: str, paths: LabPaths) -> tuple[str, ...]:
+    return tuple(log_path(paths, name).read_text(errors="replace").splitlines()[-_EVIDENCE_LINES:])

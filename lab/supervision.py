@@ -9,41 +9,41 @@ import time
 from collections.abc import Mapping
 
 from lab import runner, state
-from lab.programs import Place, Program
-from lab.state import State
+from lab.programs import LabPaths, LabProgram
+from lab.state import LabState
 
-BEAT_S = 0.2
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+POLL_S = 0.2
+FIRST_DELAY_S, MAX_DELAY_S = 0.25, 10.0
 
 
-class Supervision:
+class LabSupervisor:
     """Of one lab's programs, by their names."""
 
-    def __init__(self, place: Place, programs: Mapping[str, Program]) -> None:
-        self._place = place
+    def __init__(self, paths: LabPaths, programs: Mapping[str, LabProgram]) -> None:
+        self._place = paths
         self._programs = programs
-        self._due: dict[str, float] = {}
+        self._restart_at: dict[str, float] = {}
         """When those that have ended are started again (monotonic seconds)."""
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Have them go on for as long as the lab is there."""
         while (known := state.load(self._place.folder)) is not None:
-            self.look(known)
-            time.sleep(BEAT_S)
+            self.restart_dead(known)
+            time.sleep(POLL_S)
 
-    def look(self, known: State) -> None:
+    def restart_dead(self, known: LabState) -> None:
         """Start again what has ended, each after its pause."""
         for name in self._programs.keys() & known.processes.keys() - known.stopped:
             if known.processes[name].alive:
-                self._due.pop(name, None)
+                self._restart_at.pop(name, None)
                 continue
-            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** known.ended(name).in_a_row)
-            if time.monotonic() >= self._due.setdefault(name, time.monotonic() + pause_s):
-                state.change(self._place.folder, lambda now, name=name: self._started_again(now, name))
-                del self._due[name]
+            pause_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** known.crash_counts(name).in_a_row)
+            if time.monotonic() >= self._restart_at.setdefault(name, time.monotonic() + pause_s):
+                state.update(self._place.folder, lambda now, name=name: self._restart(now, name))
+                del self._restart_at[name]
 
-    def _started_again(self, known: State, name: str) -> State:
+    def _restart(self, known: LabState, name: str) -> LabState:
         if known.processes[name].alive or name in known.stopped:  # somebody else was quicker
             return known
-        process = runner.run(self._programs[name], self._place, tied=known.tied)
-        return known.with_process(name, process, known.once_more(name))
+        process = runner.start(self._programs[name], self._place, dies_with_parent=known.dies_with_parent)
+        return known.with_process(name, process, known.count_crash(name))

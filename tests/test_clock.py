@@ -52,17 +52,17 @@ def test_slow_correction_is_no_jump() -> None:
 @pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S])
 def test_successor_goes_on_with_the_run_and_tells_what_was_set_meanwhile(jump_s: float) -> None:
     machine = Machine()
-    former = machine.clock().anchor
+    former = machine.clock().sample
     machine.passes(10.0)
     machine.wall += jump_s
     clock = machine.clock(former=former)
     assert clock() == pytest.approx(1_000_010.0)
     assert clock.jumped_s() == pytest.approx(jump_s)
-    assert machine.clock(former=clock.anchor).jumped_s() == 0.0
+    assert machine.clock(former=clock.sample).jumped_s() == 0.0
 
 
 def test_successor_after_a_boot_starts_at_the_wall_clock_but_never_before_the_log() -> None:
-    former = Machine().clock().anchor
+    former = Machine().clock().sample
     elsewhere = type(former)(at=former.at, monotonic_s=former.monotonic_s, boot="another")
     assert Machine(wall=2_000_000.0).clock(former=elsewhere)() == pytest.approx(2_000_000.0)
     assert Machine(wall=5.0).clock(former=elsewhere, not_before=1_000_300.0)() == pytest.approx(1_000_300.0)
@@ -75,9 +75,9 @@ def test_lead_over_another_process_is_exact_although_the_wall_clock_was_set_betw
     machine.wall += HOUR_S
     second = machine.clock()
     machine.passes(20.0)
-    assert first.lead_s(second.anchor) == pytest.approx(HOUR_S)
-    assert second.lead_s(first.anchor) == pytest.approx(-HOUR_S)
-    assert first.lead_s(None) is None
+    assert first.offset_s(second.sample) == pytest.approx(HOUR_S)
+    assert second.offset_s(first.sample) == pytest.approx(-HOUR_S)
+    assert first.offset_s(None) is None
 
 
 def test_finding_names_amount_direction_and_place() -> None:
@@ -89,8 +89,8 @@ def test_finding_names_amount_direction_and_place() -> None:
 
 def test_skew_moves_what_a_process_takes_for_the_wall_clock_and_not_its_runs() -> None:
     program = (
-        "import time; from holdfast.clock import Clock, skew; clock = Clock(); true = time.time\n"
-        "skew(-7200); assert -7201 < time.time() - true() < -7199; assert abs(clock() - true()) < 60\n"
+        "import time; from holdfast.clock import Clock, shift_wall_clock; clock = Clock(); true = time.time\n"
+        "shift_wall_clock(-7200); assert -7201 < time.time() - true() < -7199; assert abs(clock() - true()) < 60\n"
         f"assert -7200 - {JUMP_S} < clock.jumped_s() < -7200 + {JUMP_S}"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,9 +12,12 @@ from holdfast.control.policy import FailureKind
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
-NO_CODES = {"events", "control", "agent", "diagnose"}
+NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
+    "exit-reason",
+    "log-unreplicated",
+    "restore-scratch",
     "dist-packages",
     "site-packages",
     "holdfast-checkpoint",

@@ -49,7 +49,7 @@ def test_snippet_uses_nothing_that_its_page_does_not_have(page: Path):
                 exec(compile(ast.Module([node], []), page.name, "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["data.md", "elastic.md", "hold.md"])
+@pytest.mark.parametrize("page", ["data-loading.md", "elastic.md", "fault-tolerance.md"])
 def test_loop_of_a_page_trains(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loop = next(each for each in snippets(ROOT / "docs" / page) if "session.steps" in each).replace("1000", "3")
     (tmp_path / "corpus").mkdir()
@@ -74,9 +74,9 @@ def test_diff_of_a_page_is_that_of_its_two_files(name: str):
     lines = difflib.unified_diff(
         *((ROOT / file).read_text().splitlines() for file in (before, after)), before, after, lineterm=""
     )
-    assert "\n```diff\n" + "\n".join(lines) + "\n```\n" in (ROOT / "docs" / "adopting.md").read_text()
+    assert "\n```diff\n" + "\n".join(lines) + "\n```\n" in (ROOT / "docs" / "integration.md").read_text()
 
 
 def test_job_of_a_page_is_that_of_its_file():
     job = (ROOT / "examples" / "torchtitan" / "job.yaml").read_text()
-    assert f"\n```yaml\n{job}```\n" in (ROOT / "docs" / "adopting.md").read_text()
+    assert f"\n```yaml\n{job}```\n" in (ROOT / "docs" / "integration.md").read_text()

@@ -35,8 +35,8 @@ with (folder / f"samples-{os.environ['HOLDFAST_ATTEMPT']}-{rank}.txt").open("a")
             number = torch.tensor(micro.samples, dtype=torch.float32).view(-1, 1)
             features = torch.cat([(number * scale).sin() for scale in (0.1, 0.7, 1.3, 2.9)], dim=1)
             loss = (model(features) - (number * 0.01).cos()).square().mean()
-            (loss * micro.weight).backward()
-            if micro.weight:
+            (loss * micro.loss_scale).backward()
+            if micro.loss_scale:
                 print(step, micro.samples.start, micro.samples.stop, file=notes, flush=True)
         optimizer.step()
         time.sleep(step_s)

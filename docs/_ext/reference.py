@@ -29,9 +29,9 @@ import holdfast
 from holdfast import errors, events, findings
 from holdfast.control import policy
 from holdfast.diagnose.knowledge.index import GROUPS
-from holdfast.guard.limits import LIMITS, Limits
-from holdfast.job import drills, spec
-from holdfast.measure import catalog, devices, flops
+from holdfast.job import fault_catalog, spec
+from holdfast.metrics import devices, flops, metric_catalog
+from holdfast.security.api_limits import LIMITS, ApiLimits
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -225,8 +225,8 @@ def _failures() -> Iterator[tuple[str, ...]]:
         rank = None if kind is policy.FailureKind.NODE_LOST else 3
         code = signal.SIGKILL if kind in {policy.FailureKind.KILLED, policy.FailureKind.OUT_OF_MEMORY} else 1
         failure = policy.Failure(kind=kind, at=0, node=1, rank=rank, code=code, attempt=0, step=7)
-        verdict = policy.judge(failure, (), spec.Recovery())
-        yield f"`{kind}`", verdict.finding.what, verdict.action, verdict.finding.fault
+        verdict = policy.decide(failure, (), spec.Recovery())
+        yield f"`{kind}`", verdict.finding.what, verdict.action, verdict.finding.owner
 
 
 def _codes() -> list[tuple[str, str, str]]:
@@ -305,15 +305,15 @@ def explain_page() -> str:
 
 
 def drills_table() -> str:
-    """The table of job/drills.py; docs/drills.md includes it."""
+    """The table of job/fault_catalog.py; docs/drills.md includes it."""
     rows = (
         (
-            f"`{action} {target}{':N' if target.numbered else ''}`",
-            drill.does,
-            "yes" if drill.lasting else "for good",
-            f"`{drill.needs.field}`" if drill.needs else "",
+            f"`{action} {target}{':N' if target.is_numbered else ''}`",
+            drill.description,
+            "yes" if drill.reversible else "for good",
+            f"`{drill.precondition.field}`" if drill.precondition else "",
         )
-        for (action, target), drill in drills.DRILLS.items()
+        for (action, target), drill in fault_catalog.FAULTS.items()
     )
     return _page([_table(("drill", "what happens, and what follows", "`--for`", "needs"), rows)])
 
@@ -330,8 +330,8 @@ def events_page() -> str:
     producers = {
         "Of the controller": events.RunEvent,
         "Of agents": events.AgentEvent,
-        "Of the controller, for many words of agents at once": events.CrowdEvent,
-        "Of people": events.OperatorEvent,
+        "Of the controller, for many words of agents at once": events.BatchedEvent,
+        "Of people": events.RequestEvent,
     }
     common = {field.name for field in msgspec.structs.fields(events.Event)}
     for heading, union in producers.items():
@@ -389,19 +389,19 @@ def _attribute_docstrings(struct: type) -> dict[str, str]:
 
 
 def limits_page() -> str:
-    """The table of guard/limits.py."""
-    meanings = _attribute_docstrings(Limits)
+    """The table of security/api_limits.py."""
+    meanings = _attribute_docstrings(ApiLimits)
     rows = [
         (f"`{field.name}`", _amount(field.name, getattr(LIMITS, field.name)), meanings[field.name])
-        for field in dataclasses.fields(Limits)
+        for field in dataclasses.fields(ApiLimits)
     ]
-    words = sys.modules[Limits.__module__].__doc__ or ""
+    words = sys.modules[ApiLimits.__module__].__doc__ or ""
     return _page(["# Limits of the port", words.partition("\n\n")[2], _table(("limit", "value", "meaning"), rows)])
 
 
 def metrics_table() -> str:
     """The rows of the catalogue of metrics, for docs/metrics.md to include."""
-    rows = ((f"`{row.name}`", row.unit, row.across, row.help) for row in catalog.CATALOG)
+    rows = ((f"`{row.name}`", row.unit, row.reduction, row.help) for row in metric_catalog.CATALOG)
     return _page([_table(("metric", "unit", "of several ranks", "meaning"), rows)])
 
 

@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from holdfast.train.lightning import HoldfastCallback
+from holdfast.train.integrations.lightning import HoldfastCallback
 
 STEPS, LENGTH = int(os.environ.get("STEPS", "60")), 64
 
@@ -55,6 +55,6 @@ trainer = Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
 )
-trainer.fit(module, loader, ckpt_path=holdfast.newest)
+trainer.fit(module, loader, ckpt_path=holdfast.resume_path)
 if trainer.is_global_zero:
     torch.save(module.state_dict(), os.environ.get("MODEL", "model.pt"))

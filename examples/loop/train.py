@@ -36,13 +36,13 @@ if world_size > 1:
 torch.manual_seed(rank)
 model = DistributedDataParallel(Model()) if world_size > 1 else Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-data = Data(samples, batch=BATCH)
+data = Data(samples, batch_size=BATCH)
 session = Session(model=model, optimizer=optimizer)
 for step in session.steps(STEPS):
     optimizer.zero_grad()
     for micro in session.batches(data):
         loss = model(micro.data)
-        (loss * micro.weight).backward()
+        (loss * micro.loss_scale).backward()
     optimizer.step()
     session.commit(loss=loss)
     if rank == 0:

@@ -69,11 +69,11 @@ text = Text(length=LENGTH)  # + or a data set of your own
 session = Session(model=model, optimizer=optimizer)  # + resumes where the last checkpoint was taken
 for step in session.steps(args.steps):  # + counts from 1, or from there
     optimizer.zero_grad()
-    for micro in session.micro_batches(BATCH, at_once=BATCH // args.accumulate):  # + this rank's samples
+    for micro in session.micro_batches(BATCH, micro_batch_size=BATCH // args.accumulate):  # + this rank's samples
         tokens = text.tokens(micro.samples).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             loss = model(input_ids=tokens, labels=tokens).loss
-        (loss * micro.weight).backward()
+        (loss * micro.loss_scale).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     session.commit(loss=loss, tokens=session.global_batch * LENGTH, grad_norm=norm)  # + reports, saves when due

@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-from holdfast.train.transformers import HoldfastCallback
+from holdfast.train.integrations.transformers import HoldfastCallback
 
 STEPS, SAMPLES, LENGTH = int(os.environ.get("STEPS", "60")), int(os.environ.get("SAMPLES", "5000")), 64
 
@@ -41,5 +41,5 @@ args = TrainingArguments(
 )
 holdfast = HoldfastCallback()
 trainer = Trainer(LlamaForCausalLM(config), args, train_dataset=dataset, callbacks=[holdfast])
-trainer.train(resume_from_checkpoint=holdfast.newest)
+trainer.train(resume_from_checkpoint=holdfast.resume_path)
 trainer.save_model(os.environ.get("MODEL", "model"))

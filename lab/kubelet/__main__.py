@@ -10,20 +10,20 @@ from pathlib import Path
 from holdfast.host import processes
 from holdfast.launch.local.netns import remove
 from holdfast.launch.local.netns.namespace import privileged
-from lab.kubelet import gate
+from lab.kubelet import proxy
 from lab.kubelet.configuration import load
 
 # Mounts of the kubelet's own, such as volumes in memory, go when it goes.
 _APART = ("unshare", "--mount", "--propagation=slave", "--")
 
 
-async def keep(path: Path) -> int:
+async def run_kubelet(path: Path) -> int:
     """Run both until the kubelet ends or SIGTERM comes; the kubelet's exit code."""
     configuration = load(path)
     for socket in (configuration.api_socket, configuration.own_socket):
         socket.unlink(missing_ok=True)
-    outward = gate.forward(gate.to_port("127.0.0.1", configuration.apiserver))
-    inward = gate.forward(gate.to_unix(configuration.own_socket))
+    outward = proxy.forward(proxy.to_port("127.0.0.1", configuration.apiserver))
+    inward = proxy.forward(proxy.to_unix(configuration.own_socket))
     await asyncio.start_unix_server(outward, configuration.api_socket)
     await asyncio.start_server(inward, configuration.host, configuration.port)
     kubelet = await asyncio.create_subprocess_exec(
@@ -38,4 +38,4 @@ async def keep(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(keep(Path(sys.argv[1]))))
+    sys.exit(asyncio.run(run_kubelet(Path(sys.argv[1]))))

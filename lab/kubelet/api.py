@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 import httpx
 
-Object = dict[str, Any]
+KubeObject = dict[str, Any]
 """An object as the API server gives it; only those who own a part of it look inside."""
 
 _T = TypeVar("_T")
 
-AGAIN_S = 0.5
+RETRY_S = 0.5
 """Pause before something is asked again."""
 _UID_DIFFERS = "Precondition failed"
 _PATCH = {"Content-Type": "application/strategic-merge-patch+json"}
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """The API server said no."""
 
     def __init__(self, response: httpx.Response) -> None:
@@ -32,28 +32,28 @@ class Refused(Exception):
         self.status = response.status_code
 
 
-NO_ANSWER = (httpx.HTTPError, Refused)
+REQUEST_ERRORS = (httpx.HTTPError, RequestRejected)
 """What goes wrong with a request, be it that the API server is away or that it says no."""
 
 
-def may_pass(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether the same request may succeed later. One that has just started forbids what it cannot judge yet."""
-    return not isinstance(error, Refused) or error.status >= 500 or error.status in (401, 403, 409, 429)
+    return not isinstance(error, RequestRejected) or error.status >= 500 or error.status in (401, 403, 409, 429)
 
 
-async def insist(ask: Callable[[], Awaitable[_T]], what: str) -> _T:
+async def retry_until_done(request: Callable[[], Awaitable[_T]], what: str) -> _T:
     """What the API server answers, once it does; whatever cannot pass is raised."""
     while True:
         try:
-            return await ask()
-        except NO_ANSWER as error:
-            if not may_pass(error):
+            return await request()
+        except REQUEST_ERRORS as error:
+            if not is_transient(error):
                 raise
             logging.info("%s is asked again: %r", what, error)
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RETRY_S)
 
 
-class Api:
+class KubeletApi:
     """The API server, reached over a Unix socket as the lab's administrator."""
 
     def __init__(self, socket: Path, pki: Path) -> None:
@@ -69,34 +69,34 @@ class Api:
         """The answer's document; `Refused` where it is an error."""
         response = await self._http.request(method, path, json=body, headers=headers)
         if not response.is_success:
-            raise Refused(response)
+            raise RequestRejected(response)
         return response.json()
 
     async def get(self, path: str) -> Any:
         return await self.request("GET", path)
 
-    async def find(self, path: str) -> Any | None:
+    async def get_or_none(self, path: str) -> Any | None:
         """What lies at a path, or None."""
         try:
             return await self.get(path)
-        except Refused as refused:
+        except RequestRejected as refused:
             if refused.status == 404:
                 return None
             raise
 
-    async def create(self, path: str, body: Object) -> None:
+    async def create(self, path: str, body: KubeObject) -> None:
         """Make an object, unless there is one of this name."""
         try:
             await self.request("POST", path, body)
-        except Refused as refused:
+        except RequestRejected as refused:
             if refused.status != 409:
                 raise
 
-    async def patch(self, path: str, body: Object, *, merge: bool = False) -> Any | None:
+    async def patch(self, path: str, body: KubeObject, *, merge: bool = False) -> Any | None:
         """Change an object; None where it is gone, or is another of the same name."""
         try:
             return await self.request("PATCH", path, body, _MERGE if merge else _PATCH)
-        except Refused as refused:
+        except RequestRejected as refused:
             if _is_other(refused):
                 return None
             raise
@@ -106,13 +106,13 @@ class Api:
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
         try:
             await self.request("DELETE", path, options)
-        except Refused as refused:
+        except RequestRejected as refused:
             if not _is_other(refused):
                 raise
 
-    async def watch(self, path: str) -> AsyncIterator[tuple[bool, Object]]:
+    async def watch(self, path: str) -> AsyncIterator[tuple[bool, KubeObject]]:
         """Every object at a path whenever it changes, and whether it is still there. Breaks of the watch are mended."""
-        known: dict[str, Object] = {}
+        known: dict[str, KubeObject] = {}
         while True:
             try:
                 listed = await self.get(path)
@@ -130,11 +130,11 @@ class Api:
                     else:
                         known[uid] = one
                     yield kind != "DELETED", one
-            except (*NO_ANSWER, json.JSONDecodeError) as error:
+            except (*REQUEST_ERRORS, json.JSONDecodeError) as error:
                 logging.info("watch of %s: %r", path, error)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
-    async def _changes(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+    async def _changes(self, path: str, version: str) -> AsyncIterator[tuple[str, KubeObject]]:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3000"}
         timeout = httpx.Timeout(30, read=None)
         async with self._http.stream("GET", path, params=query, timeout=timeout) as response:
@@ -145,6 +145,6 @@ class Api:
                 yield event["type"], event["object"]
 
 
-def _is_other(refused: Refused) -> bool:
+def _is_other(refused: RequestRejected) -> bool:
     """Whether an object is gone, or another of its name. A conflict may also be one with whoever else changes it."""
     return refused.status == 404 or (refused.status == 409 and _UID_DIFFERS in str(refused))

@@ -9,7 +9,7 @@ import msgspec
 from lab.kubelet.nodes import NodeSpec
 
 
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a kubelet is told."""
 
     folder: Path
@@ -34,6 +34,6 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return self.folder / "own.sock"
 
 
-def load(path: Path) -> Configuration:
+def load(path: Path) -> KubeletConfig:
     """Read what a kubelet is told."""
-    return msgspec.json.decode(path.read_bytes(), type=Configuration, dec_hook=lambda kind, value: kind(value))
+    return msgspec.json.decode(path.read_bytes(), type=KubeletConfig, dec_hook=lambda kind, value: kind(value))

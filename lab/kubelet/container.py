@@ -15,31 +15,31 @@ from pathlib import Path
 
 from holdfast.host import processes
 from lab.kubelet import logs
-from lab.kubelet.api import Api, Object
-from lab.kubelet.environment import Unmet, expanded, variables
-from lab.kubelet.network import Berth
+from lab.kubelet.api import KubeletApi, KubeObject
+from lab.kubelet.container_env import MissingReference, container_env, expand
+from lab.kubelet.pod_sandbox import PodSandbox
 from lab.kubelet.status import ContainerState, container_id, moment, running, terminated
-from lab.kubelet.volumes import read
+from lab.kubelet.volumes import read_object
 
 MARK = "HOLDFAST_LAB_CONTAINER"
 
-_KEPT = ("PATH", "HOME", "LANG", "HOLDFAST_LAB")
+_INHERITED_ENV = ("PATH", "HOME", "LANG", "HOLDFAST_LAB")
 """Of the kubelet's own environment, what a container has too: its machine is this one."""
-_STAGE = Path(__file__).with_name("stage.py")
-_NOT_RUN = 128
+_FS_SETUP = Path(__file__).with_name("container_fs.py")
+_START_FAILED = 128
 _ABOVE_DESCRIPTORS_OF_SHELLS = 100
 _END_WITHIN_S = 10.0
 _MESSAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class PodContext:
     """What all containers of a pod share."""
 
-    api: Api
-    pod: Object
+    api: KubeletApi
+    pod: KubeObject
     folder: Path
-    berth: Berth
+    sandbox: PodSandbox
     volumes: Mapping[str, Path]
     addresses: Mapping[str, str]
     hostname: str
@@ -48,20 +48,20 @@ class Site:
 class Container:
     """A container, through all its starts."""
 
-    def __init__(self, spec: Object, pod: Object, folder: Path) -> None:
+    def __init__(self, spec: KubeObject, pod: KubeObject, folder: Path) -> None:
         self.spec = spec
         self.name: str = spec["name"]
         self.state = ContainerState()
         self.environment: dict[str, str] = {}
         """Of the last start."""
-        self.up = asyncio.Event()
+        self.started = asyncio.Event()
         """Set once it has started, which its startup probe may say."""
-        self.gone = asyncio.Event()
+        self.exited = asyncio.Event()
         """Set while its first process is not there."""
         self._pod = pod
         self._folder = folder / "containers" / self.name
         self._process: asyncio.subprocess.Process | None = None
-        self._record: asyncio.Task[None] | None = None
+        self._log_task: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -77,35 +77,35 @@ class Container:
         """What this start of it, or the one before, has said."""
         return self._folder / f"{self.state.restarts - previous}.log"
 
-    def command_inside(self, *words: str) -> list[str]:
+    def exec_argv(self, *words: str) -> list[str]:
         """How a command is run beside its program, seeing what that sees."""
         return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--net", "--root", "--wd", "--", *words]
 
-    async def start(self, site: Site) -> None:
+    async def start(self, context: PodContext) -> None:
         """Start its program; returns when that runs, or has failed to. `Unmet` where something it needs is missing."""
-        own = await self._variables(site)
+        own = await self._env(context)
         words = [*self.spec.get("command", ()), *self.spec.get("args", ())]
         if not words:
-            raise Unmet("no command specified, and an image is a name only here")
-        machine = {name: os.environ[name] for name in _KEPT if name in os.environ}
+            raise MissingReference("no command specified, and an image is a name only here")
+        machine = {name: os.environ[name] for name in _INHERITED_ENV if name in os.environ}
         machine["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), machine.get("PATH", os.defpath)))
         cluster = {"KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": "443"}
-        mark = {MARK: self._mark(), "HOSTNAME": site.hostname}
+        mark = {MARK: self._mark(), "HOSTNAME": context.hostname}
         self.environment = machine | cluster | own | mark
         self._folder.mkdir(parents=True, exist_ok=True)
-        await self._run(site, [expanded(word, own) for word in words])
+        await self._run(context, [expand(word, own) for word in words])
 
     async def wait(self) -> int:
         """Its exit code, once nothing of it is left."""
         assert self._process is not None
-        assert self._record is not None
+        assert self._log_task is not None
         code = await self._process.wait()
-        self.gone.set()
-        await asyncio.to_thread(self._sweep)
-        await self._record
+        self.exited.set()
+        await asyncio.to_thread(self._kill_leftovers)
+        await self._log_task
         code = code if code >= 0 else 128 - code
         started_at = self.state.now.get("running", {}).get("startedAt", moment())
-        reason = "StartError" if code == _NOT_RUN else ""
+        reason = "StartError" if code == _START_FAILED else ""
         self.state.now = terminated(code, started_at, reason=reason, container_id=self.id)
         if message := self._message():
             self.state.now["terminated"]["message"] = message
@@ -118,12 +118,12 @@ class Container:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    async def _run(self, site: Site, words: list[str]) -> None:
+    async def _run(self, context: PodContext, words: list[str]) -> None:
         spec = {
-            "hostname": site.hostname,
+            "hostname": context.hostname,
             "root": str(self._root()),
             "folder": self.spec.get("workingDir", ""),
-            "mounts": self._mounts(site),
+            "mounts": self._mounts(context),
         }
         # Not asyncio's: it takes a process for ended only when nobody has its output open any more.
         output, said = os.pipe()
@@ -133,8 +133,8 @@ class Container:
         os.close(telling)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *site.berth.prefix,
-                *(sys.executable, "-I", "-S", str(_STAGE), str(kept), json.dumps(spec)),
+                *context.sandbox.exec_prefix,
+                *(sys.executable, "-I", "-S", str(_FS_SETUP), str(kept), json.dumps(spec)),
                 *words,
                 env=self.environment,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -147,28 +147,28 @@ class Container:
         finally:
             os.close(kept)
             os.close(said)
-        self.gone.clear()
-        self._record = asyncio.create_task(logs.record(output, self.log()))
+        self.exited.clear()
+        self._log_task = asyncio.create_task(logs.write_log(output, self.log()))
         await asyncio.to_thread(_read_to_end, listening)
         self.state.now = running()
 
-    async def _variables(self, site: Site) -> dict[str, str]:
+    async def _env(self, context: PodContext) -> dict[str, str]:
         async def entries(kind: str, name: str, optional: bool) -> dict[str, str]:
-            found = await read(site.api, site.pod["metadata"]["namespace"], kind, name, optional)
+            found = await read_object(context.api, context.pod["metadata"]["namespace"], kind, name, optional)
             return {key: value.decode(errors="replace") for key, value in found.items()}
 
-        return await variables(self.spec, site.pod, site.addresses, entries)
+        return await container_env(self.spec, context.pod, context.addresses, entries)
 
-    def _mounts(self, site: Site) -> list[tuple[str, str, bool]]:
+    def _mounts(self, context: PodContext) -> list[tuple[str, str, bool]]:
         message = self._folder / "message"
         message.write_bytes(b"")
         mounts = [
-            (str(site.berth.hosts), "/etc/hosts", False),
+            (str(context.sandbox.hosts), "/etc/hosts", False),
             (str(message), self.spec.get("terminationMessagePath", "/dev/termination-log"), False),
         ]
         for mount in self.spec.get("volumeMounts", ()):
-            part = expanded(mount.get("subPathExpr", mount.get("subPath", "")), self.environment)
-            source = site.volumes[mount["name"]] / part
+            part = expand(mount.get("subPathExpr", mount.get("subPath", "")), self.environment)
+            source = context.volumes[mount["name"]] / part
             if not source.exists():
                 source.mkdir(parents=True)
             mounts.append((str(source), mount["mountPath"], mount.get("readOnly", False)))
@@ -191,9 +191,9 @@ class Container:
     def _mark(self) -> str:
         return f"{self._pod['metadata']['uid']}/{self.name}"
 
-    def _sweep(self) -> None:
-        processes.end_all(
-            lambda: processes.marked(processes.all_pids(), **{MARK: self._mark()}), within_s=_END_WITHIN_S
+    def _kill_leftovers(self) -> None:
+        processes.kill_all(
+            lambda: processes.by_env(processes.all_pids(), **{MARK: self._mark()}), within_s=_END_WITHIN_S
         )
 
 

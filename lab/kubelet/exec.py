@@ -25,10 +25,10 @@ async def execute(socket: WebSocket, container: Container | None, command: list[
     """Run a command until it ends, or until nobody listens any more."""
     await socket.accept(subprotocol=PROTOCOL)
     if container is None or container.pid is None:
-        return await _conclude(socket, 126, "the container does not run")
+        return await _send_status(socket, 126, "the container does not run")
     near, far = pty.openpty() if tty else (None, None)
     process = await asyncio.create_subprocess_exec(
-        *container.command_inside(*command),
+        *container.exec_argv(*command),
         env=container.environment | ({"TERM": "xterm"} if tty else {}),
         stdin=asyncio.subprocess.PIPE if far is None else far,
         stdout=asyncio.subprocess.PIPE if far is None else far,
@@ -37,10 +37,10 @@ async def execute(socket: WebSocket, container: Container | None, command: list[
     )
     if far is not None:
         os.close(far)
-    hearing = asyncio.create_task(_hear(socket, process, near))
+    hearing = asyncio.create_task(_pump_input(socket, process, near))
     try:
-        await asyncio.gather(*_tellers(socket, process, near))
-        await _conclude(socket, await process.wait())
+        await asyncio.gather(*_output_pumps(socket, process, near))
+        await _send_status(socket, await process.wait())
     except (WebSocketDisconnect, RuntimeError):
         _kill(process)
     finally:
@@ -49,28 +49,28 @@ async def execute(socket: WebSocket, container: Container | None, command: list[
             os.close(near)
 
 
-def _tellers(
+def _output_pumps(
     socket: WebSocket, process: asyncio.subprocess.Process, near: int | None
 ) -> list[asyncio.Future[None] | asyncio.Task[None]]:
     if near is not None:
-        return [asyncio.ensure_future(_tell_terminal(socket, near))]
+        return [asyncio.ensure_future(_pump_terminal(socket, near))]
     channels = ((_STDOUT, process.stdout), (_STDERR, process.stderr))
-    return [asyncio.ensure_future(_tell(socket, channel, stream)) for channel, stream in channels if stream]
+    return [asyncio.ensure_future(_pump_output(socket, channel, stream)) for channel, stream in channels if stream]
 
 
-async def _tell(socket: WebSocket, channel: int, stream: asyncio.StreamReader) -> None:
+async def _pump_output(socket: WebSocket, channel: int, stream: asyncio.StreamReader) -> None:
     while data := await stream.read(_CHUNK_BYTES):
         await socket.send_bytes(bytes([channel]) + data)
 
 
-async def _tell_terminal(socket: WebSocket, near: int) -> None:
+async def _pump_terminal(socket: WebSocket, near: int) -> None:
     # A terminal whose other end is closed gives an error, not an end.
     with contextlib.suppress(OSError):
         while data := await asyncio.to_thread(os.read, near, _CHUNK_BYTES):
             await socket.send_bytes(bytes([_STDOUT]) + data)
 
 
-async def _hear(socket: WebSocket, process: asyncio.subprocess.Process, near: int | None) -> None:
+async def _pump_input(socket: WebSocket, process: asyncio.subprocess.Process, near: int | None) -> None:
     try:
         while True:
             message = await socket.receive_bytes()
@@ -94,7 +94,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _conclude(socket: WebSocket, code: int, message: str = "") -> None:
+async def _send_status(socket: WebSocket, code: int, message: str = "") -> None:
     status: dict[str, object] = {"metadata": {}, "status": "Success"}
     if code != 0:
         status |= {

@@ -11,11 +11,11 @@ from pathlib import Path
 
 _LINE_BYTES = 16 * 1024
 """As elsewhere, what is longer is cut in two."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class LogOptions:
     """What `kubectl logs` asks for."""
 
     follow: bool = False
@@ -35,7 +35,7 @@ def ago(seconds: int) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
 
 
-async def record(descriptor: int, path: Path) -> None:
+async def write_log(descriptor: int, path: Path) -> None:
     """Write down what comes out of a pipe, until nobody has its other end."""
     stream = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -52,23 +52,23 @@ async def record(descriptor: int, path: Path) -> None:
             file.write(b"%s %s\n" % (now().encode(), rest))
 
 
-async def told(path: Path, wanted: Wanted, *, runs: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def read_log(path: Path, options: LogOptions, *, is_running: Callable[[], bool]) -> AsyncIterator[bytes]:
     """What is asked for of a file, and, when it is to be followed, what comes until it no longer `runs`."""
     with path.open("rb") as file:
-        listed = list(_since(file, wanted.since))
-        if wanted.tail is not None:
-            listed = listed[len(listed) - wanted.tail :] if wanted.tail < len(listed) else listed
-        text = b"".join(_shown(listed, wanted))
-        yield text if wanted.limit_bytes is None else text[: wanted.limit_bytes]
+        listed = list(_since(file, options.since))
+        if options.tail is not None:
+            listed = listed[len(listed) - options.tail :] if options.tail < len(listed) else listed
+        text = b"".join(_format_lines(listed, options))
+        yield text if options.limit_bytes is None else text[: options.limit_bytes]
         part = b""
-        while wanted.follow:
+        while options.follow:
             # Asked before reading, so that the last words of one that ends meanwhile are read.
-            going_on = runs()
+            going_on = is_running()
             *lines, part = (part + file.read()).split(b"\n")
-            yield b"".join(_shown((line + b"\n" for line in lines), wanted))
+            yield b"".join(_format_lines((line + b"\n" for line in lines), options))
             if not going_on:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
 
 def _pipe(descriptor: int) -> FileIO:
@@ -81,5 +81,5 @@ def _since(lines: Iterable[bytes], since: str | None) -> Iterator[bytes]:
     return (line for line in lines if line.partition(b" ")[0] >= first)
 
 
-def _shown(lines: Iterable[bytes], wanted: Wanted) -> Iterator[bytes]:
+def _format_lines(lines: Iterable[bytes], wanted: LogOptions) -> Iterator[bytes]:
     return (line if wanted.timestamps else line.partition(b" ")[2] for line in lines)

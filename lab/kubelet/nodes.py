@@ -11,13 +11,13 @@ from functools import partial
 
 import msgspec
 
-from lab.kubelet.api import NO_ANSWER, Api, Object, insist
+from lab.kubelet.api import REQUEST_ERRORS, KubeletApi, KubeObject, retry_until_done
 from lab.kubelet.status import moment
 
 POWER = "lab.holdfast/power"
 """The annotation by which a node is switched `off`; without it, it is on."""
 
-_BEAT_S = 2.0
+_HEARTBEAT_S = 2.0
 _LEASE_S = 40
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CONDITIONS = (
@@ -36,10 +36,10 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class Nodes:
+class SimulatedNodes:
     """All of them; they share an address and a port, and the API server tells pods apart by their names."""
 
-    def __init__(self, api: Api, specs: Iterable[NodeSpec], *, host: str, port: int) -> None:
+    def __init__(self, api: KubeletApi, specs: Iterable[NodeSpec], *, host: str, port: int) -> None:
         self.off: set[str] = set()
         self._api = api
         self._specs = {spec.name: spec for spec in specs}
@@ -54,21 +54,21 @@ class Nodes:
         """Make them, and say that they are ready."""
         await asyncio.gather(*(self._register(spec) for spec in self._specs.values()))
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Say for ever that those that are on are alive."""
         while True:
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(_HEARTBEAT_S)
             for name in self._specs.keys() - self.off:
-                with contextlib.suppress(*NO_ANSWER):
+                with contextlib.suppress(*REQUEST_ERRORS):
                     await self._renew(name)
 
-    async def see(self, node: Object) -> None:
+    async def report_if_not_ready(self, node: KubeObject) -> None:
         """Say again that one is well which others have come to doubt, as they do while the API server is away."""
         conditions = node.get("status", {}).get("conditions", ())
         if any(each["type"] == "Ready" and each["status"] != "True" for each in conditions):
             name = node["metadata"]["name"]
             self._since.pop(name, None)
-            await insist(partial(self._report, self._specs[name]), f"node {name}")
+            await retry_until_done(partial(self._report, self._specs[name]), f"node {name}")
 
     async def switch_on(self, name: str) -> None:
         """Bring one back."""
@@ -91,7 +91,7 @@ class Nodes:
     async def _report(self, spec: NodeSpec) -> None:
         since = self._since.setdefault(spec.name, moment())
         unknown = ("machineID", "systemUUID", "bootID", "kubeProxyVersion", "osImage")
-        status: Object = {
+        status: KubeObject = {
             "capacity": spec.capacity,
             "allocatable": spec.capacity,
             "addresses": [

@@ -12,53 +12,53 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from lab.kubelet import probes, volumes
-from lab.kubelet.api import AGAIN_S, NO_ANSWER, Api, Object, may_pass
-from lab.kubelet.container import Container, Site
-from lab.kubelet.environment import Unmet
-from lab.kubelet.names import Named
-from lab.kubelet.network import Berth, Berths
+from lab.kubelet.api import REQUEST_ERRORS, RETRY_S, KubeletApi, KubeObject, is_transient
+from lab.kubelet.container import Container, PodContext
+from lab.kubelet.container_env import MissingReference
+from lab.kubelet.hosts import PodDnsEntry
+from lab.kubelet.pod_sandbox import PodSandbox, PodSandboxes
 from lab.kubelet.status import moment, pod_status, waiting
-from lab.kubelet.volumes import Volumes
+from lab.kubelet.volumes import PodVolumes
 
-_FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 10.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 10.0
 """A tenth and a thirtieth of what they are elsewhere: a lab is for those who wait."""
-_WORD_WITHIN_S = 5.0
-_NOT_YET = (Unmet, *NO_ANSWER)
+_STATUS_TIMEOUT_S = 5.0
+_RETRYABLE = (MissingReference, *REQUEST_ERRORS)
 """Why a container cannot be started, for now: what it needs is not there, or nobody says whether it is."""
 
 
-class _Over(Exception):
+class _PodStopping(Exception):
     """The pod is to end, so whatever was to happen next does not."""
 
 
-class Pod:
+class LabPod:
     """A pod that is bound to one of the kubelet's nodes."""
 
     def __init__(
         self,
-        pod: Object,
+        pod: KubeObject,
         *,
-        api: Api,
-        berths: Berths,
+        api: KubeletApi,
+        sandboxes: PodSandboxes,
         folder: Path,
         host: str,
         bad_images: Sequence[str],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.pod = pod
         self.uid: str = pod["metadata"]["uid"]
         self.node: str = pod["spec"]["nodeName"]
         self.hostname: str = (pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]
         self.folder = folder / self.uid
-        self.berth: Berth | None = None
+        self.sandbox: PodSandbox | None = None
         inits = pod["spec"].get("initContainers", ())
         self.inits = [Container(spec, pod, self.folder) for spec in inits]
         self.mains = [Container(spec, pod, self.folder) for spec in pod["spec"]["containers"]]
         self._api = api
-        self._berths = berths
+        self._sandboxes = sandboxes
         self._host = host
         self._bad_images = bad_images
-        self._changed = changed
+        self._on_change = on_change
         self.path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
         self._started_at = moment()
         self._phase = "Pending"
@@ -68,31 +68,31 @@ class Pod:
         self._reason = ""
         self._ending = asyncio.Event()
         self._stop = asyncio.Event()
-        self._silent = False
-        self._word = asyncio.Lock()
-        self._telling: asyncio.Task[None] | None = None
+        self._powered_off = False
+        self._status_lock = asyncio.Lock()
+        self._status_retry: asyncio.Task[None] | None = None
         """Says a status that the API server has not taken yet."""
-        self._aside: set[asyncio.Task[int]] = set()
+        self._sidecars: set[asyncio.Task[int]] = set()
 
     @property
     def containers(self) -> list[Container]:
         return [*self.inits, *self.mains]
 
     @property
-    def named(self) -> Named | None:
+    def dns_entry(self) -> PodDnsEntry | None:
         """How others find it; None while it has no address."""
-        if self.berth is None:
+        if self.sandbox is None:
             return None
-        return Named(
+        return PodDnsEntry(
             namespace=self.pod["metadata"]["namespace"],
             hostname=self.hostname,
             subdomain=self.pod["spec"].get("subdomain", ""),
             labels=self.pod["metadata"].get("labels", {}),
-            address=self.berth.address,
+            address=self.sandbox.address,
             ready=all(container.state.ready for container in self.mains),
         )
 
-    def see(self, pod: Object) -> None:
+    def update(self, pod: KubeObject) -> None:
         """Take in what it has become; from the moment that it is being deleted, it ends."""
         self.pod = pod
         if "deletionTimestamp" in pod["metadata"]:
@@ -100,14 +100,14 @@ class Pod:
 
     async def run(self) -> None:
         """From nothing to its last status; nothing of it runs afterwards."""
-        life = asyncio.create_task(self._live())
+        life = asyncio.create_task(self._run_containers())
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({life, stop}, timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if not life.done():
                 self._reason = "" if self._stop.is_set() else "DeadlineExceeded"
-                await self._end(life)
-            with contextlib.suppress(_Over, asyncio.CancelledError):
+                await self._terminate(life)
+            with contextlib.suppress(_PodStopping, asyncio.CancelledError):
                 await life
         except Exception:  # whatever this machine could not do, the pod has failed, and can be deleted
             logging.exception("pod %s", self.path)
@@ -115,87 +115,87 @@ class Pod:
         finally:
             stop.cancel()
             life.cancel()
-        await self._conclude()
-        await self._clear()
-        if self._telling:
-            await self._telling
+        await self._report_final_phase()
+        await self._clean_up()
+        if self._status_retry:
+            await self._status_retry
         self.ended = True
 
     @property
     def to_be_deleted(self) -> bool:
         """Whether its object is to go, once it has ended."""
-        return self._stop.is_set() and not self._silent
+        return self._stop.is_set() and not self._powered_off
 
-    async def lose(self) -> None:
+    async def power_off(self) -> None:
         """Its machine is gone: everything of it ends at once, and nobody is told."""
-        self._silent = True
+        self._powered_off = True
         self._ending.set()
         self._stop.set()
-        if self.berth is not None:
+        if self.sandbox is not None:
             try:
-                await self._berths.cut(self.berth)
+                await self._sandboxes.power_off(self.sandbox)
             except HoldfastError:
                 logging.exception("the network of %s", self.path)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
-        self.berth = await self._berths.add(self.uid, self.hostname)
-        self._changed()
-        await self._tell()
-        site = await self._site()
+    async def _run_containers(self) -> None:
+        self.sandbox = await self._sandboxes.add(self.uid, self.hostname)
+        self._on_change()
+        await self._report_status()
+        context = await self._make_context()
         for container in self.inits:
             if container.spec.get("restartPolicy") == "Always":
-                await self._start_aside(container, site)
-            elif await self._keep(container, site, restarts=self._policy != "Never") != 0:
+                await self._start_sidecar(container, context)
+            elif await self._run_until_done(container, context, restarts=self._policy != "Never") != 0:
                 return
             if self._ending.is_set():
                 return
         self._initialized = True
-        kept = (self._keep(one, site, restarts=True) for one in self.mains)
+        kept = (self._run_until_done(one, context, restarts=True) for one in self.mains)
         await asyncio.gather(*kept, return_exceptions=True)
-        await self._end_aside()
+        await self._stop_sidecars()
 
-    async def _site(self) -> Site:
-        assert self.berth is not None
-        self._volumes = Volumes(self._api, self.pod, self.folder / "volumes", self._addresses)
+    async def _make_context(self) -> PodContext:
+        assert self.sandbox is not None
+        self._volumes = PodVolumes(self._api, self.pod, self.folder / "volumes", self._addresses)
         while True:
             try:
                 found = await self._volumes.prepare()
                 break
-            except _NOT_YET as why:
+            except _RETRYABLE as why:
                 await self._wait_for(self.containers, "ContainerCreating", str(why))
-        return Site(
+        return PodContext(
             api=self._api,
             pod=self.pod,
             folder=self.folder,
-            berth=self.berth,
+            sandbox=self.sandbox,
             volumes=found,
             addresses=self._addresses,
             hostname=self.hostname,
         )
 
-    async def _keep(self, container: Container, site: Site, *, restarts: bool) -> int:
+    async def _run_until_done(self, container: Container, context: PodContext, *, restarts: bool) -> int:
         """Run a container until it is not to run again; its last exit code."""
         back_off_s = 0.0
         while True:
-            await self._start(container, site)
-            code = await self._until_it_ends(container, site)
+            await self._start(container, context)
+            code = await self._wait_for_exit(container, context)
             policy = container.spec.get("restartPolicy", self._policy)
             once = policy == "Never" or (code == 0 and (policy == "OnFailure" or container in self.inits))
             if self._ending.is_set() or not restarts or (once and not self._is_sidecar(container)):
-                await self._tell()
+                await self._report_status()
                 return code
             container.state.last = container.state.now
             if back_off_s:
                 message = f"back-off {back_off_s:g}s restarting failed container={container.name}"
                 container.state.now = waiting("CrashLoopBackOff", message)
-            await self._tell()
+            await self._report_status()
             await self._pause(back_off_s)
-            back_off_s = min(max(back_off_s * 2, _FIRST_BACK_OFF_S), _LONGEST_BACK_OFF_S)
+            back_off_s = min(max(back_off_s * 2, _FIRST_BACKOFF_S), _MAX_BACKOFF_S)
             container.state.restarts += 1
 
-    async def _start(self, container: Container, site: Site) -> None:
+    async def _start(self, container: Container, context: PodContext) -> None:
         image = container.spec["image"]
         refused = any(fnmatch.fnmatch(image, pattern) for pattern in self._bad_images)
         reason = "ErrImagePull"
@@ -204,18 +204,18 @@ class Pod:
             reason = "ImagePullBackOff"
         while True:
             try:
-                return await container.start(site)
-            except _NOT_YET as why:
+                return await container.start(context)
+            except _RETRYABLE as why:
                 await self._wait_for([container], "CreateContainerConfigError", str(why))
 
-    async def _until_it_ends(self, container: Container, site: Site) -> int:
+    async def _wait_for_exit(self, container: Container, context: PodContext) -> int:
         ended = asyncio.create_task(container.wait())
         self._phase = "Running" if self._initialized else self._phase
         hook = container.spec.get("lifecycle", {}).get("postStart", {}).get("exec")
         if hook:
             await probes.run_inside(container, hook["command"])
-        address = site.berth.address
-        probed = asyncio.create_task(probes.watch(container, address, self._tell))
+        address = context.sandbox.address
+        probed = asyncio.create_task(probes.watch(container, address, self._report_status))
         try:
             await asyncio.wait({ended, probed}, return_when=asyncio.FIRST_COMPLETED)
             if probed.done() and not ended.done():
@@ -225,25 +225,25 @@ class Pod:
         finally:
             probed.cancel()
 
-    async def _start_aside(self, container: Container, site: Site) -> None:
+    async def _start_sidecar(self, container: Container, context: PodContext) -> None:
         """Start a sidecar, and go on when it says that it has started."""
-        task = asyncio.create_task(self._keep(container, site, restarts=True))
-        self._aside.add(task)
-        up = asyncio.create_task(container.up.wait())
+        task = asyncio.create_task(self._run_until_done(container, context, restarts=True))
+        self._sidecars.add(task)
+        up = asyncio.create_task(container.started.wait())
         await asyncio.wait({task, up}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
 
-    async def _end_aside(self) -> None:
+    async def _stop_sidecars(self) -> None:
         self._ending.set()
         await asyncio.gather(*(self._stop_one(one, self._grace_s) for one in self.inits if self._is_sidecar(one)))
-        await asyncio.gather(*self._aside, return_exceptions=True)
+        await asyncio.gather(*self._sidecars, return_exceptions=True)
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    async def _end(self, life: asyncio.Task[None]) -> None:
+    async def _terminate(self, life: asyncio.Task[None]) -> None:
         self._ending.set()
         await asyncio.gather(*(self._stop_one(one, self._grace_s) for one in self.containers))
-        await asyncio.wait({life}, timeout=_WORD_WITHIN_S)
+        await asyncio.wait({life}, timeout=_STATUS_TIMEOUT_S)
         life.cancel()
 
     async def _stop_one(self, container: Container, grace_s: float) -> None:
@@ -257,62 +257,62 @@ class Pod:
             await asyncio.wait({asyncio.ensure_future(with_grace)}, timeout=grace_s)
         container.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(container.gone.wait(), deadline - loop.time())
+            await asyncio.wait_for(container.exited.wait(), deadline - loop.time())
         container.signal(signal.SIGKILL)
 
-    async def _conclude(self) -> None:
+    async def _report_final_phase(self) -> None:
         codes = [container.state.exit_code for container in (self.mains if self._initialized else self.inits)]
         self._phase = "Succeeded" if all(code == 0 for code in codes) and not self._reason else "Failed"
         for container in self.containers:
             container.state.ready = False
-        await self._tell()
+        await self._report_status()
 
-    async def _clear(self) -> None:
-        if self.berth is not None:
-            berth, self.berth = self.berth, None
+    async def _clean_up(self) -> None:
+        if self.sandbox is not None:
+            berth, self.sandbox = self.sandbox, None
             try:
-                await self._berths.drop(berth)
+                await self._sandboxes.remove_one(berth)
             except (HoldfastError, OSError):  # what the kernel still holds keeps nobody from deleting the pod
                 logging.exception("the network of %s", self.path)
-            self._changed()
+            self._on_change()
         if hasattr(self, "_volumes"):
             self._volumes.release()
 
-    def forget(self) -> None:
+    def remove_files(self) -> None:
         """Remove its files, logs among them."""
-        volumes.clear(self.folder)
+        volumes.remove_volumes(self.folder)
 
     # -- word ----------------------------------------------------------------------------------------------------
 
     async def _wait_for(self, containers: list[Container], reason: str, message: str) -> None:
         for container in containers:
             container.state.now = waiting(reason, message)
-        await self._tell()
-        await self._pause(AGAIN_S)
+        await self._report_status()
+        await self._pause(RETRY_S)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, unless the pod is to end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
-            raise _Over
+            raise _PodStopping
 
-    async def _tell(self) -> None:
+    async def _report_status(self) -> None:
         """Say how it is; where nobody takes that, it is said again aside, as it then is, until somebody does."""
-        self._changed()
-        if not await self._told() and self._telling is None:
-            self._telling = asyncio.create_task(self._tell_later())
+        self._on_change()
+        if not await self._send_status() and self._status_retry is None:
+            self._status_retry = asyncio.create_task(self._retry_status())
 
-    async def _tell_later(self) -> None:
+    async def _retry_status(self) -> None:
         while True:
-            await asyncio.sleep(AGAIN_S)
-            if await self._told():
-                self._telling = None
+            await asyncio.sleep(RETRY_S)
+            if await self._send_status():
+                self._status_retry = None
                 return
 
-    async def _told(self) -> bool:
+    async def _send_status(self) -> bool:
         """Say how it is; whether that has been taken, or need not be."""
-        async with self._word:
-            if self._silent:
+        async with self._status_lock:
+            if self._powered_off:
                 return True
             status = pod_status(
                 self.pod,
@@ -325,14 +325,14 @@ class Pod:
             )
             try:
                 await self._api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
-            except NO_ANSWER as error:
+            except REQUEST_ERRORS as error:
                 logging.info("status of %s: %r", self.path, error)
-                return not may_pass(error)
+                return not is_transient(error)
         return True
 
     @property
     def _addresses(self) -> dict[str, str]:
-        own = {"podIP": self.berth.address} if self.berth else {}
+        own = {"podIP": self.sandbox.address} if self.sandbox else {}
         return own | {"hostIP": self._host}
 
     @property

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import httpx
 
-from lab.kubelet.api import Object
+from lab.kubelet.api import KubeObject
 from lab.kubelet.container import Container
 
 Changed = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class ProbeTiming:
     """How a probe's answers are counted."""
 
     delay_s: float
@@ -31,12 +31,12 @@ async def watch(container: Container, address: str, changed: Changed) -> bool:
     container.state.started = "startupProbe" not in spec
     if not container.state.started:
         await changed()
-        async for good in _verdicts(spec["startupProbe"], container, address):
+        async for good in _results(spec["startupProbe"], container, address):
             if not good:
                 return False
             break
         container.state.started = True
-    container.up.set()
+    container.started.set()
     container.state.ready = "readinessProbe" not in spec
     await changed()
     alive = asyncio.create_task(_alive(container, address))
@@ -50,7 +50,7 @@ async def watch(container: Container, address: str, changed: Changed) -> bool:
 
 async def _alive(container: Container, address: str) -> bool:
     if probe := container.spec.get("livenessProbe"):
-        async for good in _verdicts(probe, container, address):
+        async for good in _results(probe, container, address):
             if not good:
                 return False
     await asyncio.Event().wait()
@@ -59,15 +59,15 @@ async def _alive(container: Container, address: str) -> bool:
 
 async def _ready(container: Container, address: str, changed: Changed) -> None:
     if probe := container.spec.get("readinessProbe"):
-        async for good in _verdicts(probe, container, address):
+        async for good in _results(probe, container, address):
             if good != container.state.ready:
                 container.state.ready = good
                 await changed()
 
 
-async def _verdicts(probe: Object, container: Container, address: str) -> AsyncIterator[bool]:
+async def _results(probe: KubeObject, container: Container, address: str) -> AsyncIterator[bool]:
     """Every time that enough answers in a row agree: whether they are good ones."""
-    pace = Pace(
+    pace = ProbeTiming(
         delay_s=probe.get("initialDelaySeconds", 0),
         period_s=probe.get("periodSeconds", 10),
         timeout_s=probe.get("timeoutSeconds", 1),
@@ -78,7 +78,7 @@ async def _verdicts(probe: Object, container: Container, address: str) -> AsyncI
     good = bad = 0
     while True:
         try:
-            answer = await asyncio.wait_for(_ask(probe, container, address), pace.timeout_s)
+            answer = await asyncio.wait_for(_probe(probe, container, address), pace.timeout_s)
         except TimeoutError:
             answer = False
         good, bad = (good + 1, 0) if answer else (0, bad + 1)
@@ -89,7 +89,7 @@ async def _verdicts(probe: Object, container: Container, address: str) -> AsyncI
         await asyncio.sleep(pace.period_s)
 
 
-async def _ask(probe: Object, container: Container, address: str) -> bool:
+async def _probe(probe: KubeObject, container: Container, address: str) -> bool:
     match probe:
         case {"exec": {"command": command}}:
             return await run_inside(container, command) == 0
@@ -104,7 +104,7 @@ async def _ask(probe: Object, container: Container, address: str) -> bool:
 async def run_inside(container: Container, command: list[str]) -> int:
     """Run a command in a container; its exit code."""
     process = await asyncio.create_subprocess_exec(
-        *container.command_inside(*command),
+        *container.exec_argv(*command),
         env=container.environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -117,7 +117,7 @@ async def run_inside(container: Container, command: list[str]) -> int:
             process.kill()
 
 
-async def _http(asked: Object, port: int, address: str) -> bool:
+async def _http(asked: KubeObject, port: int, address: str) -> bool:
     host = asked.get("host", address)
     url = f"{asked.get('scheme', 'HTTP').lower()}://{host}:{port}{asked.get('path', '/')}"
     headers = {header["name"]: header["value"] for header in asked.get("httpHeaders", ())}

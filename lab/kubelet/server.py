@@ -17,10 +17,10 @@ from starlette.websockets import WebSocket
 from lab.kubelet import logs
 from lab.kubelet.container import Container
 from lab.kubelet.exec import execute
-from lab.kubelet.logs import Wanted
-from lab.kubelet.pod import Pod
+from lab.kubelet.logs import LogOptions
+from lab.kubelet.pod import LabPod
 
-Find = Callable[[str, str], Pod | None]
+Find = Callable[[str, str], LabPod | None]
 """A pod by its namespace and name."""
 
 
@@ -44,7 +44,7 @@ def application(find: Find) -> Starlette:
             which = "previous terminated " if previous else ""
             return PlainTextResponse(f"{which}container has no log\n", status_code=400 if previous else 404)
         since = logs.ago(int(query["sinceSeconds"])) if "sinceSeconds" in query else query.get("sinceTime")
-        wanted = Wanted(
+        wanted = LogOptions(
             follow=query.get("follow") == "true",
             timestamps=query.get("timestamps") == "true",
             tail=int(query["tailLines"]) if "tailLines" in query else None,
@@ -56,7 +56,7 @@ def application(find: Find) -> Starlette:
         def runs() -> bool:
             return asked.state.running and asked.state.restarts == start
 
-        told = logs.told(asked.log(previous=previous), wanted, runs=runs)
+        told = logs.read_log(asked.log(previous=previous), wanted, is_running=runs)
         return StreamingResponse(told, media_type="text/plain")
 
     async def run(socket: WebSocket) -> None:

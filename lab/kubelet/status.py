@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from lab.kubelet.api import Object
+from lab.kubelet.api import KubeObject
 
-_WAITING: Object = {"waiting": {"reason": "ContainerCreating"}}
-_INITIALIZING: Object = {"waiting": {"reason": "PodInitializing"}}
+_WAITING: KubeObject = {"waiting": {"reason": "ContainerCreating"}}
+_INITIALIZING: KubeObject = {"waiting": {"reason": "PodInitializing"}}
 
 
 @dataclass(kw_only=True)
 class ContainerState:
     """What one container has come to."""
 
-    now: Object = field(default_factory=lambda: _WAITING)
-    last: Object = field(default_factory=dict)
+    now: KubeObject = field(default_factory=lambda: _WAITING)
+    last: KubeObject = field(default_factory=dict)
     restarts: int = 0
     started: bool = False
     """Whether its startup probe has succeeded, if it has one."""
@@ -38,25 +38,25 @@ def moment() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def running() -> Object:
+def running() -> KubeObject:
     """The state of a container that has just been started."""
     return {"running": {"startedAt": moment()}}
 
 
-def waiting(reason: str, message: str = "") -> Object:
+def waiting(reason: str, message: str = "") -> KubeObject:
     """The state of a container that is to be started."""
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def terminated(code: int, started_at: str, *, reason: str = "", container_id: str = "") -> Object:
+def terminated(code: int, started_at: str, *, reason: str = "", container_id: str = "") -> KubeObject:
     """The state of a container that has ended."""
     said = reason or ("Completed" if code == 0 else "Error")
-    ended: Object = {"exitCode": code, "reason": said, "startedAt": started_at, "finishedAt": moment()}
+    ended: KubeObject = {"exitCode": code, "reason": said, "startedAt": started_at, "finishedAt": moment()}
     return {"terminated": ended | ({"containerID": container_id} if container_id else {})}
 
 
 def pod_status(
-    pod: Object,
+    pod: KubeObject,
     states: Mapping[str, ContainerState],
     *,
     phase: str,
@@ -65,14 +65,14 @@ def pod_status(
     addresses: Mapping[str, str],
     reason: str = "",
     message: str = "",
-) -> Object:
+) -> KubeObject:
     """The status that is patched; conditions are merged by their type with those of others."""
     spec = pod["spec"]
     mains = [states[one["name"]] for one in spec["containers"]]
     ended = phase in ("Succeeded", "Failed")
     ready = not ended and all(state.ready for state in mains)
     why_not = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(phase, "ContainersNotReady")
-    status: Object = {
+    status: KubeObject = {
         "phase": phase,
         "startTime": started_at,
         "hostIP": addresses["hostIP"],
@@ -94,15 +94,15 @@ def pod_status(
     return status
 
 
-def _condition(kind: str, holds: bool, reason: str = "") -> Object:
-    one: Object = {"type": kind, "status": str(holds), "lastTransitionTime": moment()}
+def _condition(kind: str, holds: bool, reason: str = "") -> KubeObject:
+    one: KubeObject = {"type": kind, "status": str(holds), "lastTransitionTime": moment()}
     return one | ({"reason": reason} if reason and not holds else {"reason": None})
 
 
 def _statuses(
-    pod: Object, containers: Sequence[Object], states: Mapping[str, ContainerState], untouched: Object
-) -> list[Object]:
-    listed: list[Object] = []
+    pod: KubeObject, containers: Sequence[KubeObject], states: Mapping[str, ContainerState], untouched: KubeObject
+) -> list[KubeObject]:
+    listed: list[KubeObject] = []
     for container in containers:
         state = states[container["name"]]
         at_first = state.now is _WAITING
@@ -121,11 +121,11 @@ def _statuses(
     return listed
 
 
-def container_id(pod: Object, container: Object, state: ContainerState) -> str:
+def container_id(pod: KubeObject, container: KubeObject, state: ContainerState) -> str:
     """What tells one start of a container from another."""
     return f"process://{pod['metadata']['uid']}/{container['name']}/{state.restarts}"
 
 
-def _only(state: Object) -> Object:
+def _only(state: KubeObject) -> KubeObject:
     """A state with the other two taken back, since what is patched is merged with what is there."""
     return {"running": None, "waiting": None, "terminated": None} | state

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.kubelet.api import Api, Object, Refused
-from lab.kubelet.environment import Unmet, bytes_of, decoded, field
+from lab.kubelet.api import KubeletApi, KubeObject, RequestRejected
+from lab.kubelet.container_env import MissingReference, decoded, field, parse_quantity
 
 _TOKEN_S = 24 * 3600
 """Tokens are not renewed, so they live as long as a lab does."""
@@ -18,10 +18,10 @@ _TOKEN_S = 24 * 3600
 Fill = Callable[[Path, Any], Awaitable[None]]
 
 
-class Volumes:
+class PodVolumes:
     """Those of one pod."""
 
-    def __init__(self, api: Api, pod: Object, folder: Path, addresses: Mapping[str, str]) -> None:
+    def __init__(self, api: KubeletApi, pod: KubeObject, folder: Path, addresses: Mapping[str, str]) -> None:
         self._api = api
         self._pod = pod
         self._folder = folder
@@ -37,7 +37,7 @@ class Volumes:
         for folder in self._in_memory:
             subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
 
-    async def _prepare(self, volume: Object) -> Path:
+    async def _prepare(self, volume: KubeObject) -> Path:
         folder = self._folder / volume["name"]
         match volume:
             case {"hostPath": {"path": path}}:
@@ -47,7 +47,7 @@ class Volumes:
             case {"emptyDir": {"medium": "Memory", **rest}} if not folder.exists():
                 folder.mkdir(parents=True)
                 size = rest.get("sizeLimit")
-                options = f"size={bytes_of(size)}" if size else "size=50%"
+                options = f"size={parse_quantity(size)}" if size else "size=50%"
                 await asyncio.to_thread(
                     subprocess.run, ["mount", "-t", "tmpfs", "-o", options, "lab", folder], check=True
                 )
@@ -57,7 +57,7 @@ class Volumes:
                 await self._fill(folder, volume)
         return folder
 
-    async def _fill(self, folder: Path, source: Object) -> None:
+    async def _fill(self, folder: Path, source: KubeObject) -> None:
         """Put in what a volume, or one of the sources of a projected one, holds."""
         match source:
             case {"configMap": one}:
@@ -77,47 +77,47 @@ class Volumes:
             case {"emptyDir": _} | {"name": _}:
                 pass
             case _:
-                raise Unmet(f"the lab knows no such volume: {source}")
+                raise MissingReference(f"the lab knows no such volume: {source}")
 
-    async def _keyed(self, folder: Path, kind: str, name: str | None, source: Object) -> None:
-        entries = await read(self._api, self._namespace, kind, str(name), source.get("optional", False))
-        items: list[Object] = source.get("items") or [{"key": key, "path": key} for key in entries]
+    async def _keyed(self, folder: Path, kind: str, name: str | None, source: KubeObject) -> None:
+        entries = await read_object(self._api, self._namespace, kind, str(name), source.get("optional", False))
+        items: list[KubeObject] = source.get("items") or [{"key": key, "path": key} for key in entries]
         for item in items:
             if item["key"] in entries:
                 mode = item.get("mode", source.get("defaultMode", 0o644))
                 _write(folder / item["path"], entries[item["key"]], mode)
             elif not source.get("optional"):
-                raise Unmet(f"references non-existent config key: {item['key']} of {kind} {name}")
+                raise MissingReference(f"references non-existent config key: {item['key']} of {kind} {name}")
 
-    async def _token(self, source: Object) -> str:
+    async def _token(self, source: KubeObject) -> str:
         metadata = self._pod["metadata"]
         account = self._pod["spec"].get("serviceAccountName", "default")
         reference = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
-        spec: Object = {"expirationSeconds": _TOKEN_S, "boundObjectRef": reference}
+        spec: KubeObject = {"expirationSeconds": _TOKEN_S, "boundObjectRef": reference}
         if audience := source.get("audience"):
             spec["audiences"] = [audience]
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{account}/token"
         try:
             return (await self._api.request("POST", path, asked))["status"]["token"]
-        except Refused as refused:
-            raise Unmet(str(refused)) from refused
+        except RequestRejected as refused:
+            raise MissingReference(str(refused)) from refused
 
     async def _claimed(self, claim: str) -> Path:
-        found = await self._api.find(f"/api/v1/namespaces/{self._namespace}/persistentvolumeclaims/{claim}")
+        found = await self._api.get_or_none(f"/api/v1/namespaces/{self._namespace}/persistentvolumeclaims/{claim}")
         if found is None or found.get("status", {}).get("phase") != "Bound":
-            raise Unmet(f'persistentvolumeclaim "{claim}" is not bound')
+            raise MissingReference(f'persistentvolumeclaim "{claim}" is not bound')
         volume = await self._api.get(f"/api/v1/persistentvolumes/{found['spec']['volumeName']}")
         source = volume["spec"].get("hostPath") or volume["spec"].get("local")
         if source is None:
-            raise Unmet(f"the lab knows no such volume: {volume['spec']}")
+            raise MissingReference(f"the lab knows no such volume: {volume['spec']}")
         return self._on_host(Path(source["path"]), "DirectoryOrCreate")
 
     def _on_host(self, path: Path, kind: str) -> Path:
         if kind == "DirectoryOrCreate":
             path.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            raise Unmet(f"hostPath type check failed: {path} is not there")
+            raise MissingReference(f"hostPath type check failed: {path} is not there")
         return path
 
     @property
@@ -125,13 +125,13 @@ class Volumes:
         return self._pod["metadata"]["namespace"]
 
 
-async def read(api: Api, namespace: str, kind: str, name: str, optional: bool) -> dict[str, bytes]:
+async def read_object(api: KubeletApi, namespace: str, kind: str, name: str, optional: bool) -> dict[str, bytes]:
     """The entries of a config map or a secret; `Unmet` where there is none and it is not optional."""
-    one = await api.find(f"/api/v1/namespaces/{namespace}/{kind}/{name}")
+    one = await api.get_or_none(f"/api/v1/namespaces/{namespace}/{kind}/{name}")
     if one is None:
         if optional:
             return {}
-        raise Unmet(f'{kind.removesuffix("s")} "{name}" not found')
+        raise MissingReference(f'{kind.removesuffix("s")} "{name}" not found')
     return decoded({"kind": {"secrets": "Secret"}.get(kind), **one})
 
 
@@ -141,6 +141,6 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def clear(folder: Path) -> None:
+def remove_volumes(folder: Path) -> None:
     """Remove what is left of a pod's volumes."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -22,9 +22,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from msgspec.structs import replace as replace_finding
 
-from holdfast import asking, updating
-from holdfast.asking import BEAT_S, CHECKPOINT, SPLIT, STACKS, after, ask, controller_gone, finished, refuse_finished
+from holdfast import code_update, controller_client
 from holdfast.clock import Clock
+from holdfast.controller_client import (
+    CHECKPOINT,
+    POLL_S,
+    STACK_DUMP,
+    STEP_PROFILE,
+    controller_dead,
+    follow_request,
+    is_finished,
+    refuse_finished,
+    send_request,
+)
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
@@ -32,49 +42,49 @@ from holdfast.events import (
     CheckpointCommitted,
     CheckpointRequested,
     ControllerStarted,
-    DrillAction,
-    DrillRequested,
-    DrillTarget,
+    FaultAction,
+    FaultRequested,
+    FaultTarget,
     Outcome,
+    ProfileRequested,
     RunCreated,
     RunFinished,
-    SplitRequested,
-    StacksRequested,
-    StacksTaken,
+    StackDumpRequested,
+    StacksDumped,
     StepCommitted,
 )
 from holdfast.events.log import EventReader, line_of, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES, Fabric, resolve
 from holdfast.findings import Finding, Severity
-from holdfast.folder import RunFolder, runs_root, write_private
-from holdfast.guard.keys import fresh_token
-from holdfast.host.files import put, read_small
-from holdfast.job.accepted import Accepted, Shipped
-from holdfast.job.document import Loaded, examine, examine_data, read_text
-from holdfast.job.drills import check as check_drill
-from holdfast.job.profile import KUBERNETES, LOCAL, Delivery, Profile, find_profile, placed_in_profile
-from holdfast.job.replicas import divided
+from holdfast.host.files import atomic_write, read_small
+from holdfast.job.fault_catalog import check_fault as check_drill
+from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
 from holdfast.job.rules import check_job
-from holdfast.job.source import Source, shown
+from holdfast.job.run_spec import CodeArchive, RunSpec
 from holdfast.job.spec import Job, Launch
-from holdfast.launch.code.shipping import ship, survey_of
-from holdfast.launch.script import launcher_in_script
-from holdfast.launch.secretvalues import missing, values
-from holdfast.launch.starting import start_keeper
-from holdfast.measure.catalog import waited_for
-from holdfast.report.advance import fold, status_of
-from holdfast.report.brief import Brief, brief
-from holdfast.report.logs import RankLog, rank_logs
-from holdfast.report.standstill import ASKED_S, NOTICED_S, Standstill, places, standstill
-from holdfast.report.status import RunStatus
-from holdfast.report.summary import Summary, summarise
-from holdfast.report.tail import last_lines
-from holdfast.shortage import holding_up, lacking
+from holdfast.job.targets import KUBERNETES, LOCAL, CodeDelivery, Target, find_target, located_in_target
+from holdfast.job.virtual_nodes import as_virtual_nodes
+from holdfast.job.yaml_source import YamlSource, printable
+from holdfast.launch.code.package_code import list_code, package_code
+from holdfast.launch.secret_values import missing_secrets, read_secrets
+from holdfast.launch.shell_script import launcher_in_script
+from holdfast.launch.start_supervisor import start_supervisor
+from holdfast.metrics.metric_catalog import has_requested
+from holdfast.os_errors import probe_disk, waiting_finding
+from holdfast.report.log_tail import last_lines
+from holdfast.report.rank_logs import RankLog, find_rank_logs
+from holdfast.report.run_row import RunRow, make_run_row
+from holdfast.report.run_status import RunStatus
+from holdfast.report.run_summary import RunSummary, summarise
+from holdfast.report.stall import DIAGNOSE_IDLE_S, STATUS_IDLE_S, Stall, find_stall, format_stacks
+from holdfast.report.status_reducer import read_status, status_from_events
+from holdfast.run_dir import RunDir, runs_root, write_private
+from holdfast.security.tokens import new_token
 
 if TYPE_CHECKING:
-    from holdfast.diagnose.answer import Answer, Evidence
-    from holdfast.launch.kubernetes.names import Names
-    from holdfast.launch.kubernetes.submission import Submission
+    from holdfast.diagnose.diagnosis import Diagnosis, Evidence
+    from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+    from holdfast.launch.kubernetes.object_names import ObjectNames
 
 LAST_LINES = 10
 """Lines of the rank that failed first that are shown where nothing better is known of it."""
@@ -86,7 +96,7 @@ LEAVE_S = 5.0
 # Describe
 
 
-class Given(TypedDict, total=False):
+class Overrides(TypedDict, total=False):
     """What is given beside a job file, and goes over it; without a file, `command` is the job's."""
 
     command: Sequence[str]
@@ -97,75 +107,75 @@ class Given(TypedDict, total=False):
     name: str | None
 
 
-def load(path: Path | None, **given: Unpack[Given]) -> Loaded:
+def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
     """Read a job file, or make a job of a command line, with what is to be said of it; raises when it is wrong."""
     fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
     asked = [f"{key}={value}" for key, value in fields.items() if value is not None]
     overrides = [*asked, *given.get("overrides", ())]
     if path is not None:
-        return examine(read_text(path), os.fspath(path), overrides, NAMES).loaded()
-    return examine_data({"command": list(given.get("command", ()))}, overrides, NAMES).loaded()
+        return validate_text(read_text(path), os.fspath(path), overrides, NAMES).loaded_or_raise()
+    return validate_data({"command": list(given.get("command", ()))}, overrides, NAMES).loaded_or_raise()
 
 
-def load_job(path: Path | None, **given: Unpack[Given]) -> Job:
+def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
     """Read a job file, or make a job of a command line; raises when it is wrong."""
     return load(path, **given).job
 
 
-def check(job: Job | Loaded, profile: str, *, base: Path) -> tuple[Finding, ...]:
+def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:
     """Everything that is wrong with a job here, or worth saying, before anything is started."""
-    from holdfast.launch.local.possible import possible
+    from holdfast.launch.local.local_preflight import check_locally
 
-    place, loaded = _profile(profile, base), _loaded(job)
-    known = (*loaded.findings, *map(loaded.placed, launcher_in_script(loaded.job, base)))
+    place, loaded = _target(target, base), _loaded(job)
+    known = (*loaded.findings, *map(loaded.located, launcher_in_script(loaded.job, base)))
     if place.backend == KUBERNETES:
-        return (*known, *_possible_there(loaded, place, profile, base))
-    code = survey_of(loaded.job, base).findings if place.code is Delivery.SHIPPED else ()
-    here = possible(
+        return (*known, *_check_cluster(loaded, place, target, base))
+    code = list_code(loaded.job, base).findings if place.code is CodeDelivery.SHIPPED else ()
+    here = check_locally(
         loaded.job,
         isolation=place.isolation,
         base=base,
         environ=os.environ,
-        storage=place.storage,
+        checkpoint_root=place.checkpoint_root,
         capacity=place.capacity,
     )
-    return (*known, *map(loaded.placed, (*here, *code)))
+    return (*known, *map(loaded.located, (*here, *code)))
 
 
-def check_place(loaded: Loaded | None, profile: str, *, base: Path) -> tuple[Finding, ...]:
+def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[Finding, ...]:
     """Everything that a place lacks for a job, or for the smallest one; a cluster is asked, and nothing is made there.
 
     Raises HoldfastError where the cluster does not answer, or does not know this user.
     """
-    place = _profile(profile, base)
+    place = _target(target, base)
     smallest = load(None, command=("true",), overrides=("image=any",))
     if place.backend != KUBERNETES:
-        return check(loaded or smallest, profile, base=base)
-    known = check(loaded or smallest, profile, base=base)
+        return check(loaded or smallest, target, base=base)
+    known = check(loaded or smallest, target, base=base)
     if loaded is None:  # what is said of the smallest job is of nobody's, but for what any job meets there
         known = tuple(each for each in known if each.code == "checkpoint-not-shared")
     if any(each.code == "no-image" for each in known):
         return known
-    from holdfast.launch.kubernetes.check import check as check_cluster
-    from holdfast.launch.kubernetes.inventory import inventory
-    from holdfast.launch.kubernetes.refusals import told
+    from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
+    from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
+    from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
 
-    asked = _submission((loaded or smallest).job, place, profile, None)
-    with told():
-        seen = inventory(asked)
+    asked = _submission((loaded or smallest).job, place, target, None)
+    with as_holdfast_error():
+        seen = collect_inventory(asked)
     return (*known, *check_cluster(asked, seen))
 
 
-def _possible_there(loaded: Loaded, place: Profile, profile: str, base: Path) -> Iterator[Finding]:
-    """What a cluster's profile and the job make of one another, each finding with its line in either file."""
-    from holdfast.launch.kubernetes.possible import PROFILE, possible
+def _check_cluster(loaded: LoadedJob, place: Target, target: str, base: Path) -> Iterator[Finding]:
+    """What a cluster's target and the job make of one another, each finding with its line in either file."""
+    from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX, check_job_on_cluster
 
-    for finding in possible(_submission(loaded.job, place, profile, None)):
-        if finding.where.startswith(PROFILE):
-            of_profile = replace_finding(finding, where=finding.where.removeprefix(PROFILE))
-            yield placed_in_profile(of_profile, profile, start=base, environ=os.environ)
+    for finding in check_job_on_cluster(_submission(loaded.job, place, target, None)):
+        if finding.where.startswith(TARGET_PREFIX):
+            of_profile = replace_finding(finding, where=finding.where.removeprefix(TARGET_PREFIX))
+            yield located_in_target(of_profile, target, start=base, environ=os.environ)
         else:
-            yield loaded.placed(finding)
+            yield loaded.located(finding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,30 +188,30 @@ class Rendered:
     """The same as data, where it is sent to a cluster."""
 
 
-def render(job: Job | Loaded, profile: str, *, base: Path) -> Rendered:
+def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
     """Exactly what would be sent to the place, or given to each rank; nothing is started.
 
     Raises HoldfastError where a cluster could make nothing of it.
     """
-    loaded, place = _loaded(job), _profile(profile, base)
+    loaded, place = _loaded(job), _target(target, base)
     if place.backend == KUBERNETES:
-        return _render_objects(loaded, place, profile, base)
-    from holdfast.launch.local.backend import render as render_local  # a fifth of all that would be loaded
+        return _render_objects(loaded, place, target, base)
+    from holdfast.launch.local.local_backend import render as render_local  # a fifth of all that would be loaded
 
     with tempfile.TemporaryDirectory() as aside:
-        text = render_local(_accepted(loaded.job, profile, base, Path(aside)))
+        text = render_local(_accepted(loaded.job, target, base, Path(aside)))
     return Rendered(text=text, findings=loaded.findings)
 
 
-def _render_objects(loaded: Loaded, place: Profile, profile: str, base: Path) -> Rendered:
-    from holdfast.launch.kubernetes.render import render
+def _render_objects(loaded: LoadedJob, place: Target, target: str, base: Path) -> Rendered:
+    from holdfast.launch.kubernetes.manifests.run_manifests import render
 
-    findings = check(loaded, profile, base=base)
+    findings = check(loaded, target, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
-        raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
+        raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
     with tempfile.TemporaryDirectory() as aside:
-        code = ship(loaded.job, base, Path(aside)) if place.agent else None
-        rendering = render(_submission(loaded.job, place, profile, code))
+        code = package_code(loaded.job, base, Path(aside)) if place.agent else None
+        rendering = render(_submission(loaded.job, place, target, code))
     return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
 
 
@@ -209,43 +219,43 @@ def _render_objects(loaded: Loaded, place: Profile, profile: str, base: Path) ->
 
 
 def start(
-    job: Job | Loaded, profile: str, *, base: Path, tell: Callable[[Sequence[Finding]], object] | None = None
-) -> RunFolder:
+    job: Job | LoadedJob, target: str, *, base: Path, on_findings: Callable[[Sequence[Finding]], object] | None = None
+) -> RunDir:
     """Start a run and return as soon as its controller can be spoken to; raises when the job is not possible here.
 
     `tell` is given the warnings, before anything is started.
     """
-    findings = check(job, profile, base=base)
+    findings = check(job, target, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
-        raise HoldfastError(findings, ExitCode.IMPOSSIBLE)
-    if tell and findings:
-        tell(findings)
-    return _STARTS[_profile(profile, base).backend](_loaded(job).job, profile, base)
+        raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
+    if on_findings and findings:
+        on_findings(findings)
+    return _STARTS[_target(target, base).backend](_loaded(job).job, target, base)
 
 
-def _start_here(job: Job, profile: str, base: Path) -> RunFolder:
-    with _fresh_folder(job.name) as folder:
-        accepted = _accepted(job, profile, base, folder.code)
-        _fill(folder, accepted, values(job, base.absolute(), os.environ))
-        start_keeper(folder, accepted)
+def _start_here(job: Job, target: str, base: Path) -> RunDir:
+    with _new_run_dir(job.name) as folder:
+        accepted = _accepted(job, target, base, folder.code)
+        _write_inputs(folder, accepted, read_secrets(job, base.absolute(), os.environ))
+        start_supervisor(folder, accepted)
     return folder
 
 
-def _start_on_cluster(job: Job, profile: str, base: Path) -> RunFolder:
-    from holdfast.launch.kubernetes.envoy import head
+def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
+    from holdfast.launch.kubernetes.submit.submit_process import connect
 
-    if lacking := tuple(missing(job, base.absolute(), os.environ)):
-        raise HoldfastError(lacking, ExitCode.IMPOSSIBLE)
-    place = _profile(profile, base)
-    head(place.context, place.namespace)  # it connects while the rest is found out
-    from holdfast.launch.kubernetes.names import Names, stem
-    from holdfast.launch.kubernetes.sending import send
+    if lacking := tuple(missing_secrets(job, base.absolute(), os.environ)):
+        raise HoldfastError(lacking, ExitCode.CANNOT_RUN_HERE)
+    place = _target(target, base)
+    connect(place.context, place.namespace)  # it connects while the rest is found out
+    from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem
+    from holdfast.launch.kubernetes.submit.submit_run import submit
 
-    with _fresh_folder(stem(job)) as folder:
-        code = ship(job, base, folder.code) if place.agent else None
-        asked = _submission(job, place, profile, code, at=time.time(), names=Names(folder.run))
-        _fill(folder, asked.accepted)
-        send(folder, asked, values(job, base.absolute(), os.environ))
+    with _new_run_dir(name_stem(job)) as folder:
+        code = package_code(job, base, folder.code) if place.agent else None
+        asked = _submission(job, place, target, code, at=time.time(), names=ObjectNames(folder.run_id))
+        _write_inputs(folder, asked.accepted)
+        submit(folder, asked, read_secrets(job, base.absolute(), os.environ))
     return folder
 
 
@@ -253,12 +263,12 @@ _STARTS = {LOCAL: _start_here, KUBERNETES: _start_on_cluster}
 """How a run is started, by its back end."""
 
 
-def revive(run: RunFolder) -> bool:
+def restart_controller(run: RunDir) -> bool:
     """Start a controller for an unfinished run that has none; whether this call did so."""
-    if finished(run) or run.alive() or not run.secrets.exists():
+    if is_finished(run) or run.alive() or not run.secrets.exists():
         return False
     try:
-        start_keeper(run, accepted(run))
+        start_supervisor(run, accepted(run))
     except HoldfastError:
         if run.alive():  # somebody else was quicker
             return False
@@ -266,33 +276,33 @@ def revive(run: RunFolder) -> bool:
     return True
 
 
-def cancel(run: RunFolder, *, force: bool = False) -> bool:
+def cancel(run: RunDir, *, force: bool = False) -> bool:
     """End a run: SIGTERM and its grace, or SIGKILL at once with `force`; whether its controller does it.
 
     With `force` a local run whose controller does not answer is ended without it.
     """
-    request = CancelRequested(at=time.time(), force=force, by="command line")
-    if not force or not _is_here(run):
-        ask(run, request)
+    request = CancelRequested(at=time.time(), force=force, requested_by="command line")
+    if not force or not _is_local(run):
+        send_request(run, request)
         return True
     try:
         if controller_failing(run) is None:
-            ask(run, request)
+            send_request(run, request)
             return True
     except HoldfastError as error:
         if error.exit_code is ExitCode.NOT_FOUND:  # it is over
             raise
     except OSError:  # its log, or the folder, cannot be read
         pass
-    from holdfast.launch.local import force as by_force
+    from holdfast.launch.local import force_cancel as by_force
 
-    by_force.end(run, request)
+    by_force.force_cancel(run, request)
     return False
 
 
-def _is_here(run: RunFolder) -> bool:
+def _is_local(run: RunDir) -> bool:
     """Whether a run's processes are on this machine, so that they can be killed from here."""
-    if os.path.lexists(run.place):
+    if os.path.lexists(run.remote):
         return False
     try:
         return accepted(run).backend == LOCAL
@@ -300,18 +310,18 @@ def _is_here(run: RunFolder) -> bool:
         return os.path.lexists(run.nodes)  # which only runs on this machine have
 
 
-def controller_failing(run: RunFolder) -> Finding | None:
+def controller_failing(run: RunDir) -> Finding | None:
     """That a run's controllers do not last; None where they do, or where nobody keeps any."""
-    return asking.controller_failing(run)
+    return controller_client.controller_failing(run)
 
 
-def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
+def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
     """Have a run's ranks take a checkpoint at their next step; returns once it is complete, in every replica.
 
-    Raises HoldfastError where nobody can take one, where it fails, and when it is not there `within_s` seconds later.
+    Raises HoldfastError where nobody can take one, where it fails, and when it is not there `timeout_s` seconds later.
     """
     waited: dict[int, int] = {}
-    for known, event in after(run, CheckpointRequested(at=time.time()), CHECKPOINT, within_s):
+    for known, event in follow_request(run, CheckpointRequested(at=time.time()), CHECKPOINT, timeout_s):
         if isinstance(event, CheckpointRequested):
             waited = {index: replica.step or 0 for index, replica in known.replicas.items()}
         elif isinstance(event, CheckpointCommitted) and event.step >= waited.get(event.replica, 0):
@@ -321,141 +331,143 @@ def checkpoint(run: RunFolder, *, within_s: float) -> CheckpointCommitted:
     raise AssertionError("it is waited for until it is there or will not be")
 
 
-def split(run: RunFolder, *, within_s: float) -> StepCommitted:
+def profile_steps(run: RunDir, *, timeout_s: float) -> StepCommitted:
     """Have a run's ranks profile their next steps; returns the step whose metrics say where their time goes.
 
-    Raises HoldfastError where no rank can, and when it is not known `within_s` seconds later.
+    Raises HoldfastError where no rank can, and when it is not known `timeout_s` seconds later.
     """
-    seen = (event for _, event in after(run, SplitRequested(at=time.time()), SPLIT, within_s))
-    return next(event for event in seen if isinstance(event, StepCommitted) and waited_for(event.metrics))
+    seen = (event for _, event in follow_request(run, ProfileRequested(at=time.time()), STEP_PROFILE, timeout_s))
+    return next(event for event in seen if isinstance(event, StepCommitted) and has_requested(event.metrics))
 
 
-Updated, update = updating.Updated, updating.update
+Updated, update = code_update.UpdateResult, code_update.update
 """Have a run's ranks go on with other code."""
 
 
-def drill(
-    run: RunFolder,
+def inject_fault(
+    run: RunDir,
     *,
-    target: DrillTarget,
+    target: FaultTarget,
     index: int,
-    action: DrillAction,
+    action: FaultAction,
     at_step: int | None = None,
     for_s: float | None = None,
     amount: float | None = None,
 ) -> None:
-    """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/drills.py)."""
-    asked = DrillRequested(
+    """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/fault_catalog.py)."""
+    asked = FaultRequested(
         at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
     )
-    drills(run, [asked])
+    inject_faults(run, [asked])
 
 
-def drills(run: RunFolder, asked: Sequence[DrillRequested]) -> None:
+def inject_faults(run: RunDir, asked: Sequence[FaultRequested]) -> None:
     """Break several things of a run, or none where it cannot have one of them."""
     refuse_finished(run)
     for each in asked:
-        check_drill(each, accepted(run), run.run)
+        check_drill(each, accepted(run), run.run_id)
     for each in asked:
-        ask(run, each)
+        send_request(run, each)
 
 
 # Look
 
 
-def accepted(run: RunFolder) -> Accepted:
+def accepted(run: RunDir) -> RunSpec:
     """What a run was started with."""
-    return Accepted.read(run.job)
+    return RunSpec.read(run.job)
 
 
-def abandoned(run: RunFolder) -> bool:
+def is_orphaned(run: RunDir) -> bool:
     """Whether a run is unfinished and nothing goes on with it, until `revive`."""
-    return not run.alive() and not finished(run)
+    return not run.alive() and not is_finished(run)
 
 
-def events(run: RunFolder) -> list[AnyEvent]:
+def events(run: RunDir) -> list[AnyEvent]:
     """Every event of a run until now, in order."""
     return read_events(run.events)
 
 
-def status(run: RunFolder) -> RunStatus:
+def status(run: RunDir) -> RunStatus:
     """How a run is doing, or how it went."""
-    return status_of(run)
+    return read_status(run)
 
 
-def waits_for(run: RunFolder) -> Finding | None:
+def pending_reason(run: RunDir) -> Finding | None:
     """Why a run's nodes are not there, as its cluster shows it; None where nothing says so, or where it has none."""
-    return asking.waits_for(run)
+    return controller_client.pending_reason(run)
 
 
-def unheard(run: RunFolder) -> Finding | None:
+def staleness(run: RunDir) -> Finding | None:
     """How old it is what is known of a run elsewhere, and why; None where its place is heard."""
-    return asking.unheard(run, now=time.time())
+    return controller_client.staleness(run, now=time.time())
 
 
-def glance(run: RunFolder) -> Brief:
+def run_row(run: RunDir) -> RunRow:
     """A run in a line; the log of one that is over is folded for that only once."""
     try:
         log_bytes = run.events.stat().st_size
     except FileNotFoundError:
         log_bytes = 0
-    if (known := _kept(run)) is not None and known.log_bytes == log_bytes:
+    if (known := _cached_row(run)) is not None and known.log_bytes == log_bytes:
         return known
-    now = brief(status(run), log_bytes=log_bytes)
+    now = make_run_row(status(run), log_bytes=log_bytes)
     if now.finished_at is not None:
-        _keep_brief(run, now)
+        _cache_row(run, now)
     return now
 
 
-def _kept(run: RunFolder) -> Brief | None:
+def _cached_row(run: RunDir) -> RunRow | None:
     """What was kept of a run when it was last folded; none where nothing was, or nothing that this version knows."""
     import msgspec
 
     try:
-        return msgspec.json.decode(read_small(run.brief), type=Brief)
+        return msgspec.json.decode(read_small(run.run_row), type=RunRow)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _keep_brief(run: RunFolder, known: Brief) -> None:
+def _cache_row(run: RunDir, known: RunRow) -> None:
     import msgspec
 
     with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
-        put(run.brief, msgspec.json.encode(known))
+        atomic_write(run.run_row, msgspec.json.encode(known))
 
 
-def summary(run: RunFolder) -> Summary:
+def summary(run: RunDir) -> RunSummary:
     """How a run went, or how far it is: where its time went, and what failed."""
     reader = EventReader(run.events)
     known, logs = list(reader.read()), str(run.logs) if run.logs.is_dir() else ""
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
-    return summarise(known, run=run.run, logs=logs, now=Clock(clock)(), damaged_lines=_missing_lines(reader, known))
+    return summarise(
+        known, run=run.run_id, logs=logs, now=Clock(clock)(), corrupt_lines=_corrupt_line_count(reader, known)
+    )
 
 
-def _missing_lines(reader: EventReader, known: Sequence[AnyEvent]) -> int:
+def _corrupt_line_count(reader: EventReader, known: Sequence[AnyEvent]) -> int:
     """How many lines of a log cannot be read, at least; one where its beginning is gone."""
     begins = not known or isinstance(known[0], RunCreated)
-    return reader.damaged_lines or int(not begins)
+    return reader.corrupt_line_count or int(not begins)
 
 
-def storage_finding(run: RunFolder) -> Finding | None:
+def storage_finding(run: RunDir) -> Finding | None:
     """What is wrong with the disk of an unfinished run's folder, which may keep its controller from saying so."""
-    if finished(run):
+    if is_finished(run):
         return None
-    refusal = lacking(run.path)
-    return refusal and holding_up(refusal, "the run waits when the space kept for its log is used up", run.path)
+    refusal = probe_disk(run.path)
+    return refusal and waiting_finding(refusal, "the run waits when the space kept for its log is used up", run.path)
 
 
-def runs() -> list[RunFolder]:
+def runs() -> list[RunDir]:
     """Every run of this user, newest first."""
     root = runs_root()
     if not root.is_dir():
         return []
-    begun = [(begun_at, RunFolder(path)) for path in root.iterdir() if (begun_at := _begun_at(RunFolder(path)))]
+    begun = [(begun_at, RunDir(path)) for path in root.iterdir() if (begun_at := _begun_at(RunDir(path)))]
     return [run for _, run in sorted(begun, key=lambda each: each[0], reverse=True)]
 
 
-def _begun_at(run: RunFolder) -> float:
+def _begun_at(run: RunDir) -> float:
     """When a run was started; 0 of a folder that is none. A run whose job was lost has its log."""
     for path in (run.job, run.events):
         with contextlib.suppress(OSError):
@@ -463,7 +475,7 @@ def _begun_at(run: RunFolder) -> float:
     return 0.0
 
 
-def find_run(prefix: str | None) -> RunFolder:
+def find_run(prefix: str | None) -> RunDir:
     """The run whose id begins with `prefix`, or has it as its last part; the latest run when there is no prefix.
 
     A job's whole name means its latest run.
@@ -472,16 +484,16 @@ def find_run(prefix: str | None) -> RunFolder:
     if not known:
         raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
     if prefix is None:
-        return _followed(_own(known[0]))
-    exact = [run for run in known if prefix in (run.run, run.run.rpartition("-")[2])]
-    exact = exact or [run for run in known if run.run.rpartition("-")[0] == prefix][:1]
+        return _with_controller(_require_owner(known[0]))
+    exact = [run for run in known if prefix in (run.run_id, run.run_id.rpartition("-")[2])]
+    exact = exact or [run for run in known if run.run_id.rpartition("-")[0] == prefix][:1]
     found = exact or [
-        run for run in known if run.run.startswith(prefix) or run.run.rpartition("-")[2].startswith(prefix)
+        run for run in known if run.run_id.startswith(prefix) or run.run_id.rpartition("-")[2].startswith(prefix)
     ]
     if len(found) == 1:
-        return _followed(_own(found[0]))
+        return _with_controller(_require_owner(found[0]))
     if found:
-        names = tuple(run.run for run in found[:10])
+        names = tuple(run.run_id for run in found[:10])
         what = f"{prefix!r} could be any of {len(found)} runs"
         raise failure("run-ambiguous", what, exit_code=ExitCode.NOT_FOUND, evidence=names, remedy="give more letters")
     what = f"there is no run {prefix!r}"
@@ -490,21 +502,21 @@ def find_run(prefix: str | None) -> RunFolder:
 
 def diagnose(
     paths: Sequence[Path], *, stdin: BinaryIO | None = None, hide: Callable[[str], str] | None = None
-) -> Answer:
+) -> Diagnosis:
     """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input.
 
     `hide` replaces secrets in a line before it is cut.
     """
-    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 
     for path in paths:
         if str(path) != "-" and not os.path.exists(path):  # which answers for a name that is too long as well
-            name, remedy = shown(str(path)), "Give files or folders that are there, or the id of a run."
+            name, remedy = printable(str(path)), "Give files or folders that are there, or the id of a run."
             raise failure(
                 "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
             )
-    pile = Pile(tuple(paths), stdin=stdin)
+    pile = LogInput(tuple(paths), stdin=stdin)
     answer = diagnose_pile(pile, hide=hide)
     if pile.bytes == 0:
         remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
@@ -519,96 +531,104 @@ def diagnose(
 
 
 def diagnose_run(
-    run: RunFolder, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
-) -> Answer:
+    run: RunDir, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
+) -> Diagnosis:
     """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it.
 
     `known` are the events to go by; all of the log when they are not given. `hide` replaces secrets in a line before it
     is cut.
     """
-    from holdfast.diagnose.athand import OF_A_RUN, OF_STACKS, asked_for, is_vague, nothing_failed, placed, without
-    from holdfast.diagnose.history import last_failure
-    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.failed_attempt import last_failure
+    from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+    from holdfast.diagnose.run_context import (
+        RUN_LOGS_EVIDENCE,
+        STACKS_EVIDENCE,
+        caused_by_drill,
+        is_inconclusive,
+        nothing_failed,
+        with_node,
+        without_evidence,
+    )
 
     known = events(run) if known is None else known
     failed = last_failure(known, str(run.events))
     fabric = CATALOG.get(accepted(run).fabric)
     if failed is None:
         outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
-        still = None if outcome else _standstill(run, fold(known), ASKED_S, known)
+        still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
         if still is not None:
-            return _where_it_stands(run, still, fabric, hide)
-        answer = diagnose_pile(Pile(tuple(rank_logs(run).values())), fabric=fabric, hide=hide)
+            return _diagnose_standstill(run, still, fabric, hide)
+        answer = diagnose_pile(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     job = accepted(run).job
     shared = job.launch is not Launch.PER_RANK
     logs = {
         log.rank: path
-        for log, path in rank_logs(run).items()
+        for log, path in find_rank_logs(run).items()
         if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     }
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    pile = Pile((*logs.values(), *stacks), shared=shared)
+    pile = LogInput((*logs.values(), *stacks), shared_logs=shared)
     # The number of a launcher's process is that of the first rank of its node, whichever of them failed.
     first_rank = None if shared and failed.log_rank is None else failed.rank
     if first_rank is None:
-        fact = replace(fact, who=replace(fact.who, rank=None))
-    answer = diagnose_pile(pile, known=(fact, *failed.early), first_rank=first_rank, fabric=fabric, hide=hide)
+        fact = replace(fact, process=replace(fact.process, rank=None))
+    answer = diagnose_pile(pile, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide)
     wrote = failed.rank if failed.log_rank is None else failed.log_rank
-    if is_vague(answer) and wrote in logs:
+    if is_inconclusive(answer) and wrote in logs:
         answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
     ranks = range(job.local_world_size if shared else 1)
-    answer = placed(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
+    answer = with_node(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
     if failed.drill is not None:
-        return asked_for(answer, failed.drill)
-    answer = without(answer, OF_STACKS) if stacks else answer
+        return caused_by_drill(answer, failed.drill)
+    answer = without_evidence(answer, STACKS_EVIDENCE) if stacks else answer
     whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
-    return without(answer, OF_A_RUN) if whole else answer
+    return without_evidence(answer, RUN_LOGS_EVIDENCE) if whole else answer
 
 
 def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
     """What a rank wrote last."""
-    from holdfast.diagnose.answer import Evidence
+    from holdfast.diagnose.diagnosis import Evidence
 
     lines = (line for line in last_lines(path, 2 * LAST_LINES) if line.strip())
     texts = [(hide(line) if hide else line)[:LAST_LINE_CHARS] for line in lines]
     return tuple(Evidence(where=str(path), text=text, code="") for text in texts[-LAST_LINES:])
 
 
-STACKS_S = 20.0
+STACK_DUMP_TIMEOUT_S = 20.0
 """Longest to wait for the stacks of a live run's ranks."""
 
 
 def _standstill(
-    run: RunFolder, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
-) -> Standstill | None:
+    run: RunDir, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
+) -> Stall | None:
     """Since when a live run shows no sign of work; its log is read only where nothing else tells that it does."""
     written_s: dict[RankLog, float] = {}
-    for log, path in rank_logs(run).items():
+    for log, path in find_rank_logs(run).items():
         with contextlib.suppress(OSError):
             written_s[log] = max(0.0, time.time() - path.stat().st_mtime)
     now = status.now
-    stepped_s = (now - replica.window[-1].ended for replica in status.replicas.values() if replica.window)
+    stepped_s = (now - replica.recent_steps[-1].ended for replica in status.replicas.values() if replica.recent_steps)
     if min((*written_s.values(), *stepped_s), default=least_s) < least_s:
         return None
-    return standstill(known or events(run), now=now, written_s=written_s, least_s=least_s)
+    return find_stall(known or events(run), now=now, written_s=written_s, least_s=least_s)
 
 
-def standstill_finding(run: RunFolder, status: RunStatus | None = None) -> Finding | None:
+def standstill_finding(run: RunDir, status: RunStatus | None = None) -> Finding | None:
     """What is to be said of an unfinished run that has shown no sign of work for minutes."""
-    still = None if finished(run) else _standstill(run, status or status_of(run), NOTICED_S)
-    return still and still.finding(run.run)
+    still = None if is_finished(run) else _standstill(run, status or read_status(run), STATUS_IDLE_S)
+    return still and still.finding(run.run_id)
 
 
-def stacks(run: RunFolder, of: Collection[RankLog], *, within_s: float) -> list[StacksTaken]:
+def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> list[StacksDumped]:
     """Have the agents take the stacks of ranks; what has come after so many seconds, at the latest."""
-    taken: list[StacksTaken] = []
+    taken: list[StacksDumped] = []
     waiting = set(of)
     with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or nobody answers
-        for _, event in after(run, StacksRequested(at=time.time()), STACKS, within_s):
-            if isinstance(event, StacksTaken):
+        for _, event in follow_request(run, StackDumpRequested(at=time.time()), STACK_DUMP, timeout_s):
+            if isinstance(event, StacksDumped):
                 taken.append(event)
                 waiting.discard(RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank))
             if not waiting:
@@ -616,48 +636,48 @@ def stacks(run: RunFolder, of: Collection[RankLog], *, within_s: float) -> list[
     return taken
 
 
-def _where_it_stands(
-    run: RunFolder, still: Standstill, fabric: Fabric | None, hide: Callable[[str], str] | None
-) -> Answer:
+def _diagnose_standstill(
+    run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
+) -> Diagnosis:
     """What is known of a live run that shows no sign of work: its logs, and where its ranks stand now."""
-    from holdfast.diagnose.athand import OF_STACKS, standing, without
-    from holdfast.diagnose.history import left_early
-    from holdfast.diagnose.pile import Pile
+    from holdfast.diagnose.failed_attempt import early_exit_fact
+    from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+    from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
 
-    taken = stacks(run, still.running, within_s=STACKS_S)
+    taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
     files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
     latest = {(log.attempt, log.replica) for log in still.running}
-    logs = tuple(path for log, path in rank_logs(run).items() if (log.attempt, log.replica) in latest)
-    early = tuple(left_early(exited, str(run.events)) for exited, _ in still.ended)
-    answer = diagnose_pile(Pile((*logs, *files)), known=early, fabric=fabric, hide=hide)
-    answer = standing(answer, "; ".join(filter(None, (still.what, places(taken)))))
-    return without(answer, OF_STACKS) if files else answer
+    logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
+    early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
+    answer = diagnose_pile(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
+    answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
+    return without_evidence(answer, STACKS_EVIDENCE) if files else answer
 
 
-def _own(run: RunFolder) -> RunFolder:
+def _require_owner(run: RunDir) -> RunDir:
     """The run, refused when its folder is another user's: what is in it would be believed."""
     if run.path.stat().st_uid == os.geteuid():
         return run
     raise failure(
         "not-your-run",
-        f"the folder of {run.run} belongs to another user",
-        exit_code=ExitCode.REFUSED,
+        f"the folder of {run.run_id} belongs to another user",
+        exit_code=ExitCode.NOT_PERMITTED,
         where=str(run.path),
         remedy="Ask its owner, or set HOLDFAST_HOME to a folder of your own.",
     )
 
 
-def _followed(run: RunFolder) -> RunFolder:
+def _with_controller(run: RunDir) -> RunDir:
     """The run, with its folder as it is there where it runs elsewhere."""
-    if run.place.exists():
+    if run.remote.exists():
         with contextlib.suppress(HoldfastError):  # what is known of it is told all the same
-            revive(run)
+            restart_controller(run)
     return run
 
 
-def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | None]:
-    """Yield a run's events as they come, and None every `beat_s` seconds when none came; ends with `RunFinished`.
+def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
+    """Yield a run's events as they come, and None every `poll_s` seconds when none came; ends with `RunFinished`.
 
     Raises when the run can have no more events because its keeper is gone.
     """
@@ -674,24 +694,24 @@ def follow(run: RunFolder, *, beat_s: float = BEAT_S) -> Iterator[AnyEvent | Non
                 return
         if count == 0:
             if not alive:
-                raise controller_gone(run)
+                raise controller_dead(run)
             yield None
-            time.sleep(beat_s)
+            time.sleep(poll_s)
 
 
 # How
 
 
 @contextlib.contextmanager
-def _fresh_folder(name: str) -> Generator[RunFolder]:
+def _new_run_dir(name: str) -> Generator[RunDir]:
     """A folder for a run, which is gone again where what is done with it fails: it holds an environment."""
     try:
-        folder = RunFolder.create(name)
+        folder = RunDir.create(name)
     except OSError as error:
         raise failure(
             "unwritable-folder",
             f"no folder for the run can be made in {runs_root()}",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             where=str(runs_root()),
             evidence=(str(error),),
             remedy="Set HOLDFAST_HOME to a folder you can write to.",
@@ -703,69 +723,69 @@ def _fresh_folder(name: str) -> Generator[RunFolder]:
         raise
 
 
-def _loaded(job: Job | Loaded) -> Loaded:
-    if isinstance(job, Loaded):
+def _loaded(job: Job | LoadedJob) -> LoadedJob:
+    if isinstance(job, LoadedJob):
         return job
-    return Loaded(job=divided(job), findings=check_job(job, NAMES), source=Source(name=""))
+    return LoadedJob(job=as_virtual_nodes(job), findings=check_job(job, NAMES), source=YamlSource(name=""))
 
 
-def _profile(name: str, base: Path) -> Profile:
-    return find_profile(name, start=base, environ=os.environ, fabrics=NAMES)
+def _target(name: str, base: Path) -> Target:
+    return find_target(name, start=base, environ=os.environ, fabrics=NAMES)
 
 
 def _submission(
-    job: Job, place: Profile, name: str, code: Shipped | None, *, at: float = 0.0, names: Names | None = None
-) -> Submission:
+    job: Job, place: Target, name: str, code: CodeArchive | None, *, at: float = 0.0, names: ObjectNames | None = None
+) -> RenderContext:
     """The job on its way to a cluster, where relative paths start from the shared volume.
 
     `at` and `names` are known when it is started.
     """
-    from holdfast.launch.kubernetes.names import HOME, UNKNOWN_ID, Names
-    from holdfast.launch.kubernetes.submission import Submission, workload
+    from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
+    from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
 
     fabric = resolve(job.fabric.name, place.fabric)
-    accepted = Accepted(
+    accepted = RunSpec(
         job=job,
-        base=HOME,
+        base=VOLUME_ROOT,
         created_at=at,
         code=code,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         backend=place.backend,
-        workload=workload(job, place),
+        workload=workload_kind(job, place),
         agent=place.agent,
-        lasting=place.volume is not None,
-        profile=name,
+        durable_controller_disk=place.volume is not None,
+        target=name,
     )
-    return Submission(accepted=accepted, profile=place, names=names or Names.of(job, UNKNOWN_ID))
+    return RenderContext(accepted=accepted, target=place, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
 
 
-def _accepted(job: Job, name: str, base: Path, archives: Path) -> Accepted:
+def _accepted(job: Job, name: str, base: Path, archives: Path) -> RunSpec:
     """The job, and the place it is accepted for; its code goes into the folder `archives` where it is shipped."""
-    profile = _profile(name, base)
-    fabric = resolve(job.fabric.name, profile.fabric)
-    return Accepted(
+    target = _target(name, base)
+    fabric = resolve(job.fabric.name, target.fabric)
+    return RunSpec(
         job=job,
         base=str(base.absolute()),
         created_at=time.time(),
-        code=ship(job, base, archives) if profile.code is Delivery.SHIPPED else None,
+        code=package_code(job, base, archives) if target.code is CodeDelivery.SHIPPED else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
-        isolation=profile.isolation,
-        capacity=profile.capacity,
-        profile=name,
-        storage=profile.storage,
+        isolation=target.isolation,
+        capacity=target.capacity,
+        target=name,
+        checkpoint_root=target.checkpoint_root,
     )
 
 
-def _fill(folder: RunFolder, accepted: Accepted, secrets: Mapping[str, str] | None = None) -> None:
+def _write_inputs(folder: RunDir, accepted: RunSpec, secrets: Mapping[str, str] | None = None) -> None:
     """Write what the run's keeper and controllers need to know; `secrets` where its ranks are started from here."""
     write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
-    write_private(folder.token, fresh_token())
+    write_private(folder.token, new_token())
     write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}}))
 
 
-def _wait_for_end(run: RunFolder) -> None:
+def _wait_for_end(run: RunDir) -> None:
     """Wait, but not for ever, until the run's last process has gone."""
     deadline = time.monotonic() + LEAVE_S
     while run.alive() and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from holdfast.findings import Fault, Finding, Severity
+from holdfast.findings import Finding, Owner, Severity
 
 
 class ExitCode(IntEnum):
@@ -17,14 +17,14 @@ class ExitCode(IntEnum):
     OK = 0
     USAGE = 2
     INVALID_JOB = 64
-    IMPOSSIBLE = 65
+    CANNOT_RUN_HERE = 65
     NOT_FOUND = 66
     UNAVAILABLE = 69
     INTERNAL = 70
     OUTPUT_LOST = 73
-    STORAGE = 74
-    STOPPED_EARLY = 75
-    REFUSED = 77
+    STORAGE_FAILED = 74
+    CHECKPOINTED_AND_EXITED = 75
+    NOT_PERMITTED = 77
     NODES_LOST = 79
     HUNG = 80
     CANCELLED = 130
@@ -33,15 +33,15 @@ class ExitCode(IntEnum):
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "The job, or the question, finished as asked.",
     ExitCode.USAGE: "The command line itself is wrong: unknown verb, flag or argument.",
-    ExitCode.INVALID_JOB: "A job file or profile is not valid; every problem is listed.",
-    ExitCode.IMPOSSIBLE: "The job is valid but cannot run here: missing program, too few devices, unwritable folder.",
+    ExitCode.INVALID_JOB: "A job file or target is not valid; every problem is listed.",
+    ExitCode.CANNOT_RUN_HERE: "The job is valid but cannot run here: missing program, too few devices, unwritable folder.",
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
     ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
     ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",
     ExitCode.OUTPUT_LOST: "The command's own output could not be written: it is full, or was closed. A run goes on.",
-    ExitCode.STORAGE: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
-    ExitCode.STOPPED_EARLY: "A rank that was told to stop took a checkpoint and left before its last step.",
-    ExitCode.REFUSED: "Not permitted: missing or wrong token, or a folder of another user.",
+    ExitCode.STORAGE_FAILED: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
+    ExitCode.CHECKPOINTED_AND_EXITED: "A rank that was told to stop took a checkpoint and left before its last step.",
+    ExitCode.NOT_PERMITTED: "Not permitted: missing or wrong token, or a folder of another user.",
     ExitCode.NODES_LOST: "The run ended because nodes kept being lost, or one never joined, as often as is allowed.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",
@@ -65,10 +65,10 @@ def failure(
     where: str = "",
     evidence: tuple[str, ...] = (),
     remedy: str,
-    fault: Fault = Fault.USER,
+    owner: Owner = Owner.USER,
 ) -> HoldfastError:
     """Make the error that says one thing; `code` is stable kebab-case and documented."""
     finding = Finding(
-        code=code, severity=Severity.ERROR, what=what, where=where, evidence=evidence, remedy=remedy, fault=fault
+        code=code, severity=Severity.ERROR, what=what, where=where, evidence=evidence, remedy=remedy, owner=owner
     )
     return HoldfastError((finding,), exit_code)

@@ -18,7 +18,7 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class Fault(StrEnum):
+class Owner(StrEnum):
     """Who can mend it."""
 
     USER = "user"
@@ -27,11 +27,11 @@ class Fault(StrEnum):
     HOLDFAST = "holdfast"
 
 
-FAULTS: dict[Fault, str] = {
-    Fault.USER: "the job or its program",
-    Fault.CLUSTER: "the machines or the cluster",
-    Fault.PEER: "the program at the other end",
-    Fault.HOLDFAST: "holdfast",
+OWNER_TEXT: dict[Owner, str] = {
+    Owner.USER: "the job or its program",
+    Owner.CLUSTER: "the machines or the cluster",
+    Owner.PEER: "the program at the other end",
+    Owner.HOLDFAST: "holdfast",
 }
 """In words."""
 
@@ -48,9 +48,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Lines or figures, quoted as they are."""
     remedy: str = ""
     """What to do next, as a command or an edit where there is one."""
-    fault: Fault = Fault.USER
+    owner: Owner = Owner.USER
 
 
-def of_replica(replica: int) -> str:
+def replica_suffix(replica: int) -> str:
     """What follows a rank's number, or an attempt's, of all replicas but the first: each counts its own from 0."""
     return f" of replica {replica}" if replica else ""

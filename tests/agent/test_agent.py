@@ -18,41 +18,41 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from holdfast.errors import ExitCode
 from holdfast.events import (
-    AgentJoined,
-    DrillAction,
-    DrillDone,
-    DrillTarget,
-    RankExit,
+    AgentConnected,
+    ExitReason,
+    FaultAction,
+    FaultInjected,
+    FaultTarget,
     RankExited,
     RanksStarted,
     RanksStopped,
 )
-from holdfast.events.orders import (
+from holdfast.host.processes import identify
+from holdfast.protocol.orders import (
     Acknowledge,
     AgentMessage,
-    Break,
-    Leave,
+    InjectFault,
     Order,
     RankLaunch,
+    Shutdown,
     StartRanks,
     StopRanks,
+    decode_frame,
     encode,
-    messages,
 )
-from holdfast.host.processes import identify
 
 DEADLINE_S = 200.0
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-class Office:
+class FakeController:
     """The controller's end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.connections: asyncio.Queue[ServerConnection] = asyncio.Queue()
         self.connection: ServerConnection | None = None
-        self.heard: list[AgentMessage] = []
+        self.received: list[AgentMessage] = []
         self.server: Server | None = None
         self.agent: asyncio.subprocess.Process | None = None
 
@@ -60,16 +60,16 @@ class Office:
         self.connections.put_nowait(connection)
         await connection.wait_closed()
 
-    async def joined(self) -> AgentJoined:
-        self.connection, self.heard = await self.connections.get(), []
-        return await self.hear(AgentJoined)
+    async def joined(self) -> AgentConnected:
+        self.connection, self.received = await self.connections.get(), []
+        return await self.receive(AgentConnected)
 
-    async def hear(self, kind: type[M]) -> M:
+    async def receive(self, kind: type[M]) -> M:
         """The next message, which is of this kind; it is acknowledged."""
         assert self.connection is not None
-        if not self.heard:
-            self.heard += messages(await self.connection.recv())
-        message = self.heard.pop(0)
+        if not self.received:
+            self.received += decode_frame(await self.connection.recv())
+        message = self.received.pop(0)
         assert isinstance(message, kind), message
         await self.order(Acknowledge(seq=message.seq))
         return message
@@ -82,7 +82,7 @@ class Office:
         env = {"HOLDFAST_REPLICA": "0", "HOLDFAST_ATTEMPT": str(attempt)}
         launch = RankLaunch(rank=0, argv=argv, env=env, cwd="/", log=str(self.folder / f"{attempt}.log"))
         await self.order(StartRanks(replica=0, attempt=attempt, ranks=(launch,)))
-        return await self.hear(RanksStarted)
+        return await self.receive(RanksStarted)
 
     async def gone(self) -> int:
         assert self.agent is not None
@@ -90,8 +90,8 @@ class Office:
 
 
 @contextlib.asynccontextmanager
-async def office(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> AsyncIterator[Office]:
-    here = Office(folder)
+async def fake_controller(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> AsyncIterator[FakeController]:
+    here = FakeController(folder)
     (folder / "token").write_text("token\n")
     async with serve(here.take, "127.0.0.1", 0) as server:
         here.server = server
@@ -117,38 +117,38 @@ async def office(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> Asyn
                 await here.agent.wait()
 
 
-def play(folder: Path, scene: Callable[[Office], Awaitable[None]], **options: float) -> None:
+def play(folder: Path, scene: Callable[[FakeController], Awaitable[None]], **options: float) -> None:
     async def whole() -> None:
         with tempfile.TemporaryDirectory(prefix="holdfast-") as sockets:
-            async with asyncio.timeout(DEADLINE_S), office(folder, sockets, **options) as here:
+            async with asyncio.timeout(DEADLINE_S), fake_controller(folder, sockets, **options) as here:
                 await scene(here)
 
     asyncio.run(whole())
 
 
 def test_attempts_follow_one_another_each_with_a_port_of_its_own(tmp_path: Path) -> None:
-    async def scene(here: Office) -> None:
+    async def scene(here: FakeController) -> None:
         joined = await here.joined()
         assert (joined.node, joined.generation, joined.attempt, joined.running) == (0, 2, -1, ())
         ports = [joined.port]
         for attempt in range(3):
             await here.start(attempt, "sleep", "600")
             await here.order(StopRanks(replica=0, attempt=attempt))
-            exited = await here.hear(RankExited)
-            assert (exited.how, exited.stopped) == (RankExit.SIGNAL, True)
-            ports.append((await here.hear(RanksStopped)).port)
+            exited = await here.receive(RankExited)
+            assert (exited.reason, exited.stopped) == (ExitReason.SIGNAL, True)
+            ports.append((await here.receive(RanksStopped)).port)
         assert all(one != other for one, other in itertools.pairwise(ports))
-        await here.order(Leave())
+        await here.order(Shutdown())
         assert await here.gone() == 0
 
     play(tmp_path, scene)
 
 
 def test_attempt_stopped_before_its_start_arrived_is_never_started_and_its_port_not_used_again(tmp_path: Path) -> None:
-    async def scene(here: Office) -> None:
+    async def scene(here: FakeController) -> None:
         joined = await here.joined()
         await here.order(StopRanks(replica=0, attempt=0))
-        stopped = await here.hear(RanksStopped)
+        stopped = await here.receive(RanksStopped)
         assert (stopped.attempt, stopped.port != joined.port) == (0, True)
         late = RankLaunch(rank=0, argv=("false",), env={}, cwd="/", log=str(tmp_path / "late.log"))
         await here.order(StartRanks(replica=0, attempt=0, ranks=(late,)))
@@ -160,28 +160,28 @@ def test_attempt_stopped_before_its_start_arrived_is_never_started_and_its_port_
 
 
 def test_orders_given_twice_or_too_late_change_nothing(tmp_path: Path) -> None:
-    async def scene(here: Office) -> None:
+    async def scene(here: FakeController) -> None:
         await here.joined()
         await here.order(StopRanks(replica=0, attempt=0))
-        await here.hear(RanksStopped)
+        await here.receive(RanksStopped)
         started = await here.start(1, "sleep", "600")
         launch = RankLaunch(rank=0, argv=("false",), env={}, cwd="/", log=str(tmp_path / "1.log"))
         await here.order(StartRanks(replica=0, attempt=1, ranks=(launch,)))
         await here.order(StopRanks(replica=0, attempt=0))
-        drill = Break(requested_at=5.0, target=DrillTarget.RANK, rank=0, index=4, action=DrillAction.KILL)
+        drill = InjectFault(requested_at=5.0, target=FaultTarget.RANK, rank=0, index=4, action=FaultAction.KILL)
         await here.order(drill)
         await here.order(drill)
-        assert (await here.hear(DrillDone)).target == "rank 4"
-        exited = await here.hear(RankExited)
-        assert (exited.attempt, exited.how, exited.code, exited.stopped) == (1, RankExit.SIGNAL, 9, False)
-        await here.hear(RanksStopped)
+        assert (await here.receive(FaultInjected)).target == "rank 4"
+        exited = await here.receive(RankExited)
+        assert (exited.attempt, exited.reason, exited.code, exited.stopped) == (1, ExitReason.SIGNAL, 9, False)
+        await here.receive(RanksStopped)
         assert identify(started.ranks[0].pid) is None
 
     play(tmp_path, scene)
 
 
 def test_ranks_live_on_while_the_controller_is_gone_and_die_with_their_agent(tmp_path: Path) -> None:
-    async def scene(here: Office) -> None:
+    async def scene(here: FakeController) -> None:
         await here.joined()
         pid = (await here.start(0, "sleep", "600")).ranks[0].pid
         rank = identify(pid)
@@ -205,7 +205,7 @@ def test_ranks_live_on_while_the_controller_is_gone_and_die_with_their_agent(tmp
 
 @pytest.mark.slow
 def test_agent_long_without_a_controller_stops_its_ranks_and_leaves(tmp_path: Path) -> None:
-    async def scene(here: Office) -> None:
+    async def scene(here: FakeController) -> None:
         await here.joined()
         pid = (await here.start(0, "sleep", "600")).ranks[0].pid
         assert here.server is not None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.echo import BEHIND_BYTES, PIECE_BYTES, Echo
-from holdfast.events.echoed import Speaker, parsed
+from holdfast.agent.echo import MAX_BACKLOG_BYTES, MAX_WRITE_BYTES, Echo
+from holdfast.protocol.rank_output import OutputSource, parse_line
 
-FIRST = Speaker(replica=0, rank=0, attempt=0)
-OTHER = Speaker(replica=1, rank=13, attempt=2)
+FIRST = OutputSource(replica=0, rank=0, attempt=0)
+OTHER = OutputSource(replica=1, rank=13, attempt=2)
 
 
 @pytest.fixture
@@ -37,16 +37,16 @@ def read(end: int) -> bytes:
     return said
 
 
-def by_rank(said: bytes) -> dict[Speaker, bytes]:
+def by_rank(said: bytes) -> dict[OutputSource, bytes]:
     """What each rank has written, had back from the agent's output."""
-    found = dict[Speaker, bytes]()
+    found = dict[OutputSource, bytes]()
     assert said.endswith(b"\n")
     for line in said.removesuffix(b"\n").split(b"\n"):
-        assert len(line) < PIECE_BYTES
-        echoed = parsed(line)
+        assert len(line) < MAX_WRITE_BYTES
+        echoed = parse_line(line)
         assert echoed is not None, line
-        assert echoed.several == (echoed.speaker == OTHER)
-        found[echoed.speaker] = found.get(echoed.speaker, b"") + echoed.text
+        assert echoed.has_replicas == (echoed.source == OTHER)
+        found[echoed.source] = found.get(echoed.source, b"") + echoed.text
     return found
 
 
@@ -103,7 +103,7 @@ def test_reader_that_is_slow_holds_nobody_up_and_is_told_what_it_misses(tmp_path
     early = read(reader)
     assert early
     with path.open("ab") as log:
-        log.write(b"y" * BEHIND_BYTES * 2 + b"\nthe last words\n")
+        log.write(b"y" * MAX_BACKLOG_BYTES * 2 + b"\nthe last words\n")
 
     async def read_to_the_end() -> bytes:
         finishing = asyncio.ensure_future(echo.finish(60.0))
@@ -117,7 +117,7 @@ def test_reader_that_is_slow_holds_nobody_up_and_is_told_what_it_misses(tmp_path
     assert b"bytes are left out here" in text
     assert str(path).encode() in text
     assert text.endswith(b"the last words\n")
-    assert len(text) < BEHIND_BYTES
+    assert len(text) < MAX_BACKLOG_BYTES
 
 
 def test_output_that_nobody_has_open_any_more_is_no_error(tmp_path: Path) -> None:

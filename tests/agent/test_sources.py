@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.held import Wanted
 from holdfast.agent.sources import Sources
+from holdfast.agent.zygote import RankCommand
 from holdfast.findings import Finding
 
 
-def wanted(cwd: Path, *argv: str, environ: Mapping[str, str] | None = None, rank: int = 0) -> Wanted:
-    return Wanted(rank=rank, argv=argv, cwd=cwd, environ=environ or {})
+def wanted(cwd: Path, *argv: str, environ: Mapping[str, str] | None = None, rank: int = 0) -> RankCommand:
+    return RankCommand(rank=rank, argv=argv, cwd=cwd, environ=environ or {})
 
 
 def put(path: Path, text: str) -> None:
@@ -24,7 +24,7 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def compare(sources: Sources, attempt: int, *programs: Wanted, replica: int = 0) -> Finding | None:
+def compare(sources: Sources, attempt: int, *programs: RankCommand, replica: int = 0) -> Finding | None:
     return asyncio.run(sources.compare(replica, attempt, programs))
 
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from bench import soak
-from holdfast.events import AnyEvent, DrillAction, DrillDone, DrillRequested, DrillTarget, StepCommitted
+from holdfast.events import AnyEvent, FaultAction, FaultInjected, FaultRequested, FaultTarget, StepCommitted
 from holdfast.events.log import EventWriter
-from holdfast.folder import RunFolder
+from holdfast.run_dir import RunDir
 
 
 def step(number: int, at: float) -> StepCommitted:
@@ -22,9 +22,9 @@ def test_step_that_was_told_of_with_the_fault_before_it_has_not_outlived_it(
 ) -> None:
     """As where the controller was stopped: agents go on, and it hears of the fault and of all those steps at once."""
     monkeypatch.setattr(soak.Watch, "well", property(lambda watch: not watch.undone))
-    asked = DrillRequested(at=1.0, target=DrillTarget.AGENT, index=0, action=DrillAction.KILL)
-    done = DrillDone(at=1.0, node=0, requested_at=1.0, target="agent", action="kill")
-    folder = RunFolder(tmp_path)
+    asked = FaultRequested(at=1.0, target=FaultTarget.AGENT, index=0, action=FaultAction.KILL)
+    done = FaultInjected(at=1.0, node=0, requested_at=1.0, target="agent", action="kill")
+    folder = RunDir(tmp_path)
     writer = EventWriter(folder.events)
     late: list[list[AnyEvent]] = [[asked, done, step(1, 9.0)], *([] for _ in range(200)), [step(2, 30.0)]]
     now = 0.0

@@ -24,7 +24,7 @@ from holdfast import api
 from holdfast.cli import main
 from holdfast.errors import HoldfastError
 
-STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
+TORCH_FREE_TRAINER = Path(__file__).parents[1] / "programs" / "torch_free_trainer.py"
 DEADLINE_S = 200.0
 
 
@@ -134,7 +134,7 @@ def terminal(home: Path) -> Callable[..., Terminal]:
 @pytest.fixture
 def stepper() -> list[str]:
     """The command of a job whose ranks step together: add the number of steps and seconds for each."""
-    return [sys.executable, str(STEPPER)]
+    return [sys.executable, str(TORCH_FREE_TRAINER)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
-from tests.launch.kubernetes.test_inventory import rules, user
+from tests.launch.kubernetes.test_collect_inventory import rules, user
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -24,11 +24,11 @@ JOB = "image: none\ncommand: [sleep, '1000']\nnodes: 2\n"
 
 @pytest.fixture
 def project(lab: Lab, namespace: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose profile `lab` names a queue that is not there."""
+    """A folder whose target `lab` names a queue that is not there."""
     folder = tmp_path / "project"
-    profiles = folder / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
-    (profiles / "lab.yaml").write_text(
+    targets = folder / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "lab.yaml").write_text(
         f"backend: kubernetes\nnamespace: {namespace}\nuser: {os.geteuid()}\nqueue: nowhere\n"
     )
     (folder / "job.yaml").write_text(JOB)
@@ -47,7 +47,7 @@ def until(seen: Any) -> None:
 def test_run_that_waits_says_why_in_words_and_in_json(cli: Cli, project: Path, lab: Lab, namespace: str) -> None:
     run = api.start(api.load(project / "job.yaml"), "lab", base=project)
     try:
-        until(lambda: (waits := api.waits_for(run)) is not None and waits.code == "queue-missing")
+        until(lambda: (waits := api.pending_reason(run)) is not None and waits.code == "queue-missing")
         assert "there is no LocalQueue nowhere" in cli("status").out
         pending = cli("status", "-o", "json").data["pending"]
         assert pending["code"] == "queue-missing"
@@ -60,8 +60,8 @@ def test_run_that_waits_says_why_in_words_and_in_json(cli: Cli, project: Path, l
 def test_user_who_may_do_just_what_check_asks_for_runs(
     project: Path, lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = project / ".holdfast" / "profiles" / "lab.yaml"
-    profile.write_text(profile.read_text().replace("queue: nowhere\n", ""))
+    target = project / ".holdfast" / "targets" / "lab.yaml"
+    target.write_text(target.read_text().replace("queue: nowhere\n", ""))
     user(lab, namespace, "ann", rules({"namespace": namespace, "queue": None, "volume": None}), project / "ann")
     monkeypatch.setenv("KUBECONFIG", str(project / "ann"))
     run = api.start(api.load(None, command=("true",), overrides=("image=none", "nodes=2")), "lab", base=project)
@@ -87,7 +87,7 @@ def test_cluster_that_is_not_there_is_one_finding_and_nothing_is_left(
 
 def test_check_says_what_is_lacking_and_what_it_comes_to(cli: Cli, project: Path) -> None:
     answer = cli("check", "--on", "lab")
-    assert answer.code == ExitCode.IMPOSSIBLE
+    assert answer.code == ExitCode.CANNOT_RUN_HERE
     assert "there is no queue nowhere" in answer.out
     document = cli("check", "--on", "lab", "-o", "json").data
     assert document["can_run"] is False

@@ -14,8 +14,8 @@ from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
 from holdfast.events.log import EventWriter, last_event
-from holdfast.folder import RunFolder
-from holdfast.job.accepted import Accepted
+from holdfast.job.run_spec import RunSpec
+from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
@@ -45,7 +45,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "list": lambda path: path.write_text("[]\n"),
     "wrong types": lambda path: path.write_text(
-        '{"job": [], "host": 1, "port": "x", "keeper": [], "id": {}, "failed": "y", "pid": "1", "run": 3}\n'
+        '{"job": [], "host": 1, "port": "x", "supervisor_pid": [], "id": {}, "failed": "y", "pid": "1", "run": 3}\n'
     ),
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 300),
     "deep": lambda path: path.write_bytes(b"[" * 100_000),
@@ -60,11 +60,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 FILES = (
     "job.json",
     "events.jsonl",
-    "brief.json",
+    "run-row.json",
     "controller.json",
     "controller.log",
-    "place.json",
-    "silence.json",
+    "remote.json",
+    "cluster-contact.json",
     "token",
     "secrets.json",
     "lock",
@@ -79,24 +79,24 @@ FILES = (
 )
 
 
-def _run(*, over: bool) -> RunFolder:
+def _run(*, over: bool) -> RunDir:
     """A run that nobody keeps, over or not."""
-    run = RunFolder.create("test")
-    accepted = Accepted(job=api.load_job(None, command=["true"]), base="/", created_at=1.0, fabric="tcp")
-    for path in (run.node(0, 0), run.attempt_logs(0)):
+    run = RunDir.create("test")
+    accepted = RunSpec(job=api.load_job(None, command=["true"]), base="/", created_at=1.0, fabric="tcp")
+    for path in (run.node_dir(0, 0), run.attempt_log_dir(0)):
         path.mkdir(parents=True)
     run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
     run.token.write_text("token")
     run.secrets.write_text('{"environ": {}, "secrets": {}}')
     run.rank_log(0, 0).write_text("hello\n")
-    writer = EventWriter(run.events, reserve_bytes=0)
+    writer = EventWriter(run.events, reservation_bytes=0)
     end = RunFinished(at=2.0, outcome=Outcome.FAILED, exit_code=1, reason="test")
-    writer.append([accepted.created(run.run), *([end] if over else [])])
+    writer.append([accepted.created_event(run.run_id), *([end] if over else [])])
     writer.close()
     return run
 
 
-def _damage(run: RunFolder, name: str, how: str) -> None:
+def _damage(run: RunDir, name: str, how: str) -> None:
     path = run.path / name
     if path.is_dir():
         path.rename(run.path / "aside")
@@ -112,11 +112,11 @@ def test_every_verb_answers_whatever_a_file_is(cli: Cli, name: str) -> None:
             run = _run(over=over)
             _damage(run, name, how)
             for verb, *more in [("status", "-o", "json"), ("logs",), ("cancel", "--force")]:
-                answer = cli(verb, run.run, *more)
+                answer = cli(verb, run.run_id, *more)
                 assert answer.code != ExitCode.INTERNAL, (how, over, verb, answer.err)
             answer = cli("ps")
             assert answer.code == 0, (how, over, answer.err)
-            healthy = name not in ("events.jsonl", "place.json")
+            healthy = name not in ("events.jsonl", "remote.json")
             if healthy and not over:
                 assert isinstance(last_event(run.events), RunFinished), (how, answer.err)
 
@@ -125,7 +125,7 @@ def test_every_verb_answers_whatever_a_file_is(cli: Cli, name: str) -> None:
 def test_damaged_job_is_named_with_what_to_do(cli: Cli, how: str) -> None:
     run = _run(over=False)
     _damage(run, "job.json", how)
-    answer = cli("attach", run.run)
-    assert answer.code == ExitCode.STORAGE, answer.err
-    assert "run-file-damaged" in answer.err
-    assert f"holdfast cancel --force {run.run}" in " ".join(answer.err.split())
+    answer = cli("attach", run.run_id)
+    assert answer.code == ExitCode.STORAGE_FAILED, answer.err
+    assert "run-file-corrupt" in answer.err
+    assert f"holdfast cancel --force {run.run_id}" in " ".join(answer.err.split())

@@ -37,7 +37,7 @@ def test_folder_of_logs_is_diagnosed_on_one_screen(cli: Cli, tmp_path: Path) -> 
 def test_json_holds_the_same(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "all.log").write_text(LINES)
     data = cli("diagnose", str(tmp_path / "all.log"), "-o", "json").data
-    assert (data["klass"], data["sure"], data["culprit"]["host"]) == ("oom-gpu", "certain", "n1")
+    assert (data["failure_class"], data["confidence"], data["first_failure"]["host"]) == ("oom-gpu", "certain", "n1")
 
 
 def test_standard_input_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from bench.nccllog import Job, Version
+from bench.nccl_log_generator import Job, Version
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
@@ -30,8 +30,8 @@ def test_slow_run_on_sockets_is_answered_by_its_class(cli: Cli, tmp_path: Path, 
     where = written(tmp_path, SLOW if last is None else FAST, last=last)
     data = cli("diagnose", where, "-o", "json").data
     likely, open_ = ("tcp-fallback", "fabric-on-tcp", "likely"), ("unknown", "fabric-on-tcp", "unsure")
-    assert (data["klass"], data["code"], data["sure"]) == (likely if last else open_)
-    assert last or "whether the nodes have RDMA devices at all" in [each["fact"] for each in data["missing"]]
+    assert (data["failure_class"], data["code"], data["confidence"]) == (likely if last else open_)
+    assert last or "whether the nodes have RDMA devices at all" in [each["what"] for each in data["next_evidence"]]
     assert any("via NET/Socket/" in line["text"] for line in data["evidence"])
     assert "RDMA device" in data["remedy"][0]
     said = cli("diagnose", where).out
@@ -45,7 +45,7 @@ def test_fabric_that_is_right_is_said_and_no_failure_is_made_up(cli: Cli, tmp_pa
     assert said.startswith("no line that was read tells of a failure")
     assert "fabric: fabric-verified: IB joined the nodes, GPUDirect RDMA everywhere" in said
     data = cli("diagnose", where, "-o", "json").data
-    assert data["klass"] == "unknown"
+    assert data["failure_class"] == "unknown"
     assert data["transport"]["verdict"]["outcome"] == "fabric-verified"
     (world,) = data["transport"]["communicators"]
     assert {tuple(pair["via"]) for pair in world["nodes"]} == {("NVLink",), ("IB+GDR",)}
@@ -62,12 +62,12 @@ def test_failure_comes_before_a_slow_fabric(cli: Cli, tmp_path: Path) -> None:
 def test_node_without_gpudirect_is_an_answer(cli: Cli, tmp_path: Path) -> None:
     where = written(tmp_path, FAST, last=replace(FAST, gdr=False))
     data = cli("diagnose", where, "-o", "json").data
-    assert (data["klass"], data["code"]) == ("gdr-missing", "fabric-without-gdr")
+    assert (data["failure_class"], data["code"]) == ("gdr-missing", "fabric-without-gdr")
 
 
 def test_single_node_that_chose_sockets_is_no_fallback(cli: Cli, tmp_path: Path) -> None:
     data = cli("diagnose", written(tmp_path, replace(SLOW, nodes=1)), "-o", "json").data
-    assert data["klass"] == "unknown"
+    assert data["failure_class"] == "unknown"
     assert data["evidence"] == []
     assert data["transport"]["verdict"]["cause"] == "one-node"
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.programs.talker import NUMBERED
+from tests.programs.output_patterns import NUMBERED
 
 from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import FindingRaised
-from holdfast.report.cutter import LONGEST_LINE_BYTES
+from holdfast.report.line_splitter import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli, Terminal
 
-TALKER = [sys.executable, str(Path(__file__).parents[1] / "programs" / "talker.py")]
+OUTPUT_PATTERNS = [sys.executable, str(Path(__file__).parents[1] / "programs" / "output_patterns.py")]
 
 pytestmark = pytest.mark.usefixtures("no_run_left")
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.usefixtures("no_run_left")
 @pytest.mark.slow
 def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) -> None:
     count = 200_000
-    ran = cli("run", "--set", "logs.max_bytes=1MiB", "--", *TALKER, "lines", str(count))
+    ran = cli("run", "--set", "logs.max_bytes=1MiB", "--", *OUTPUT_PATTERNS, "lines", str(count))
     assert ran.code == 0, ran.out + ran.err
     run = api.find_run(None)
     raised = [event.finding for event in api.events(run) if isinstance(event, FindingRaised)]
-    assert [(finding.code, finding.where) for finding in raised] == [("log-trimmed", str(run.rank_log(0, 0)))]
-    assert "[log-trimmed]" in ran.out
+    assert [(finding.code, finding.where) for finding in raised] == [("log-truncated", str(run.rank_log(0, 0)))]
+    assert "[log-truncated]" in ran.out
     written = b"".join(NUMBERED % number for number in range(count))
     with run.rank_log(0, 0).open("rb") as file:
         dropped = os.lseek(file.fileno(), 0, os.SEEK_DATA)
@@ -53,7 +53,7 @@ def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) 
 @pytest.mark.slow
 def test_log_is_kept_to_its_limit_while_the_rank_writes(cli: Cli, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    started = cli("run", "-d", "--set", "logs.max_bytes=1MiB", "--", *TALKER, "bar", str(done))
+    started = cli("run", "-d", "--set", "logs.max_bytes=1MiB", "--", *OUTPUT_PATTERNS, "bar", str(done))
     assert started.code == 0, started.err
     run = api.find_run(None)
     for event in api.follow(run):
@@ -68,13 +68,13 @@ def test_log_is_kept_to_its_limit_while_the_rank_writes(cli: Cli, tmp_path: Path
 def test_whatever_a_rank_writes_is_shown_safely_and_kept_to_the_byte(
     cli: Cli, terminal: Callable[..., Terminal]
 ) -> None:
-    assert cli("run", "--", *TALKER, "anything").code == 0
+    assert cli("run", "--", *OUTPUT_PATTERNS, "anything").code == 0
     shown = cli("logs").out.splitlines()
     assert [line.startswith(" [rank 0] ") for line in shown] == [True] * len(shown)
     first, long, binary, _, red, bar, umlaut, last = (line[10:] for line in shown)
     assert (first, red, bar, umlaut, last) == ("first", "red after", "100%", "ü", "no end")
     assert long.endswith("… (10,000,000 bytes in all)")
-    assert len(long) < LONGEST_LINE_BYTES
+    assert len(long) < MAX_LINE_BYTES
     assert binary.startswith("\\x00\\x01")
     told = [json.loads(line)["text"] for line in cli("logs", "-o", "json").out.splitlines()]
     assert told == [line[10:] for line in shown]
@@ -90,7 +90,7 @@ def test_progress_bar_is_followed_without_a_line_for_each_state(
     cli: Cli, terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
-    cli("run", "-d", "--", *TALKER, "bar", str(done))
+    cli("run", "-d", "--", *OUTPUT_PATTERNS, "bar", str(done))
     window = terminal("logs", "-f")
     window.until("it |####    |")  # no line has ended until now
     done.touch()
@@ -125,7 +125,7 @@ def test_ranks_that_are_none_are_told(cli: Cli) -> None:
 
 
 def test_attempt_in_which_nothing_was_written_names_the_one_that_wrote(cli: Cli) -> None:
-    assert cli("run", "--", *TALKER, "lines", "3").code == 0
+    assert cli("run", "--", *OUTPUT_PATTERNS, "lines", "3").code == 0
     silent = api.find_run(None).rank_log(1, 0)
     silent.parent.mkdir()
     silent.touch()

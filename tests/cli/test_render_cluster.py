@@ -1,4 +1,4 @@
-"""`holdfast render --on` a cluster's profile: what is printed, what is refused, what is not loaded."""
+"""`holdfast render --on` a cluster's target: what is printed, what is refused, what is not loaded."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ secrets:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job and the profile `cluster`."""
+    """A folder with a job and the target `cluster`."""
     folder = tmp_path / "project"
-    (folder / ".holdfast" / "profiles").mkdir(parents=True)
-    (folder / ".holdfast" / "profiles" / "cluster.yaml").write_text("backend: kubernetes\nqueue: train\n")
+    (folder / ".holdfast" / "targets").mkdir(parents=True)
+    (folder / ".holdfast" / "targets" / "cluster.yaml").write_text("backend: kubernetes\nqueue: train\n")
     (folder / "job.yaml").write_text(JOB)
     (folder / "train.py").write_text("")
     monkeypatch.chdir(folder)
@@ -55,7 +55,7 @@ def test_demo_says_what_it_does_not_guarantee(cli: Cli, cluster: Path) -> None:
 def test_what_is_wrong_is_said_with_its_line(cli: Cli, cluster: Path) -> None:
     (cluster / "job.yaml").write_text(JOB.replace("image: registry.example/train:1\n", "checkpoint: /home/me\n"))
     answer = cli("render", "--on", "cluster")
-    assert answer.code == ExitCode.IMPOSSIBLE
+    assert answer.code == ExitCode.CANNOT_RUN_HERE
     assert "[no-image]" in answer.err
     assert "[path-not-shared]" in answer.err
     assert "job.yaml:2" in answer.err
@@ -64,10 +64,10 @@ def test_what_is_wrong_is_said_with_its_line(cli: Cli, cluster: Path) -> None:
 
 @pytest.mark.parametrize(("device", "line"), [("", ""), ("fabric_device: {per_node: 8}\n", ":4")])
 def test_what_the_profile_lacks_is_said_with_its_file(cli: Cli, cluster: Path, device: str, line: str) -> None:
-    path = cluster / ".holdfast" / "profiles" / "cluster.yaml"
+    path = cluster / ".holdfast" / "targets" / "cluster.yaml"
     path.write_text(f"{path.read_text()}fabric: sriov\n{device}")
     answer = cli("render", "--on", "cluster", "-o", "json")
-    assert answer.code == ExitCode.IMPOSSIBLE
+    assert answer.code == ExitCode.CANNOT_RUN_HERE
     where = {one["where"] for one in json.loads(answer.err)["findings"] if one["code"] == "fabric-device-unnamed"}
     assert where == {f"{path}{line}"}
 

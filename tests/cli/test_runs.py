@@ -19,7 +19,7 @@ from holdfast.events.log import read_events
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli, Terminal
 
-    from holdfast.folder import RunFolder
+    from holdfast.run_dir import RunDir
 
 DEADLINE_S = 200.0
 
@@ -38,7 +38,7 @@ def wait_for_line(words: str) -> None:
 def still_goes_on() -> None:
     """The run commits steps that it had not committed before, and can be cancelled."""
     run = api.find_run(None)
-    before = api.status(run).lead.step or 0
+    before = api.status(run).leader.step or 0
     for event in api.follow(run):
         if isinstance(event, StepCommitted) and event.step > before:
             break
@@ -54,7 +54,7 @@ def test_run_shows_lines_then_a_summary_and_every_verb_tells_of_it(cli: Cli, ste
     assert ran.code == 0, ran.out + ran.err
     for words in ("run mine-", "step 1 committed", "run succeeded", "where the time went", "ETTR", "logs  /"):
         assert words in ran.out
-    run = api.find_run(None).run
+    run = api.find_run(None).run_id
     assert run in cli("ps").out
     (told,) = cli("ps", "-o", "json").data
     assert (told["run"], told["phase"], told["step"], told["exit_code"]) == (run, "succeeded", 20, 0)
@@ -89,7 +89,7 @@ def test_piped_run_shows_what_rank_0_or_every_rank_writes_before_what_came_of_it
     assert not any("where the time went" in line for line in lines)
     shown = cli("run", "--show", "all", *words).out.splitlines()
     assert {" [rank 0] hello from 0", " [rank 1] hello from 1"} <= {*shown}
-    assert cli("status", "twice").out.startswith(api.find_run(None).run)
+    assert cli("status", "twice").out.startswith(api.find_run(None).run_id)
 
 
 def test_exit_code_is_the_jobs_and_the_first_failing_rank_is_marked(cli: Cli, stepper: list[str]) -> None:
@@ -124,7 +124,7 @@ def test_ctrl_c_while_a_run_starts_cancels_it(
 ) -> None:
     start = api.start
 
-    def pressed(*given: Any, **named: Any) -> RunFolder:
+    def pressed(*given: Any, **named: Any) -> RunDir:
         os.kill(os.getpid(), signal.SIGINT)
         return start(*given, **named)
 

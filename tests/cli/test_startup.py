@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ExitCode
-from holdfast.folder import RunFolder
+from holdfast.run_dir import RunDir
 
 HEAVY = ("torch", "torchft", "transformers", "kr8s", "numpy", "pydantic", "httpx", "rich", "yaml", "holdfast.api")
 
@@ -47,7 +47,7 @@ def test_output_that_cannot_take_every_letter_is_no_reason_to_fail() -> None:
     ],
 )
 def test_shell_is_offered_verbs_runs_and_places(home: Path, words: list[str], index: int, offered: list[str]) -> None:
-    run = RunFolder.create("mine")
+    run = RunDir.create("mine")
     run.job.touch()
     asked = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(index)}
     script = "import sys; from holdfast.cli import main; sys.exit(main([]))"
@@ -59,7 +59,7 @@ def test_shell_is_offered_verbs_runs_and_places(home: Path, words: list[str], in
         check=False,
         env={**os.environ, **asked},
     )
-    assert done.stdout.split() == [run.run if one == "RUN" else one for one in offered]
+    assert done.stdout.split() == [run.run_id if one == "RUN" else one for one in offered]
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -13,29 +13,29 @@ import pytest
 from tests.conftest import SmallDisk, fill
 
 from holdfast.clock import Clock
-from holdfast.control import controller, thinning
-from holdfast.control.commands import Start
+from holdfast.control import controller, step_sampling
+from holdfast.control.agent_connections import AgentConnection, ForeignMessage
+from holdfast.control.commands import StartAttempt
 from holdfast.control.controller import Controller
-from holdfast.control.links import AgentLink, NotItsOwn
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState, ReplicaPhase
 from holdfast.errors import ExitCode, failure
 from holdfast.events import (
+    AgentConnected,
     AgentEvent,
-    AgentJoined,
     AnyEvent,
     AttemptStarted,
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
-    DrillAction,
-    DrillDone,
-    DrillRequested,
-    DrillTarget,
+    ExitReason,
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
     FindingRaised,
-    NodeGone,
+    NodeTerminated,
     Outcome,
-    RankExit,
     RankExited,
     RanksStarted,
     RanksStopped,
@@ -43,25 +43,25 @@ from holdfast.events import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    ShutdownDecided,
     StepCommitted,
-    StopDecided,
 )
 from holdfast.events.log import EventWriter, read_events
-from holdfast.events.orders import (
+from holdfast.findings import Finding, Severity
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.spec import Job, Nodes
+from holdfast.protocol.orders import (
     Acknowledge,
     AnyOrder,
-    Leave,
+    NodeStep,
     Order,
     Progress,
+    Shutdown,
     StartRanks,
-    StepPassed,
     StopRanks,
     encode,
     order_decoder,
 )
-from holdfast.findings import Finding, Severity
-from holdfast.job.backend import NodeObservation, NodePlace, Sight
-from holdfast.job.spec import Job, Nodes
 
 NODES = 2
 
@@ -70,25 +70,25 @@ class Nowhere:
     """A back end whose nodes are agents made by the test."""
 
     def __init__(self) -> None:
-        self.made: list[NodePlace] = []
+        self.made: list[NodeId] = []
         self.told: list[tuple[Outcome, int]] = []
         self.cancelled = False
         self.seen: asyncio.Queue[NodeObservation] = asyncio.Queue()
 
-    async def submit(self, places: tuple[NodePlace, ...]) -> None:
-        self.made.extend(places)
+    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
+        self.made.extend(node_ids)
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         while True:
             yield await self.seen.get()
             self.seen.task_done()
 
-    async def replace_node(self, place: NodePlace, reason: str) -> None:
-        self.made.append(place)
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
+        self.made.append(node_id)
 
-    async def cordon(self, place: NodePlace) -> None: ...
+    async def cordon(self, node_id: NodeId) -> None: ...
 
-    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
         assert not self.cancelled
         self.told.append((outcome, exit_code))
 
@@ -99,8 +99,10 @@ class Nowhere:
             self.lose(place)
         await self.seen.join()
 
-    def lose(self, place: NodePlace) -> None:
-        self.seen.put_nowait(NodeObservation(place=place, sight=Sight.GONE, reason="its agent was ended by SIGKILL"))
+    def lose(self, place: NodeId) -> None:
+        self.seen.put_nowait(
+            NodeObservation(node_id=place, state=BackendNodeState.TERMINATED, reason="its agent was ended by SIGKILL")
+        )
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Agent:
     known: int = -1
     port: int = 4000
     orders: list[AnyOrder] = field(default_factory=list)
-    link: AgentLink | None = None
+    link: AgentConnection | None = None
     closed: bool = False
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -135,12 +137,12 @@ class Agent:
                 self.known = known.attempt
                 ranks = (RankState(rank=self.node, pid=1),)
                 self.put(RanksStarted(at=1.0, node=self.node, replica=0, attempt=self.known, ranks=ranks))
-            case Leave():
+            case Shutdown():
                 self.dismissed.set()
             case _:
                 pass
 
-    def then(self, act: Callable[[], None]) -> None:
+    def after_sent(self, act: Callable[[], None]) -> None:
         act()
 
     def close(self) -> None:
@@ -149,7 +151,7 @@ class Agent:
     # The agent's
 
     def join(self, controller: Controller) -> None:
-        joined = AgentJoined(
+        joined = AgentConnected(
             at=100.0 + self.clock_ahead_s,
             source=self.source,
             node=self.node,
@@ -161,11 +163,11 @@ class Agent:
             pid=1,
             attempt=self.known,
         )
-        self.link = controller.agent_joined(self, joined)
+        self.link = controller.agent_connected(self, joined)
 
     def leave(self, controller: Controller) -> None:
         assert self.link is not None
-        controller.agent_left(self.link)
+        controller.agent_disconnected(self.link)
         self.link = None
 
     def put(self, message: AgentEvent | Progress) -> None:
@@ -176,11 +178,11 @@ class Agent:
         """Say all that is not acknowledged, again where it was said before."""
         for message in list(self.outbox.values()):
             assert self.link is not None
-            controller.agent_said(self.link, [message])
+            controller.agent_messages(self.link, [message])
 
     def passes(self, *steps: int) -> None:
         at = self.clock_ahead_s
-        passed = tuple(StepPassed(step=step, started=at + step, ended=at + step + 1) for step in steps)
+        passed = tuple(NodeStep(step=step, started=at + step, ended=at + step + 1) for step in steps)
         self.put(Progress(node=self.node, replica=0, attempt=self.known, steps=passed))
 
     def exits(self, code: int = 0) -> None:
@@ -191,9 +193,9 @@ class Agent:
                 replica=0,
                 attempt=self.known,
                 rank=self.node,
-                how=RankExit.CODE,
+                reason=ExitReason.CODE,
                 code=code,
-                said_hello=True,
+                has_session=True,
             )
         )
 
@@ -214,47 +216,47 @@ class Desk:
         self.backend = backend or Nowhere()
         self.failing_starts = failing_starts
         """How often what ranks are given cannot be worked out."""
-        self.broken: list[DrillRequested] = []
+        self.broken: list[FaultRequested] = []
         self.agents = [Agent(node) for node in range(NODES)]
         self.controller = self._controller([])
-        self.controller.feed(RunCreated(at=self.now, run="r", job={}))
+        self.controller.handle(RunCreated(at=self.now, run="r", job={}))
         self.begin()
 
     def _controller(self, history: list[AnyEvent]) -> Controller:
-        self._writer = EventWriter(self.path, reserve_bytes=self._reserve_bytes)
+        self._writer = EventWriter(self.path, reservation_bytes=self._reserve_bytes)
         return Controller(
             machine=Machine(Job(command=("train",), nodes=Nodes(min=NODES, max=NODES))),
             writer=self._writer,
             history=history,
             backend=self.backend,
             start_orders=self._orders,
-            drill=self._break,
+            inject_fault=self._break,
             incarnation="c",
             clock=partial(Clock, wall=lambda: self.now, monotonic=lambda: self.now),
         )
 
-    def _orders(self, start: Start, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+    def _orders(self, start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         if self.failing_starts:
             self.failing_starts -= 1
             raise ValueError("no launch")
         return lambda node: StartRanks(replica=start.replica, attempt=start.attempt, ranks=())
 
-    async def _break(self, drill: DrillRequested) -> None:
+    async def _break(self, drill: FaultRequested) -> None:
         self.broken.append(drill)
-        if drill.target is not DrillTarget.CONTROLLER:
+        if drill.target is not FaultTarget.CONTROLLER:
             raise failure(
-                "drill-unavailable", "no network here can be cut", exit_code=ExitCode.IMPOSSIBLE, remedy="none"
+                "fault-unavailable", "no network here can be cut", exit_code=ExitCode.CANNOT_RUN_HERE, remedy="none"
             )
 
     def begin(self) -> None:
-        self.controller.feed(ControllerStarted(at=self.now, pid=1, incarnation="c"))
+        self.controller.handle(ControllerStarted(at=self.now, pid=1, incarnation="c"))
 
     def die(self) -> None:
         """The controller dies, and another takes over from the log; every connection is gone."""
         for task in self.controller._tasks:
             task.cancel()
-        if self.controller._due is not None:
-            self.controller._due.cancel()
+        if self.controller._flush_timer is not None:
+            self.controller._flush_timer.cancel()
         self._writer.close()
         for agent in self.agents:
             agent.link = None
@@ -390,7 +392,7 @@ def test_words_before_a_reconnection_are_not_acknowledged_before_they_came_again
         second.put(CheckpointCommitted(at=1.0, node=1, replica=0, attempt=0, step=0, path="p"))
         second.passes(1)
         second.speak(desk.controller)
-        desk.controller.feed(StepCommitted(at=1.0, replica=0, attempt=0, step=0, started=0, ended=0))
+        desk.controller.handle(StepCommitted(at=1.0, replica=0, attempt=0, step=0, started=0, ended=0))
         assert len(first.outbox) == 2
         first.speak(desk.controller)
         assert desk.steps()[-1] == (0, 1)
@@ -406,8 +408,8 @@ def test_agent_that_connects_again_replaces_its_connection(tmp_path: Path) -> No
         first.join(desk.controller)
         assert first.closed
         assert former is not None
-        desk.controller.agent_left(former)
-        assert desk.controller._state.deadlines == {}
+        desk.controller.agent_disconnected(former)
+        assert desk.controller._state.timers == {}
         assert [order for order in first.orders if isinstance(order, StartRanks)] != []
 
     run(tmp_path, scene)
@@ -430,21 +432,21 @@ def test_agent_of_a_given_up_generation_is_told_to_leave(tmp_path: Path) -> None
     def scene(desk: Desk) -> None:
         first, _ = desk.running().agents
         first.leave(desk.controller)
-        desk.controller.feed(NodeGone(at=1.0, node=0, generation=0, reason="gone"))
+        desk.controller.handle(NodeTerminated(at=1.0, node=0, generation=0, reason="gone"))
         first.join(desk.controller)
         assert first.link is None
-        assert first.orders[-1] == Leave()
+        assert first.orders[-1] == Shutdown()
 
     run(tmp_path, scene)
 
 
 def test_agent_that_joins_a_run_at_its_end_is_told_to_leave(tmp_path: Path) -> None:
     def scene(desk: Desk) -> None:
-        desk.controller.feed(CancelRequested(at=1.0))
+        desk.controller.handle(CancelRequested(at=1.0))
         first, _ = desk.agents
         first.join(desk.controller)
         assert first.link is None
-        assert first.orders == [Leave()]
+        assert first.orders == [Shutdown()]
 
     run(tmp_path, scene)
 
@@ -455,8 +457,8 @@ def test_agent_that_joins_a_run_at_its_end_is_told_to_leave(tmp_path: Path) -> N
         RanksStopped(at=1.0, node=1, replica=0, attempt=0, port=1),
         RanksStopped(at=1.0, node=0, replica=7, attempt=0, port=1),
         Progress(node=1, replica=0, attempt=0, steps=()),
-        AgentJoined(at=1, node=0, generation=0, incarnation="y", hostname="h", address="a", port=1, pid=1),
-        RankExited(at=1.0, node=0, replica=0, attempt=0, rank=NODES, how=RankExit.CODE),
+        AgentConnected(at=1, node=0, generation=0, incarnation="y", hostname="h", address="a", port=1, pid=1),
+        RankExited(at=1.0, node=0, replica=0, attempt=0, rank=NODES, reason=ExitReason.CODE),
     ],
 )
 def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word: AgentEvent) -> None:
@@ -464,7 +466,7 @@ def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word
         first, _ = desk.running().agents
         before = read_events(desk.path)
         first.put(word)
-        with pytest.raises(NotItsOwn):
+        with pytest.raises(ForeignMessage):
             first.speak(desk.controller)
         assert read_events(desk.path) == before
 
@@ -472,13 +474,13 @@ def test_word_about_another_node_is_refused_and_not_written(tmp_path: Path, word
 
 
 def test_node_far_ahead_of_the_others_is_not_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "AHEAD_STEPS", 5)
+    monkeypatch.setattr(controller, "MAX_STEPS_AHEAD", 5)
 
     def scene(desk: Desk) -> None:
         first, second = desk.running().agents
         for step in range(1, 9):
             first.passes(step)
-        with pytest.raises(NotItsOwn, match="5 steps ahead"):
+        with pytest.raises(ForeignMessage, match="5 steps ahead"):
             first.speak(desk.controller)
         first.leave(desk.controller)
         second.passes(*range(1, 9))
@@ -514,7 +516,7 @@ def test_step_proven_by_a_checkpoint_is_committed_though_a_nodes_word_died_with_
         first.put(CheckpointCommitted(at=1.0, node=0, replica=0, attempt=0, step=2, path="p"))
         first.speak(desk.controller)
         assert desk.steps() == [(0, 1)]  # node 1 may only be late
-        desk.controller.feed(NodeGone(at=1.0, node=1, generation=0, reason="gone"))
+        desk.controller.handle(NodeTerminated(at=1.0, node=1, generation=0, reason="gone"))
         assert desk.steps() == [(0, 1), (0, 2)]
 
     run(tmp_path, scene)
@@ -527,7 +529,7 @@ def test_step_proven_by_a_checkpoint_outlives_the_controller(tmp_path: Path) -> 
         first.put(CheckpointCommitted(at=1.0, node=0, replica=0, attempt=0, step=1, path="p"))
         first.speak(desk.controller)
         desk.die()
-        desk.controller.feed(NodeGone(at=1.0, node=1, generation=0, reason="gone"))
+        desk.controller.handle(NodeTerminated(at=1.0, node=1, generation=0, reason="gone"))
         first.join(desk.controller)
         first.speak(desk.controller)
         assert desk.steps() == [(0, 1)]
@@ -562,24 +564,28 @@ def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Pat
 def test_node_that_its_back_end_removes_at_the_end_is_no_news_and_one_that_went_before_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "LEAVE_S", 0.0)  # no agent has left when its time is up
+    monkeypatch.setattr(controller, "AGENT_SHUTDOWN_S", 0.0)  # no agent has left when its time is up
 
     async def play() -> None:
         desk = Desk(tmp_path / "events.jsonl")
         work = asyncio.ensure_future(desk.controller.run())
         await asyncio.sleep(0)
         first, second = desk.running().agents
-        desk.controller.feed(CancelRequested(at=1.0))
-        desk.backend.lose(NodePlace(node=1, generation=0))
+        desk.controller.handle(CancelRequested(at=1.0))
+        desk.backend.lose(NodeId(node=1, generation=0))
         await asyncio.wait_for(desk.backend.seen.join(), 5)
         first.stops()
         first.speak(desk.controller)
         assert second.link is not None
         await asyncio.wait_for(work, 5)
         assert desk.backend.cancelled
-        told = [event for event in read_events(desk.path) if isinstance(event, StopDecided | NodeGone | RunFinished)]
-        assert [type(event) for event in told] == [StopDecided, NodeGone, RunFinished]
-        assert desk.events(NodeGone)[0].node == 1
+        told = [
+            event
+            for event in read_events(desk.path)
+            if isinstance(event, ShutdownDecided | NodeTerminated | RunFinished)
+        ]
+        assert [type(event) for event in told] == [ShutdownDecided, NodeTerminated, RunFinished]
+        assert desk.events(NodeTerminated)[0].node == 1
 
     asyncio.run(play())
 
@@ -596,22 +602,22 @@ class Clumsy(Nowhere):
             self.failures -= 1
             raise KeyError(f"stray {self.failures}")
 
-    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
         self._stumble()
-        await super().submit(places)
+        await super().submit(node_ids)
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         self._stumble()
         async for seen in super().observe():
             yield seen
 
-    async def replace_node(self, place: NodePlace, reason: str) -> None:
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
         self._stumble()
-        await super().replace_node(place, reason)
+        await super().replace_node(node_id, reason)
 
-    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
         self._stumble()
-        await super().conclude(outcome, exit_code, reason)
+        await super().report_outcome(outcome, exit_code, reason)
 
     async def cancel(self) -> None:
         self._stumble()
@@ -621,8 +627,8 @@ class Clumsy(Nowhere):
 def test_failing_command_is_a_finding_with_its_cause_tried_again_and_never_the_end_of_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "HOLD_S", 0.0)
-    monkeypatch.setattr(controller, "LEAVE_S", 0.0)
+    monkeypatch.setattr(controller, "RETRY_S", 0.0)
+    monkeypatch.setattr(controller, "AGENT_SHUTDOWN_S", 0.0)
 
     async def play() -> None:
         desk = Desk(tmp_path / "events.jsonl", backend=Clumsy(failures=12), failing_starts=2)
@@ -637,15 +643,15 @@ def test_failing_command_is_a_finding_with_its_cause_tried_again_and_never_the_e
             await asyncio.sleep(0)
             assert desk.phase is ReplicaPhase.RUNNING
             desk.speak()
-            backend.lose(NodePlace(node=1, generation=0))
+            backend.lose(NodeId(node=1, generation=0))
             await backend.seen.join()
-            while NodePlace(node=1, generation=1) not in backend.made:  # noqa: ASYNC110
+            while NodeId(node=1, generation=1) not in backend.made:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            desk.controller.feed(CancelRequested(at=1.0))
+            desk.controller.handle(CancelRequested(at=1.0))
             desk.agents[0].stops()
             desk.agents[0].speak(desk.controller)
             assert isinstance(backend, Clumsy)
-            backend.failures = controller.ENDING_TRIES * 2
+            backend.failures = controller.SHUTDOWN_TRIES * 2
             await work
         assert desk.controller.finished
         found = [event.finding for event in desk.events(FindingRaised) if isinstance(event, FindingRaised)]
@@ -702,7 +708,7 @@ def steps_stood_for(desk: Desk) -> list[tuple[int, int]]:
 @pytest.fixture
 def thin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is thinned from its third line."""
-    monkeypatch.setattr(thinning, "WHOLE", 3)
+    monkeypatch.setattr(step_sampling, "FULL_RATE_LINES", 3)
 
 
 @pytest.mark.usefixtures("thin")
@@ -720,7 +726,7 @@ def test_step_that_is_kept_back_is_not_acknowledged_and_survives_the_controller(
         for agent in desk.agents:
             agent.join(desk.controller)
         desk.speak()
-        desk.controller.feed(NodeGone(at=1000.0, node=1, generation=0, reason="gone"))
+        desk.controller.handle(NodeTerminated(at=1000.0, node=1, generation=0, reason="gone"))
         assert steps_stood_for(desk) == [(0, step) for step in range(101, 130)]
         assert first.outbox == {}
 
@@ -741,7 +747,7 @@ def test_what_happens_is_written_after_the_steps_before_it(tmp_path: Path) -> No
         assert seen[-2:] == [119, 119]
         assert seen == sorted(seen)
         assert steps_stood_for(desk) == [(0, step) for step in range(101, 120)]
-        desk.controller.feed()
+        desk.controller.handle()
         assert steps_stood_for(desk)[-1] == (0, 120)
 
     run(tmp_path, scene)
@@ -751,8 +757,8 @@ def test_what_happens_is_written_after_the_steps_before_it(tmp_path: Path) -> No
 def test_drill_that_waits_for_a_step_has_it_at_once(tmp_path: Path) -> None:
     def scene(desk: Desk) -> None:
         desk.running()
-        desk.controller.feed(
-            DrillRequested(at=1.0, target=DrillTarget.CONTROLLER, index=0, action=DrillAction.KILL, at_step=1000)
+        desk.controller.handle(
+            FaultRequested(at=1.0, target=FaultTarget.CONTROLLER, index=0, action=FaultAction.KILL, at_step=1000)
         )
         for agent in desk.agents:
             agent.passes(*range(101, 120))
@@ -840,15 +846,15 @@ def test_controller_that_dies_in_any_phase_loses_and_doubles_nothing(tmp_path: P
 def test_drill_no_agent_can_do_is_told_first_and_a_refusal_is_a_finding(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path / "events.jsonl").running()
-        asked = DrillRequested(at=5.0, target=DrillTarget.NODE, index=1, action=DrillAction.PARTITION, for_s=1.0)
-        desk.controller.feed(asked)
+        asked = FaultRequested(at=5.0, target=FaultTarget.NODE, index=1, action=FaultAction.PARTITION, for_s=1.0)
+        desk.controller.handle(asked)
         await asyncio.gather(*desk.controller._tasks)
         assert desk.broken == [asked]
-        done, refused = desk.events(DrillDone, FindingRaised)
-        assert isinstance(done, DrillDone)
+        done, refused = desk.events(FaultInjected, FindingRaised)
+        assert isinstance(done, FaultInjected)
         assert (done.node, done.requested_at) == (1, 5.0)
         assert isinstance(refused, FindingRaised)
-        assert refused.finding.code == "drill-unavailable"
+        assert refused.finding.code == "fault-unavailable"
 
     asyncio.run(play())
 
@@ -864,7 +870,7 @@ def test_full_disk_holds_everything_and_loses_nothing(small_disk: SmallDisk) -> 
             first.passes(step)
             second.passes(step)
             desk.speak()
-        assert desk.controller.holding
+        assert desk.controller.write_blocked
         committed = len(desk.steps())
         assert committed < 100
         first.exits(code=1)
@@ -880,7 +886,7 @@ def test_full_disk_holds_everything_and_loses_nothing(small_disk: SmallDisk) -> 
         ballast.unlink()
         async with asyncio.timeout(60):
             await asyncio.gather(*desk.controller._tasks)
-        assert not desk.controller.holding
+        assert not desk.controller.write_blocked
         assert steps_stood_for(desk) == [(0, step) for step in range(1, 101)]
         assert len(desk.events(RankExited)) == 1
         assert first.outbox == second.outbox == {}
@@ -897,7 +903,7 @@ def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancel
         fill(disk)
         first, second = desk.agents
         step = 0
-        while not desk.controller.holding:
+        while not desk.controller.write_blocked:
             step += 1
             first.passes(step)
             second.passes(step)
@@ -906,8 +912,8 @@ def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancel
         told = [event for event in desk.events(FindingRaised) if isinstance(event, FindingRaised)]
         (said,) = [event for event in told if event.finding.code == "disk-full"]
         assert any(line.startswith(f"tmpfs on {disk}: 0 of ") for line in said.finding.evidence)
-        desk.controller.feed(CancelRequested(at=1.0))
-        assert not desk.controller.holding
+        desk.controller.handle(CancelRequested(at=1.0))
+        assert not desk.controller.write_blocked
         assert len(steps_stood_for(desk)) == step
         assert StopRanks in map(type, second.orders)
 
@@ -922,7 +928,7 @@ def test_word_that_is_held_is_not_acknowledged(small_disk: SmallDisk) -> None:
         ballast = fill(disk)
         first, _ = desk.agents
         said = 0
-        while not desk.controller.holding:
+        while not desk.controller.write_blocked:
             assert first.outbox == {}
             said += 1
             first.put(FindingRaised(at=1.0, finding=Finding(code="a-code", what="x" * 1000)))

@@ -9,61 +9,61 @@ import msgspec
 import pytest
 
 from holdfast.control.commands import (
-    Checkpoint,
+    AnnounceReplicaDown,
+    AnnounceReplicaStarting,
     Command,
-    Finish,
-    Inject,
-    Look,
-    Record,
+    DumpStacks,
+    FinishRun,
+    InjectFault,
+    ProfileSteps,
+    RecordEvent,
     ReplaceNode,
-    Split,
-    Stacks,
-    Start,
-    Stop,
+    ReportSilentRanks,
+    StartAttempt,
+    StopRanks,
     SubmitNodes,
-    TellBack,
-    TellLost,
+    TakeCheckpoint,
 )
 from holdfast.control.machine import Machine
-from holdfast.control.policy import JUDGE_S, STOP_GRACE_S
+from holdfast.control.policy import HANG_VERDICT_S, STOP_GRACE_S
 from holdfast.control.state import NodePhase, ReplicaPhase, State
 from holdfast.events import (
-    AgentJoined,
-    AgentLeft,
+    AgentConnected,
+    AgentDisconnected,
     AnyEvent,
     AttemptStarted,
     CancelRequested,
     CheckpointRequested,
     ControllerStarted,
-    DeadlinePassed,
-    DrillAction,
-    DrillDone,
-    DrillRequested,
-    DrillTarget,
+    ExitReason,
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
+    NodeCreated,
     NodeEvicted,
-    NodeGone,
-    NodeLeaving,
-    NodeMade,
+    NodePreemptionNotice,
     NodeRequested,
+    NodeTerminated,
     Outcome,
-    RankExit,
+    ProfileRequested,
     RankExited,
     RankHung,
     RanksStopped,
     RecoveryDecided,
     RunCreated,
     RunFinished,
-    SplitRequested,
-    StacksRequested,
+    ShutdownDecided,
+    StackDumpRequested,
     StepCommitted,
-    StopDecided,
+    TimerExpired,
 )
-from holdfast.job.backend import NodePlace
-from holdfast.job.silence import Silence
+from holdfast.job.backend import NodeId
+from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.spec import Job, Launch, Nodes, Recovery
 
 GRACE_S = 7.0
-AWAY_S = Silence(node_grace_s=Recovery().node_grace_s).away_s
+AWAY_S = HeartbeatTimeouts(node_grace_s=Recovery().node_grace_s).reconnect_s
 
 
 class Run:
@@ -96,8 +96,8 @@ class Run:
         self.decisions = []
         for event in events:
             self.state, commands = self.machine.step(self.state, event)
-            done.extend(command for command in commands if not isinstance(command, Record))
-            self.decisions.extend(command.event for command in commands if isinstance(command, Record))
+            done.extend(command for command in commands if not isinstance(command, RecordEvent))
+            self.decisions.extend(command.event for command in commands if isinstance(command, RecordEvent))
         return done
 
     def running(self) -> Run:
@@ -113,8 +113,8 @@ class Run:
 
 def joined(
     node: int, *, at: float = 1.0, generation: int = 0, incarnation: str = "", attempt: int = -1, port: int = 0
-) -> AgentJoined:
-    return AgentJoined(
+) -> AgentConnected:
+    return AgentConnected(
         at=at,
         node=node,
         generation=generation,
@@ -131,7 +131,7 @@ def exited(
     node: int,
     *,
     code: int = 0,
-    how: RankExit = RankExit.CODE,
+    how: ExitReason = ExitReason.CODE,
     at: float = 10.0,
     attempt: int = 0,
     rank: int | None = None,
@@ -146,16 +146,16 @@ def exited(
         replica=replica,
         attempt=attempt,
         rank=node if rank is None else rank,
-        how=how,
+        reason=how,
         code=code,
         stopped=stopped,
         error=error,
-        left=left,
+        exited_on_request=left,
     )
 
 
 def killed(node: int, **more: object) -> RankExited:
-    return exited(node, how=RankExit.SIGNAL, code=9, **more)  # type: ignore[arg-type]
+    return exited(node, how=ExitReason.SIGNAL, code=9, **more)  # type: ignore[arg-type]
 
 
 def stopped(node: int, *, attempt: int = 0, port: int = 0, replica: int = 0) -> RanksStopped:
@@ -166,32 +166,32 @@ def hung(node: int, *, at: float = 30.0) -> RankHung:
     return RankHung(at=at, node=node, replica=0, attempt=0, rank=node, last_step=3, last_step_at=at - 9, waited_s=9.0)
 
 
-def left(node: int, *, at: float = 20.0) -> AgentLeft:
-    return AgentLeft(at=at, node=node, generation=0, incarnation=f"i{node}")
+def left(node: int, *, at: float = 20.0) -> AgentDisconnected:
+    return AgentDisconnected(at=at, node=node, generation=0, incarnation=f"i{node}")
 
 
-def gone(node: int, *, at: float = 20.0, generation: int = 0) -> NodeGone:
-    return NodeGone(at=at, node=node, generation=generation, reason="its agent ended")
+def gone(node: int, *, at: float = 20.0, generation: int = 0) -> NodeTerminated:
+    return NodeTerminated(at=at, node=node, generation=generation, reason="its agent ended")
 
 
-def leaving(node: int, *, at: float = 20.0) -> NodeLeaving:
-    return NodeLeaving(at=at, node=node, grace_s=GRACE_S)
+def leaving(node: int, *, at: float = 20.0) -> NodePreemptionNotice:
+    return NodePreemptionNotice(at=at, node=node, grace_s=GRACE_S)
 
 
-def made(node: int, *, at: float = 0.5, generation: int = 0) -> NodeMade:
-    return NodeMade(at=at, node=node, generation=generation)
+def made(node: int, *, at: float = 0.5, generation: int = 0) -> NodeCreated:
+    return NodeCreated(at=at, node=node, generation=generation)
 
 
 def evicted(node: int, *, at: float = 19.0, generation: int = 0) -> NodeEvicted:
     return NodeEvicted(at=at, node=node, generation=generation, reason="its JobSet is suspended")
 
 
-def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> Stop:
-    return Stop(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
+def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> StopRanks:
+    return StopRanks(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
 
 
-def look(*nodes: int, everyone: bool = False) -> Look:
-    return Look(replica=0, attempt=0, nodes=nodes, everyone=everyone)
+def look(*nodes: int, everyone: bool = False) -> ReportSilentRanks:
+    return ReportSilentRanks(replica=0, attempt=0, nodes=nodes, all_ranks=everyone)
 
 
 # Gathering
@@ -199,15 +199,15 @@ def look(*nodes: int, everyone: bool = False) -> Look:
 
 def test_first_controller_asks_for_every_node_at_once() -> None:
     run = Run()
-    places = (NodePlace(node=0, generation=0), NodePlace(node=1, generation=0))
-    assert run.do(ControllerStarted(at=1.0, pid=2, incarnation="d")) == [SubmitNodes(places=places)]
+    places = (NodeId(node=0, generation=0), NodeId(node=1, generation=0))
+    assert run.do(ControllerStarted(at=1.0, pid=2, incarnation="d")) == [SubmitNodes(node_ids=places)]
     assert run.decisions == [NodeRequested(at=1.0, node=0, generation=0), NodeRequested(at=1.0, node=1, generation=0)]
 
 
 def test_last_agent_to_join_starts_the_attempt_at_the_heads_port() -> None:
     run = Run()
     assert run.do(joined(1)) == []
-    start = Start(replica=0, attempt=0, nodes=(0, 1), master_addr="10.0.0.0", master_port=4000)
+    start = StartAttempt(replica=0, attempt=0, nodes=(0, 1), master_addr="10.0.0.0", master_port=4000)
     assert run.do(joined(0, at=2.0)) == [start]
     assert run.decisions == [
         AttemptStarted(
@@ -219,7 +219,7 @@ def test_last_agent_to_join_starts_the_attempt_at_the_heads_port() -> None:
 def test_replicas_start_apart() -> None:
     run = Run(nodes=4, replicas=2)
     run.do(joined(2))
-    assert [command.replica for command in run.do(joined(3)) if isinstance(command, Start)] == [1]
+    assert [command.replica for command in run.do(joined(3)) if isinstance(command, StartAttempt)] == [1]
     assert run.phase(0) is ReplicaPhase.GATHERING
 
 
@@ -235,8 +235,8 @@ def test_node_lost_while_gathering_is_replaced_within_the_budget_only() -> None:
     run = Run()
     for generation in range(2):
         commands = run.do(gone(1, generation=generation))
-        assert commands == [ReplaceNode(place=NodePlace(node=1, generation=generation + 1), reason="its agent ended")]
-    assert run.do(gone(1, generation=2)) == [Finish()]
+        assert commands == [ReplaceNode(node_id=NodeId(node=1, generation=generation + 1), reason="its agent ended")]
+    assert run.do(gone(1, generation=2)) == [FinishRun()]
     assert run.state.ending is not None
     assert run.state.ending.exit_code == 79
 
@@ -333,30 +333,30 @@ def test_eviction_of_a_node_that_has_not_joined_excuses_no_earlier_failure() -> 
 def test_run_succeeds_when_every_rank_has_ended_well() -> None:
     run = Run().running()
     assert run.do(exited(0), exited(1), stopped(0)) == []
-    assert run.do(stopped(1)) == [Finish()]
-    assert [type(decision) for decision in run.decisions] == [StopDecided]
+    assert run.do(stopped(1)) == [FinishRun()]
+    assert [type(decision) for decision in run.decisions] == [ShutdownDecided]
     assert run.state.ending is not None
     assert run.state.ending.outcome is Outcome.SUCCEEDED
 
 
 def test_one_process_a_node_is_enough_where_the_command_starts_its_own_ranks() -> None:
     run = Run(ranks=4, launch=Launch.PER_NODE).running()
-    assert run.do(exited(0, rank=0), exited(1, rank=4), stopped(0), stopped(1)) == [Finish()]
+    assert run.do(exited(0, rank=0), exited(1, rank=4), stopped(0), stopped(1)) == [FinishRun()]
 
 
 def test_run_goes_on_while_one_replica_is_done() -> None:
     run = Run(nodes=2, replicas=2).running()
     assert run.do(exited(0, rank=0), stopped(0)) == []
     assert (run.phase(0), run.phase(1)) == (ReplicaPhase.DONE, ReplicaPhase.RUNNING)
-    assert run.do(exited(1, rank=0, replica=1), stopped(1, replica=1)) == [Finish()]
+    assert run.do(exited(1, rank=0, replica=1), stopped(1, replica=1)) == [FinishRun()]
 
 
 def test_node_lost_after_its_ranks_ended_well_is_replaced_and_nothing_is_stopped() -> None:
     run = Run().running()
     commands = run.do(exited(0), stopped(0), gone(0))
-    assert commands == [ReplaceNode(place=NodePlace(node=0, generation=1), reason="its agent ended")]
+    assert commands == [ReplaceNode(node_id=NodeId(node=0, generation=1), reason="its agent ended")]
     assert run.phase() is ReplicaPhase.RUNNING
-    assert run.do(exited(1), stopped(1)) == [Finish()]
+    assert run.do(exited(1), stopped(1)) == [FinishRun()]
 
 
 def test_node_lost_when_every_rank_had_ended_well_does_not_undo_the_success() -> None:
@@ -372,44 +372,44 @@ def test_node_lost_when_every_rank_had_ended_well_does_not_undo_the_success() ->
 def test_failed_rank_stops_every_node_at_once_without_grace() -> None:
     run = Run().running()
     assert run.do(killed(1)) == [stop(0, 1)]
-    assert run.state.deadlines == {"stop:0": 10.0 + STOP_GRACE_S}
+    assert run.state.timers == {"stop:0": 10.0 + STOP_GRACE_S}
 
 
 def test_attempt_follows_when_all_is_quiet_with_a_fresh_port() -> None:
     run = Run().running()
     run.do(killed(1), stopped(1))
-    start = Start(replica=0, attempt=1, nodes=(0, 1), master_addr="10.0.0.0", master_port=5000)
+    start = StartAttempt(replica=0, attempt=1, nodes=(0, 1), master_addr="10.0.0.0", master_port=5000)
     assert run.do(stopped(0)) == [start]
     assert [type(decision) for decision in run.decisions] == [RecoveryDecided, AttemptStarted]
-    assert run.state.deadlines == {}
+    assert run.state.timers == {}
 
 
 def test_failure_of_one_replica_leaves_the_other_alone() -> None:
     run = Run(nodes=2, replicas=2).running()
     commands = run.do(killed(1, rank=0, replica=1))
-    lost = TellLost(replica=1, attempt=0, nodes=(0,))
-    assert commands == [lost, Stop(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
+    lost = AnnounceReplicaDown(replica=1, attempt=0, nodes=(0,))
+    assert commands == [lost, StopRanks(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
     assert run.phase(0) is ReplicaPhase.RUNNING
     started = run.do(stopped(1, replica=1))
-    assert [(one.replica, one.attempt, one.nodes) for one in started if isinstance(one, Start)] == [(1, 1, (1,))]
-    assert started[-1] == TellBack(replica=1, attempt=1, nodes=(0,))
+    assert [(one.replica, one.attempt, one.nodes) for one in started if isinstance(one, StartAttempt)] == [(1, 1, (1,))]
+    assert started[-1] == AnnounceReplicaStarting(replica=1, attempt=1, nodes=(0,))
     assert [replica.attempt for replica in run.state.replicas] == [0, 1]
 
 
 def test_verdict_to_stop_ends_the_run_with_the_jobs_code() -> None:
     run = Run().running()
-    assert run.do(exited(0, code=3), stopped(0), stopped(1)) == [stop(0, 1), Finish()]
+    assert run.do(exited(0, code=3), stopped(0), stopped(1)) == [stop(0, 1), FinishRun()]
     assert run.state.ending is not None
     assert (run.state.ending.outcome, run.state.ending.exit_code) == (Outcome.FAILED, 3)
 
 
 def test_rank_that_a_launcher_names_is_on_the_node_that_has_it() -> None:
     run = Run(ranks=2, launch=Launch.MPI).running()
-    run.do(msgspec.structs.replace(killed(0, rank=0), culprit=3))
-    assert [(one.node, one.culprit) for one in run.state.replicas[0].exits] == [(1, 3)]
+    run.do(msgspec.structs.replace(killed(0, rank=0), first_failed_rank=3))
+    assert [(one.node, one.first_failed_rank) for one in run.state.replicas[0].rank_failures] == [(1, 3)]
     nobody = Run(ranks=2, launch=Launch.MPI).running()
-    nobody.do(msgspec.structs.replace(killed(0, rank=0), culprit=4))
-    assert [(one.node, one.culprit) for one in nobody.state.replicas[0].exits] == [(0, -1)]
+    nobody.do(msgspec.structs.replace(killed(0, rank=0), first_failed_rank=4))
+    assert [(one.node, one.first_failed_rank) for one in nobody.state.replicas[0].rank_failures] == [(0, -1)]
 
 
 @pytest.mark.parametrize("late", [killed(0), stopped(0), hung(0)])
@@ -424,15 +424,15 @@ def test_late_word_of_a_dead_attempt_changes_nothing(late: AnyEvent) -> None:
 def test_node_that_does_not_end_its_ranks_in_time_is_lost() -> None:
     run = Run().running()
     run.do(killed(1), stopped(1))
-    commands = run.do(DeadlinePassed(at=30.0, deadline="stop:0"))
+    commands = run.do(TimerExpired(at=30.0, timer="stop:0"))
     reason = "it could not end its ranks in time"
-    assert commands == [ReplaceNode(place=NodePlace(node=0, generation=1), reason=reason)]
+    assert commands == [ReplaceNode(node_id=NodeId(node=0, generation=1), reason=reason)]
     assert run.phase() is ReplicaPhase.GATHERING
 
 
 def test_nodes_lost_together_are_judged_once() -> None:
     run = Run().running()
-    run.do(killed(1), DeadlinePassed(at=30.0, deadline="stop:0"))
+    run.do(killed(1), TimerExpired(at=30.0, timer="stop:0"))
     assert [type(decision) for decision in run.decisions] == [RecoveryDecided, NodeRequested, NodeRequested]
     assert len(run.state.replicas[0].failures) == 1
 
@@ -440,7 +440,7 @@ def test_nodes_lost_together_are_judged_once() -> None:
 def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
     run = Run().running()
     commands = run.do(gone(1))
-    assert commands == [stop(0), ReplaceNode(place=NodePlace(node=1, generation=1), reason="its agent ended")]
+    assert commands == [stop(0), ReplaceNode(node_id=NodeId(node=1, generation=1), reason="its agent ended")]
     assert run.do(gone(1)) == []
 
 
@@ -475,15 +475,15 @@ def test_ranks_stopped_by_their_own_agent_are_no_success() -> None:
 def test_agent_back_in_time_is_told_nothing() -> None:
     run = Run().running()
     run.do(left(1))
-    assert run.state.deadlines == {"away:1": 20.0 + AWAY_S}
+    assert run.state.timers == {"reconnect:1": 20.0 + AWAY_S}
     assert run.do(joined(1, at=25.0, attempt=0)) == []
-    assert run.state.deadlines == {}
+    assert run.state.timers == {}
     assert run.phase() is ReplicaPhase.RUNNING
 
 
 def test_agent_away_for_too_long_is_lost_since_it_left() -> None:
     run = Run().running()
-    run.do(left(1), DeadlinePassed(at=20.0 + AWAY_S, deadline="away:1"), stopped(0))
+    run.do(left(1), TimerExpired(at=20.0 + AWAY_S, timer="reconnect:1"), stopped(0))
     assert run.state.nodes[1].phase is NodePhase.REQUESTED
     assert run.state.replicas[0].failures[0].at == 20.0
 
@@ -492,7 +492,7 @@ def test_agent_that_missed_its_start_is_started_when_it_returns() -> None:
     run = Run().running()
     run.do(left(1))
     commands = run.do(joined(1, at=25.0, attempt=-1))
-    assert commands == [Start(replica=0, attempt=0, nodes=(1,), master_addr="10.0.0.0", master_port=4000)]
+    assert commands == [StartAttempt(replica=0, attempt=0, nodes=(1,), master_addr="10.0.0.0", master_port=4000)]
 
 
 def test_agent_that_missed_its_stop_is_stopped_when_it_returns() -> None:
@@ -504,7 +504,7 @@ def test_agent_that_missed_its_stop_is_stopped_when_it_returns() -> None:
 def test_agent_reborn_among_running_ranks_fails_the_attempt() -> None:
     run = Run().running()
     assert run.do(joined(1, at=25.0, incarnation="new")) == [stop(0)]
-    assert not run.state.nodes[1].busy
+    assert not run.state.nodes[1].has_processes
 
 
 def test_old_incarnations_leaving_does_not_send_the_new_one_away() -> None:
@@ -517,7 +517,7 @@ def test_attempt_waits_for_an_agent_that_is_away() -> None:
     run = Run().running()
     assert run.do(killed(0), stopped(1), left(1), stopped(0)) == [stop(0, 1)]
     assert run.phase() is ReplicaPhase.GATHERING
-    assert [type(command) for command in run.do(joined(1, at=25.0, attempt=0))] == [Start]
+    assert [type(command) for command in run.do(joined(1, at=25.0, attempt=0))] == [StartAttempt]
 
 
 # Hangs
@@ -526,13 +526,13 @@ def test_attempt_waits_for_an_agent_that_is_away() -> None:
 def test_hang_waits_for_the_other_ranks_word() -> None:
     run = Run().running()
     assert run.do(hung(0)) == [look(0, 1)]
-    assert run.state.deadlines == {"judge:0": 30.0 + JUDGE_S}
+    assert run.state.timers == {"hang-verdict:0": 30.0 + HANG_VERDICT_S}
     assert run.do(hung(1, at=31.0)) == [stop(0, 1)]
 
 
 def test_hang_is_judged_without_the_others_when_time_is_up() -> None:
     run = Run().running()
-    assert run.do(hung(0), DeadlinePassed(at=38.0, deadline="judge:0")) == [look(0, 1), stop(0, 1)]
+    assert run.do(hung(0), TimerExpired(at=38.0, timer="hang-verdict:0")) == [look(0, 1), stop(0, 1)]
 
 
 def test_agent_that_returns_while_a_hang_is_judged_looks_at_its_silent_ranks_too() -> None:
@@ -553,13 +553,13 @@ def test_ranks_are_looked_at_before_they_are_stopped_where_one_gave_up_waiting()
     run = Run().running()
     gave_up = exited(0, code=1, error=GAVE_UP)
     assert run.do(gave_up) == [look(0, 1, everyone=True)]
-    assert run.state.deadlines == {"judge:0": 10.0 + JUDGE_S}
+    assert run.state.timers == {"hang-verdict:0": 10.0 + HANG_VERDICT_S}
     assert run.do(hung(1, at=11.0)) == [stop(0, 1)]
 
 
 @pytest.mark.parametrize(
     "end",
-    [exited(1, code=1, error=GAVE_UP, at=11.0), killed(1, at=11.0), DeadlinePassed(at=18.0, deadline="judge:0")],
+    [exited(1, code=1, error=GAVE_UP, at=11.0), killed(1, at=11.0), TimerExpired(at=18.0, timer="hang-verdict:0")],
     ids=["gave up too", "died", "said nothing"],
 )
 def test_look_after_one_gave_up_ends_with_the_word_of_the_last_or_its_time(end: AnyEvent) -> None:
@@ -575,16 +575,16 @@ def test_launcher_that_gave_up_speaks_for_all_its_ranks() -> None:
 
 def test_ranks_that_end_well_while_a_hang_is_judged_have_succeeded() -> None:
     run = Run().running()
-    assert run.do(hung(0), exited(0), exited(1), stopped(0), stopped(1)) == [look(0, 1), Finish()]
+    assert run.do(hung(0), exited(0), exited(1), stopped(0), stopped(1)) == [look(0, 1), FinishRun()]
     assert run.state.ending is not None
     assert run.state.ending.outcome is Outcome.SUCCEEDED
-    assert run.state.deadlines == {}
+    assert run.state.timers == {}
 
 
 def test_judgement_awaited_in_one_attempt_does_not_reach_the_next() -> None:
     run = Run().running()
     run.do(hung(0), killed(1, at=31.0), stopped(0), stopped(1))
-    assert run.do(DeadlinePassed(at=38.0, deadline="judge:0")) == []
+    assert run.do(TimerExpired(at=38.0, timer="hang-verdict:0")) == []
     assert (run.phase(), run.state.replicas[0].attempt) == (ReplicaPhase.RUNNING, 1)
 
 
@@ -595,8 +595,8 @@ def test_judgement_awaited_in_one_attempt_does_not_reach_the_next() -> None:
 def test_cancel_stops_ranks_with_the_grace_it_has(force: bool, grace_s: float) -> None:
     run = Run().running()
     assert run.do(CancelRequested(at=10.0, force=force)) == [stop(0, 1, grace_s=grace_s)]
-    assert run.state.deadlines == {"stop:0": 10.0 + grace_s + STOP_GRACE_S}
-    assert run.do(exited(0, stopped=True), exited(1, stopped=True), stopped(0), stopped(1)) == [Finish()]
+    assert run.state.timers == {"stop:0": 10.0 + grace_s + STOP_GRACE_S}
+    assert run.do(exited(0, stopped=True), exited(1, stopped=True), stopped(0), stopped(1)) == [FinishRun()]
     assert run.state.ending is not None
     assert run.state.ending.exit_code == 130
 
@@ -607,12 +607,12 @@ def test_second_cancel_changes_nothing_unless_forced() -> None:
     assert run.do(CancelRequested(at=11.0)) == []
     assert run.do(CancelRequested(at=12.0, force=True)) == [stop(0, 1)]
     assert run.decisions == []
-    assert run.state.deadlines == {"stop:0": 12.0 + STOP_GRACE_S}
+    assert run.state.timers == {"stop:0": 12.0 + STOP_GRACE_S}
 
 
 def test_cancel_while_gathering_finishes_at_once() -> None:
     run = Run()
-    assert run.do(joined(0), CancelRequested(at=2.0)) == [Finish()]
+    assert run.do(joined(0), CancelRequested(at=2.0)) == [FinishRun()]
     assert run.do(joined(1), CancelRequested(at=3.0, force=True)) == []
 
 
@@ -633,39 +633,39 @@ def test_finished_run_takes_nothing_more() -> None:
 
 
 def test_checkpoint_is_asked_of_everybody() -> None:
-    assert Run().running().do(CheckpointRequested(at=5.0)) == [Checkpoint()]
+    assert Run().running().do(CheckpointRequested(at=5.0)) == [TakeCheckpoint()]
 
 
 def test_split_is_asked_of_everybody() -> None:
-    assert Run().running().do(SplitRequested(at=5.0)) == [Split()]
-    assert Run().running().do(StacksRequested(at=5.0)) == [Stacks()]
+    assert Run().running().do(ProfileRequested(at=5.0)) == [ProfileSteps()]
+    assert Run().running().do(StackDumpRequested(at=5.0)) == [DumpStacks()]
 
 
 @pytest.mark.parametrize(
-    ("target", "index", "node"), [(DrillTarget.RANK, 3, 1), (DrillTarget.NODE, 1, 1), (DrillTarget.AGENT, 0, 0)]
+    ("target", "index", "node"), [(FaultTarget.RANK, 3, 1), (FaultTarget.NODE, 1, 1), (FaultTarget.AGENT, 0, 0)]
 )
-def test_drill_is_given_to_its_node_and_again_when_that_returns(target: DrillTarget, index: int, node: int) -> None:
+def test_drill_is_given_to_its_node_and_again_when_that_returns(target: FaultTarget, index: int, node: int) -> None:
     run = Run(ranks=2).running()
-    drill = DrillRequested(at=5.0, target=target, index=index, action=DrillAction.KILL, at_step=9)
-    assert run.do(drill) == [Inject(drill=drill, node=node)]
-    assert run.do(joined(node, attempt=0)) == [Inject(drill=drill, node=node)]
-    run.do(DrillDone(at=6.0, node=node, requested_at=5.0, target="x", action="kill"))
+    drill = FaultRequested(at=5.0, target=target, index=index, action=FaultAction.KILL, at_step=9)
+    assert run.do(drill) == [InjectFault(fault=drill, node=node)]
+    assert run.do(joined(node, attempt=0)) == [InjectFault(fault=drill, node=node)]
+    run.do(FaultInjected(at=6.0, node=node, requested_at=5.0, target="x", action="kill"))
     assert run.do(joined(node, attempt=0)) == []
 
 
 @pytest.mark.parametrize(
     ("action", "target"),
-    [(DrillAction.KILL, DrillTarget.CONTROLLER), (DrillAction.PARTITION, DrillTarget.NODE)],
+    [(FaultAction.KILL, FaultTarget.CONTROLLER), (FaultAction.PARTITION, FaultTarget.NODE)],
 )
 def test_drill_that_no_agent_can_do_waits_for_its_step_and_is_done_once(
-    action: DrillAction, target: DrillTarget
+    action: FaultAction, target: FaultTarget
 ) -> None:
     run = Run().running()
-    drill = DrillRequested(at=5.0, target=target, index=0, action=action, at_step=2)
+    drill = FaultRequested(at=5.0, target=target, index=0, action=action, at_step=2)
     step = StepCommitted(at=6.0, replica=0, attempt=0, step=1, started=5.0, ended=6.0)
     assert run.do(drill, step) == []
     second = StepCommitted(at=7.0, replica=0, attempt=0, step=2, started=6.0, ended=7.0)
-    assert run.do(second) == [Inject(drill=drill, node=None)]
+    assert run.do(second) == [InjectFault(fault=drill, node=None)]
     assert run.do(second) == []
 
 
@@ -680,28 +680,28 @@ def test_successor_gives_every_agent_its_time_to_return() -> None:
     run = Run().running()
     run.do(left(0, at=5.0))
     assert start_over(run, 500.0) == []
-    assert run.state.deadlines == {"away:0": 500.0 + AWAY_S, "away:1": 500.0 + AWAY_S}
+    assert run.state.timers == {"reconnect:0": 500.0 + AWAY_S, "reconnect:1": 500.0 + AWAY_S}
 
 
 def test_successor_gives_ranks_their_time_to_end_anew() -> None:
     run = Run().running()
     run.do(CancelRequested(at=10.0))
     start_over(run, 500.0)
-    assert run.state.deadlines["stop:0"] == 500.0 + GRACE_S + STOP_GRACE_S
+    assert run.state.timers["stop:0"] == 500.0 + GRACE_S + STOP_GRACE_S
 
 
 def test_successor_waits_anew_for_word_of_a_hang() -> None:
     run = Run().running()
     run.do(hung(0))
     start_over(run, 500.0)
-    assert run.state.deadlines["judge:0"] == 500.0 + JUDGE_S
+    assert run.state.timers["hang-verdict:0"] == 500.0 + HANG_VERDICT_S
 
 
 def test_successor_asks_again_for_nodes_that_are_not_there() -> None:
     run = Run()
     run.do(joined(0), gone(1))
-    places = [command.place for command in start_over(run, 500.0) if isinstance(command, ReplaceNode)]
-    assert places == [NodePlace(node=1, generation=1)]
+    places = [command.node_id for command in start_over(run, 500.0) if isinstance(command, ReplaceNode)]
+    assert places == [NodeId(node=1, generation=1)]
 
 
 def test_successor_asks_for_no_node_while_the_run_ends() -> None:
@@ -713,7 +713,7 @@ def test_successor_asks_for_no_node_while_the_run_ends() -> None:
 def test_successor_finishes_what_was_ended() -> None:
     run = Run()
     run.do(CancelRequested(at=2.0))
-    assert start_over(run, 3.0) == [Finish()]
+    assert start_over(run, 3.0) == [FinishRun()]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.policy import Action, Failure, FailureKind, judge
+from holdfast.control.policy import Action, Failure, FailureKind, decide
 from holdfast.errors import ExitCode
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 from holdfast.job.spec import Recovery
 
-RECOVERY = Recovery(max_restarts=3, window_s=100.0)
+RECOVERY = Recovery(max_restarts=3, restart_window_s=100.0)
 CRASH = Failure(
     kind=FailureKind.CRASHED,
     at=1000.0,
@@ -22,18 +22,18 @@ CRASH = Failure(
     error="ValueError: bad shape",
     where="rank-3.log:12",
     step=5,
-    said_hello=True,
-    lived_s=60.0,
+    has_session=True,
+    uptime_s=60.0,
 )
 LOSS = Failure(kind=FailureKind.NODE_LOST, at=1000.0, node=1, attempt=0, error="its agent ended", step=5)
 
 
 def test_program_that_cannot_be_started_stops_with_its_code() -> None:
     failure = replace(CRASH, kind=FailureKind.NOT_STARTED, code=127, step=0)
-    verdict = judge(failure, (), RECOVERY)
+    verdict = decide(failure, (), RECOVERY)
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 127)
     assert verdict.finding.code == "program-not-started"
-    assert verdict.finding.fault is Fault.USER
+    assert verdict.finding.owner is Owner.USER
 
 
 @pytest.mark.parametrize(
@@ -48,47 +48,47 @@ def test_program_that_cannot_be_started_stops_with_its_code() -> None:
 )
 def test_program_that_cannot_be_started_is_told_by_what_the_system_said(error: str, remedy: str) -> None:
     failure = replace(CRASH, kind=FailureKind.NOT_STARTED, code=126, step=0, error=error)
-    assert remedy in judge(failure, (), RECOVERY).finding.remedy
+    assert remedy in decide(failure, (), RECOVERY).finding.remedy
 
 
 def test_error_before_first_step_stops_with_its_code_and_place() -> None:
-    verdict = judge(replace(CRASH, step=0), (), RECOVERY)
+    verdict = decide(replace(CRASH, step=0), (), RECOVERY)
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
     assert "before its first step" in verdict.finding.what
     assert "rank-3.log:12" in verdict.finding.remedy
 
 
 def test_error_of_silent_program_stops_only_within_the_horizon() -> None:
-    silent = replace(CRASH, step=0, said_hello=False)
-    assert judge(replace(silent, lived_s=29.0), (), RECOVERY).action is Action.STOP
-    assert judge(replace(silent, lived_s=31.0), (), RECOVERY).action is Action.RESTART
+    silent = replace(CRASH, step=0, has_session=False)
+    assert decide(replace(silent, uptime_s=29.0), (), RECOVERY).action is Action.STOP
+    assert decide(replace(silent, uptime_s=31.0), (), RECOVERY).action is Action.RESTART
 
 
 def test_only_a_program_with_a_session_is_said_to_fail_before_its_first_step() -> None:
-    silent = judge(replace(CRASH, step=0, said_hello=False, lived_s=25.4), (), RECOVERY).finding
+    silent = decide(replace(CRASH, step=0, has_session=False, uptime_s=25.4), (), RECOVERY).finding
     assert "first step" not in silent.what
     assert silent.what.endswith("by itself within 26 s of its start, so a restart would most likely fail too")
 
 
 def test_error_after_a_step_restarts() -> None:
-    assert judge(CRASH, (), RECOVERY).action is Action.RESTART
+    assert decide(CRASH, (), RECOVERY).action is Action.RESTART
 
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_every_kind_of_failure_says_whose_it_is_and_ends_a_run_with_an_error(kind: FailureKind) -> None:
-    verdict = judge(replace(CRASH, kind=kind), (), Recovery(max_restarts=0))
+    verdict = decide(replace(CRASH, kind=kind), (), Recovery(max_restarts=0))
     assert verdict.action is Action.STOP
     assert verdict.exit_code > 0
-    assert ("attempt 0" if kind is FailureKind.UNEXPLAINED else "rank 3 on node1") in verdict.finding.what
+    assert ("attempt 0" if kind is FailureKind.CAUSE_UNKNOWN else "rank 3 on node1") in verdict.finding.what
 
 
 @pytest.mark.parametrize("kind", [FailureKind.KILLED, FailureKind.OUT_OF_MEMORY, FailureKind.HUNG])
 def test_end_that_is_not_the_programs_own_restarts_before_the_first_step_too(kind: FailureKind) -> None:
-    assert judge(replace(CRASH, kind=kind, code=9, step=0), (), RECOVERY).action is Action.RESTART
+    assert decide(replace(CRASH, kind=kind, code=9, step=0), (), RECOVERY).action is Action.RESTART
 
 
 def test_same_failure_three_times_without_a_step_is_a_crash_loop() -> None:
-    verdict = judge(CRASH, (CRASH, CRASH), Recovery(max_restarts=100))
+    verdict = decide(CRASH, (CRASH, CRASH), Recovery(max_restarts=100))
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
     assert "3 times in a row" in verdict.finding.what
 
@@ -96,7 +96,7 @@ def test_same_failure_three_times_without_a_step_is_a_crash_loop() -> None:
 def test_crash_loop_is_seen_through_ports_and_pids_that_differ() -> None:
     before = tuple(replace(CRASH, error=f"OSError: port {port} at 0x7f{port}a") for port in (4000, 4001))
     now = replace(CRASH, error="OSError: port 4002 at 0x7f4002a")
-    assert judge(now, before, Recovery(max_restarts=100)).action is Action.STOP
+    assert decide(now, before, Recovery(max_restarts=100)).action is Action.STOP
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_crash_loop_is_seen_through_ports_and_pids_that_differ() -> None:
     ids=["a step between", "another code", "another error", "a lost node"],
 )
 def test_failures_that_differ_are_no_crash_loop(other: Failure) -> None:
-    assert judge(CRASH, (CRASH, other), Recovery(max_restarts=100)).action is Action.RESTART
+    assert decide(CRASH, (CRASH, other), Recovery(max_restarts=100)).action is Action.RESTART
 
 
 @pytest.mark.parametrize(
@@ -131,22 +131,22 @@ def test_failure_on_another_rank_each_time_is_a_crash_loop_where_any_rank_may_me
     kind: FailureKind, code: int, secondary: bool, action: Action
 ) -> None:
     now, *before = (
-        replace(CRASH, kind=kind, code=code, secondary=secondary, rank=rank, node=rank, error=f"[rank{rank}]: ?")
+        replace(CRASH, kind=kind, code=code, is_peer_symptom=secondary, rank=rank, node=rank, error=f"[rank{rank}]: ?")
         for rank in (0, 2, 1)
     )
-    assert judge(now, tuple(before), Recovery(max_restarts=100)).action is action
+    assert decide(now, tuple(before), Recovery(max_restarts=100)).action is action
     same = tuple(replace(one, rank=1, node=1) for one in (now, *before))
-    assert judge(same[0], same[1:], Recovery(max_restarts=100)).action is Action.STOP
+    assert decide(same[0], same[1:], Recovery(max_restarts=100)).action is Action.STOP
 
 
 def test_crash_loop_says_whether_it_keeps_to_one_rank() -> None:
-    elsewhere = judge(CRASH, (replace(CRASH, rank=0, node=0), replace(CRASH, rank=1, node=0)), RECOVERY).finding
+    elsewhere = decide(CRASH, (replace(CRASH, rank=0, node=0), replace(CRASH, rank=1, node=0)), RECOVERY).finding
     assert "on ranks 0, 1 and 3" in elsewhere.what
     assert "No single rank or node" in elsewhere.remedy
-    one = judge(CRASH, (CRASH, CRASH), RECOVERY).finding
+    one = decide(CRASH, (CRASH, CRASH), RECOVERY).finding
     assert "each time on the same rank" in one.what
     assert "suspect node1" in one.remedy
-    replaced = judge(CRASH, (CRASH, replace(CRASH, node=0)), RECOVERY).finding
+    replaced = decide(CRASH, (CRASH, replace(CRASH, node=0)), RECOVERY).finding
     assert "suspect" not in replaced.remedy
 
 
@@ -168,18 +168,18 @@ def test_error_is_the_same_whatever_rank_path_time_or_address_it_names(one: str,
 
 
 def test_nodes_lost_again_and_again_are_no_crash_loop() -> None:
-    assert judge(LOSS, (LOSS, LOSS), Recovery(max_restarts=100)).action is Action.REPLACE_NODE
+    assert decide(LOSS, (LOSS, LOSS), Recovery(max_restarts=100)).action is Action.REPLACE_NODE
 
 
 def test_budget_counts_restarts_within_the_window_only() -> None:
     recent = tuple(replace(CRASH, at=at, step=int(at)) for at in (901.0, 950.0, 999.0))
-    assert judge(CRASH, recent, RECOVERY).action is Action.STOP
+    assert decide(CRASH, recent, RECOVERY).action is Action.STOP
     old = tuple(replace(CRASH, at=at, step=int(at)) for at in (900.0, 950.0, 999.0))
-    assert judge(CRASH, old, RECOVERY).action is Action.RESTART
+    assert decide(CRASH, old, RECOVERY).action is Action.RESTART
 
 
 def test_no_restarts_allowed_stops_at_the_first_failure() -> None:
-    verdict = judge(CRASH, (), Recovery(max_restarts=0))
+    verdict = decide(CRASH, (), Recovery(max_restarts=0))
     assert verdict.action is Action.STOP
     assert "recovery.max_restarts is 0" in verdict.finding.what
 
@@ -195,53 +195,53 @@ def test_no_restarts_allowed_stops_at_the_first_failure() -> None:
     ],
 )
 def test_spent_budget_exits_with_the_last_failures_code(failure: Failure, code: int) -> None:
-    assert judge(failure, (), Recovery(max_restarts=0)).exit_code == code
+    assert decide(failure, (), Recovery(max_restarts=0)).exit_code == code
 
 
 def test_lost_node_is_replaced_and_is_the_clusters_fault() -> None:
-    verdict = judge(LOSS, (), RECOVERY)
+    verdict = decide(LOSS, (), RECOVERY)
     assert verdict.action is Action.REPLACE_NODE
-    assert verdict.finding.fault is Fault.CLUSTER
+    assert verdict.finding.owner is Owner.CLUSTER
     assert verdict.finding.where == "node1"
     assert verdict.finding.evidence == ("its agent ended",)
 
 
 def test_signal_without_a_name_is_told_by_number() -> None:
-    verdict = judge(replace(CRASH, kind=FailureKind.KILLED, code=63, where=""), (), RECOVERY)
+    verdict = decide(replace(CRASH, kind=FailureKind.KILLED, code=63, where=""), (), RECOVERY)
     assert verdict.finding.what == "rank 3 on node1 was ended by signal 63"
     assert verdict.finding.where == "rank 3 on node1"
 
 
 def test_rank_told_to_stop_by_somebody_else_is_started_again() -> None:
-    left = replace(CRASH, kind=FailureKind.LEFT, code=ExitCode.STOPPED_EARLY, step=0)
-    verdict = judge(left, (), RECOVERY)
+    left = replace(CRASH, kind=FailureKind.TERMINATED_EXTERNALLY, code=ExitCode.CHECKPOINTED_AND_EXITED, step=0)
+    verdict = decide(left, (), RECOVERY)
     assert verdict.action is Action.RESTART
     assert "told to stop by somebody else" in verdict.finding.what
 
 
 def test_rank_that_only_lost_a_peer_before_its_first_step_is_started_again() -> None:
-    assert judge(replace(CRASH, step=0, secondary=True), (), RECOVERY).action is Action.RESTART
+    assert decide(replace(CRASH, step=0, is_peer_symptom=True), (), RECOVERY).action is Action.RESTART
 
 
 def test_early_error_after_an_attempt_that_lived_long_is_not_before_the_first_step() -> None:
-    lost = replace(CRASH, kind=FailureKind.NODE_LOST, step=0, said_hello=False, lived_s=36_000.0)
-    early = replace(CRASH, step=0, said_hello=False, lived_s=5.0)
-    assert judge(early, (lost,), RECOVERY).action is Action.RESTART
-    assert judge(early, (), RECOVERY).action is Action.STOP
+    lost = replace(CRASH, kind=FailureKind.NODE_LOST, step=0, has_session=False, uptime_s=36_000.0)
+    early = replace(CRASH, step=0, has_session=False, uptime_s=5.0)
+    assert decide(early, (lost,), RECOVERY).action is Action.RESTART
+    assert decide(early, (), RECOVERY).action is Action.STOP
 
 
 def test_program_without_steps_that_lives_long_between_equal_failures_is_no_crash_loop() -> None:
-    killed = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, said_hello=False, lived_s=600.0)
-    assert judge(killed, (killed, killed), RECOVERY).action is Action.RESTART
-    brief = replace(killed, lived_s=5.0)
-    assert judge(brief, (brief, brief), RECOVERY).action is Action.STOP
+    killed = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, has_session=False, uptime_s=600.0)
+    assert decide(killed, (killed, killed), RECOVERY).action is Action.RESTART
+    brief = replace(killed, uptime_s=5.0)
+    assert decide(brief, (brief, brief), RECOVERY).action is Action.STOP
 
 
 @pytest.mark.parametrize("lived_s", [5.0, 45.0, 600.0])
 def test_crash_loop_of_a_program_without_a_session_is_not_said_to_lack_a_step(lived_s: float) -> None:
     kind = FailureKind.KILLED if lived_s == 5.0 else FailureKind.CRASHED
-    failure = replace(CRASH, kind=kind, step=0, said_hello=False, lived_s=lived_s, error="KeyError: 'x'")
-    verdict = judge(failure, (failure, failure), RECOVERY)
+    failure = replace(CRASH, kind=kind, step=0, has_session=False, uptime_s=lived_s, error="KeyError: 'x'")
+    verdict = decide(failure, (failure, failure), RECOVERY)
     assert verdict.action is Action.STOP
     assert verdict.finding.what.endswith("and no Session reports steps, so the run stops")
     assert f"the attempts lasted {lived_s:.0f} s, {lived_s:.0f} s, {lived_s:.0f} s" in verdict.finding.remedy
@@ -249,33 +249,33 @@ def test_crash_loop_of_a_program_without_a_session_is_not_said_to_lack_a_step(li
 
 def test_eviction_is_outside_the_budget_and_says_so() -> None:
     evicted = replace(LOSS, kind=FailureKind.NODE_PREEMPTED, evicted=True)
-    verdict = judge(evicted, (LOSS,) * 3, RECOVERY)
+    verdict = decide(evicted, (LOSS,) * 3, RECOVERY)
     assert verdict.action is Action.REPLACE_NODE
     assert "recovery.max_restarts" in verdict.finding.remedy
-    assert judge(LOSS, (evicted,) * 3, RECOVERY).action is Action.REPLACE_NODE
-    assert judge(LOSS, (LOSS,) * 3, RECOVERY).action is Action.STOP
+    assert decide(LOSS, (evicted,) * 3, RECOVERY).action is Action.REPLACE_NODE
+    assert decide(LOSS, (LOSS,) * 3, RECOVERY).action is Action.STOP
 
 
 def test_program_without_steps_that_ends_by_the_same_error_is_a_crash_loop_however_long_it_lives() -> None:
     first, second, third = (
-        replace(CRASH, step=0, said_hello=False, lived_s=lived_s, rank=rank)
+        replace(CRASH, step=0, has_session=False, uptime_s=lived_s, rank=rank)
         for lived_s, rank in ((400.0, 0), (36_000.0, 1), (402.4, 0))
     )
-    assert judge(second, (first,), RECOVERY).action is Action.RESTART
-    verdict = judge(third, (first, second), RECOVERY)
+    assert decide(second, (first,), RECOVERY).action is Action.RESTART
+    verdict = decide(third, (first, second), RECOVERY)
     assert (verdict.action, verdict.exit_code) == (Action.STOP, 7)
     assert "3 times in a row, on ranks 0, 1 and 0, and no Session reports steps" in verdict.finding.what
     assert "400 s, 36000 s, 402 s" in verdict.finding.remedy
 
 
-SILENT = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, said_hello=False, lived_s=7800.0)
+SILENT = replace(CRASH, kind=FailureKind.KILLED, code=9, step=0, has_session=False, uptime_s=7800.0)
 """A rank of a program that reports no steps."""
 
 
-@pytest.mark.parametrize("failure", [SILENT, replace(LOSS, step=0, lived_s=7800.0)], ids=["a rank", "a node"])
+@pytest.mark.parametrize("failure", [SILENT, replace(LOSS, step=0, uptime_s=7800.0)], ids=["a rank", "a node"])
 def test_restart_of_a_program_without_steps_says_what_it_repeats(failure: Failure) -> None:
-    verdict = judge(failure, (), RECOVERY)
-    assert verdict.repeats_s == 7800.0
+    verdict = decide(failure, (), RECOVERY)
+    assert verdict.recomputed_s == 7800.0
     assert "last checkpoint" not in verdict.finding.remedy
     assert "Unless the program loads a checkpoint of its own" in verdict.finding.remedy
 
@@ -283,39 +283,41 @@ def test_restart_of_a_program_without_steps_says_what_it_repeats(failure: Failur
 @pytest.mark.parametrize(
     ("failure", "earlier"),
     [
-        (replace(SILENT, said_hello=True), ()),
+        (replace(SILENT, has_session=True), ()),
         (replace(SILENT, step=3), ()),
         (replace(SILENT, attempt=1), (CRASH,)),
-        (replace(SILENT, kind=FailureKind.PORT_TAKEN), ()),
-        (replace(LOSS, step=0, attempt=-1, lived_s=1.7e9), ()),
-        (replace(LOSS, step=0, lived_s=7900.0), (SILENT,)),
+        (replace(SILENT, kind=FailureKind.PORT_IN_USE), ()),
+        (replace(LOSS, step=0, attempt=-1, uptime_s=1.7e9), ()),
+        (replace(LOSS, step=0, uptime_s=7900.0), (SILENT,)),
     ],
     ids=["a Session", "steps", "steps before", "it never ran", "no attempt so far", "the attempt was over"],
 )
 def test_restart_that_repeats_nothing_or_has_checkpoints_says_nothing_of_it(
     failure: Failure, earlier: tuple[Failure, ...]
 ) -> None:
-    verdict = judge(failure, earlier, RECOVERY)
-    assert verdict.repeats_s == 0.0
+    verdict = decide(failure, earlier, RECOVERY)
+    assert verdict.recomputed_s == 0.0
     assert "checkpoint of its own" not in verdict.finding.remedy
 
 
 def test_replica_that_catches_up_from_another_is_not_said_to_repeat_anything() -> None:
-    verdict = judge(SILENT, (), Recovery(replicas=2))
-    assert verdict.repeats_s == 0.0
+    verdict = decide(SILENT, (), Recovery(replicas=2))
+    assert verdict.recomputed_s == 0.0
     assert "catches up from another" in verdict.finding.remedy
 
 
 def test_errors_without_words_or_of_a_connection_are_no_crash_loop_of_a_program_that_lives_long() -> None:
-    silent = replace(CRASH, step=0, said_hello=False, lived_s=864_000.0, error="")
-    hub = replace(silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", network=True)
+    silent = replace(CRASH, step=0, has_session=False, uptime_s=864_000.0, error="")
+    hub = replace(
+        silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", is_network_error=True
+    )
     for one in (silent, hub):
-        assert judge(one, (one, one), Recovery(max_restarts=100)).action is Action.RESTART
-        assert judge(one, (one, one), Recovery(max_restarts=2, window_s=1e9)).action is Action.STOP
-    assert judge(replace(hub, lived_s=5.0), (), RECOVERY).action is Action.STOP
+        assert decide(one, (one, one), Recovery(max_restarts=100)).action is Action.RESTART
+        assert decide(one, (one, one), Recovery(max_restarts=2, restart_window_s=1e9)).action is Action.STOP
+    assert decide(replace(hub, uptime_s=5.0), (), RECOVERY).action is Action.STOP
 
 
 def test_error_without_words_is_the_same_again_on_the_same_rank_only() -> None:
     here, there = replace(CRASH, error=""), replace(CRASH, error="", rank=0)
-    assert judge(here, (here, there), RECOVERY).action is Action.RESTART
-    assert judge(here, (here, here), RECOVERY).action is Action.STOP
+    assert decide(here, (here, there), RECOVERY).action is Action.RESTART
+    assert decide(here, (here, here), RECOVERY).action is Action.STOP

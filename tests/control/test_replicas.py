@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, stopped
 
-from holdfast.control.commands import Look, ReplaceNode, Start, Stop, TellLost
-from holdfast.control.policy import BACK_OFF_S, FLAPS, HEADWAY_STEPS, JUDGE_S
-from holdfast.control.state import Deadline, ReplicaPhase
+from holdfast.control.commands import AnnounceReplicaDown, ReplaceNode, ReportSilentRanks, StartAttempt, StopRanks
+from holdfast.control.policy import BACK_OFF_S, FLAP_LIMIT, HANG_VERDICT_S, PROGRESS_STEPS
+from holdfast.control.state import ReplicaPhase, Timer
 from holdfast.events import (
     AnyEvent,
-    DeadlinePassed,
     FindingRaised,
-    NodeGone,
-    NodeLeaving,
+    NodePreemptionNotice,
+    NodeTerminated,
     Outcome,
     RankHung,
-    RanksLeaving,
+    RanksDrained,
     RecoveryDecided,
     StepCommitted,
+    TimerExpired,
 )
-from holdfast.job.patience import AUTO_FACTOR, EARLY_MORE_S, EARLY_STEPS, FACTOR
+from holdfast.job.step_timeouts import AUTO_FACTOR, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR
 
-WAITING = "Peers._listen (holdfast/train/peers.py:2)"
+WAITING = "ReplicaGroup._wait_arrival (holdfast/train/ft/replica_group.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
 
 
@@ -31,7 +31,7 @@ def hung(
     *,
     at: float = 30.0,
     state: str = "S",
-    innermost: str = WAITING,
+    top_frame: str = WAITING,
     last_step: int = 3,
     attempt: int = 0,
     rank: int = 0,
@@ -47,7 +47,7 @@ def hung(
         last_step_at=at - 9,
         waited_s=waited_s,
         process_state=state,
-        innermost=innermost,
+        top_frame=top_frame,
     )
 
 
@@ -56,7 +56,7 @@ def step(replica: int, number: int = 3, *, attempt: int = 0, at: float = 20.0) -
 
 
 def stops(commands: list[object]) -> list[int]:
-    return [command.replica for command in commands if isinstance(command, Stop)]
+    return [command.replica for command in commands if isinstance(command, StopRanks)]
 
 
 def training(replicas: int = 2, **recovery: float | str) -> Run:
@@ -69,33 +69,33 @@ def codes(run: Run) -> list[str]:
     return [event.finding.code for event in run.decisions if isinstance(event, FindingRaised)]
 
 
-@pytest.mark.parametrize("word", [hung(1, state="T", innermost=""), hung(1, innermost="sleep (train.py:3)")])
+@pytest.mark.parametrize("word", [hung(1, state="T", top_frame=""), hung(1, top_frame="sleep (train.py:3)")])
 def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(word: RankHung) -> None:
     run = training()
     assert stops(run.do(hung(0))) == []
     assert stops(run.do(word)) == [1]
     assert run.phase(0) is ReplicaPhase.RUNNING
-    assert Deadline.JUDGE.of(0) not in run.state.deadlines
+    assert Timer.HANG_VERDICT.key(0) not in run.state.timers
 
 
 def test_replica_that_waits_for_none_of_the_others_is_expelled_once_all_its_ranks_have_spoken() -> None:
     run = Run(nodes=4, replicas=2).running()
     run.do(*(step(replica) for replica in range(2)))
-    assert stops(run.do(hung(0, rank=0), hung(1, rank=0, innermost=WITHIN))) == []
-    assert stops(run.do(hung(0, rank=1, innermost=WITHIN))) == []
-    assert stops(run.do(hung(1, rank=1, innermost=WITHIN))) == [1]
+    assert stops(run.do(hung(0, rank=0), hung(1, rank=0, top_frame=WITHIN))) == []
+    assert stops(run.do(hung(0, rank=1, top_frame=WITHIN))) == []
+    assert stops(run.do(hung(1, rank=1, top_frame=WITHIN))) == [1]
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
 def test_replica_of_which_no_stacks_are_known_gets_its_time() -> None:
-    assert stops(training().do(hung(1, innermost=""))) == []
+    assert stops(training().do(hung(1, top_frame=""))) == []
 
 
 def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on() -> None:
     run = training()
     assert stops(run.do(hung(1, state="T"))) == [1]
-    assert stops(run.do(hung(0, innermost="Loop.somewhere (train.py:3)"))) == []
-    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    assert stops(run.do(hung(0, top_frame="Loop.somewhere (train.py:3)"))) == []
+    judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
     assert stops(run.do(judge)) == []
     assert run.phase(0) is ReplicaPhase.RUNNING
 
@@ -103,7 +103,7 @@ def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on()
 def test_of_replicas_that_all_wait_the_one_behind_is_expelled() -> None:
     run = training(3)
     assert stops(run.do(hung(0), hung(1, last_step=2), hung(2))) == []
-    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
     assert stops(run.do(judge)) == [1]
     assert [run.phase(index) for index in (0, 2)] == [ReplicaPhase.RUNNING] * 2
 
@@ -111,85 +111,87 @@ def test_of_replicas_that_all_wait_the_one_behind_is_expelled() -> None:
 def test_replica_that_waits_for_one_on_its_way_back_is_not_hung() -> None:
     run = training(3)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
-    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
     assert stops(run.do(hung(0), judge)) == []
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
-@pytest.mark.parametrize("innermost", ["sleep (train.py:3)", WITHIN])
-def test_replica_that_hangs_while_another_is_on_its_way_back_is_expelled_after_a_while(innermost: str) -> None:
+@pytest.mark.parametrize("top_frame", ["sleep (train.py:3)", WITHIN])
+def test_replica_that_hangs_while_another_is_on_its_way_back_is_expelled_after_a_while(top_frame: str) -> None:
     run = training(3)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
-    assert stops(run.do(hung(0, innermost=innermost))) == []
-    run.do(DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0)))
-    assert stops(run.do(hung(2, at=52.0, waited_s=EARLY_MORE_S + 1))) == []
-    assert stops(run.do(hung(0, at=52.0, innermost=innermost, waited_s=EARLY_MORE_S + 1))) == [0]
+    assert stops(run.do(hung(0, top_frame=top_frame))) == []
+    run.do(TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0)))
+    assert stops(run.do(hung(2, at=52.0, waited_s=EARLY_MARGIN_S + 1))) == []
+    assert stops(run.do(hung(0, at=52.0, top_frame=top_frame, waited_s=EARLY_MARGIN_S + 1))) == [0]
 
 
 def test_replica_that_waits_for_one_that_may_compile_again_is_not_hung() -> None:
     run = training()
     run.do(*(step(0, number) for number in range(4, 4 + EARLY_STEPS)))
-    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
+    judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
     assert stops(run.do(hung(0), judge)) == []
     assert run.phase(0) is ReplicaPhase.RUNNING
-    assert stops(run.do(hung(0, innermost="Loop.somewhere (train.py:3)"))) == [0]
+    assert stops(run.do(hung(0, top_frame="Loop.somewhere (train.py:3)"))) == [0]
 
 
 def test_two_that_wait_for_each_other_in_their_first_step_are_told_when_both_were_seen_to() -> None:
     run = Run(nodes=2, replicas=2).running()
-    run.do(hung(0, at=600.0, waited_s=600.0), DeadlinePassed(at=608.0, deadline=Deadline.JUDGE.of(0)))
+    run.do(hung(0, at=600.0, waited_s=600.0), TimerExpired(at=608.0, timer=Timer.HANG_VERDICT.key(0)))
     assert run.phase(0) is ReplicaPhase.RUNNING
     run.do(hung(1, at=610.0, waited_s=600.0), hung(0, at=615.0, waited_s=615.0))
-    run.do(DeadlinePassed(at=618.0, deadline=Deadline.JUDGE.of(1)))
+    run.do(TimerExpired(at=618.0, timer=Timer.HANG_VERDICT.key(1)))
     assert [run.phase(each) for each in (0, 1)].count(ReplicaPhase.STOPPING) == 1
 
 
 def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
-    run = training(step_deadline_s=9)
-    judge = DeadlinePassed(at=30.0 + JUDGE_S, deadline=Deadline.JUDGE.of(0))
-    assert stops(run.do(hung(0, waited_s=2 * FACTOR * 9), judge)) == [0]
+    run = training(step_timeout_s=9)
+    judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
+    assert stops(run.do(hung(0, waited_s=2 * NON_STEP_FACTOR * 9), judge)) == [0]
 
 
-@pytest.mark.parametrize(("deadline_s", "times", "more_s"), [(9, 1, FACTOR * 9), ("auto", AUTO_FACTOR, EARLY_MORE_S)])
+@pytest.mark.parametrize(
+    ("deadline_s", "times", "more_s"), [(9, 1, NON_STEP_FACTOR * 9), ("auto", AUTO_FACTOR, EARLY_MARGIN_S)]
+)
 def test_replica_that_never_opens_its_session_is_looked_at_and_expelled(
     deadline_s: float | str, times: float, more_s: float
 ) -> None:
-    run = training(step_deadline_s=deadline_s)
+    run = training(step_timeout_s=deadline_s)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
     took_s = 20.0 - run.state.replicas[0].started_at
-    due = run.state.deadlines[Deadline.BEGIN.of(1)]
+    due = run.state.timers[Timer.FIRST_STEP.key(1)]
     assert due == 11.0 + times * took_s + more_s
-    late = DeadlinePassed(at=due, deadline=Deadline.BEGIN.of(1))
-    assert run.do(late) == [Look(replica=1, attempt=1, nodes=(1,), everyone=False)]
+    late = TimerExpired(at=due, timer=Timer.FIRST_STEP.key(1))
+    assert run.do(late) == [ReportSilentRanks(replica=1, attempt=1, nodes=(1,), all_ranks=False)]
     assert stops(run.do(hung(1, at=due, state="T", attempt=1, last_step=-1))) == [1]
 
 
 def test_replica_that_has_taken_a_step_is_not_looked_at() -> None:
-    run = training(step_deadline_s=9)
+    run = training(step_timeout_s=9)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1), step(1, 4, attempt=1, at=30.0))
-    assert Deadline.BEGIN.of(1) not in run.state.deadlines
+    assert Timer.FIRST_STEP.key(1) not in run.state.timers
 
 
 def test_program_that_tells_of_no_step_may_take_as_long_as_it_likes() -> None:
-    run = Run(nodes=2, replicas=2, step_deadline_s=9).running()
+    run = Run(nodes=2, replicas=2, step_timeout_s=9).running()
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
-    assert Deadline.BEGIN.of(1) not in run.state.deadlines
+    assert Timer.FIRST_STEP.key(1) not in run.state.timers
 
 
 def test_replica_that_steps_after_it_was_reported_is_not_hung() -> None:
     run = training()
     run.do(hung(0), step(0, 4, at=31.0))
     assert run.phase(0) is ReplicaPhase.RUNNING
-    assert Deadline.JUDGE.of(0) not in run.state.deadlines
+    assert Timer.HANG_VERDICT.key(0) not in run.state.timers
 
 
 def test_replicas_that_are_too_few_say_so_and_wait_unharmed() -> None:
     run = training(2, min_replicas=2)
     run.do(killed(1, rank=0, replica=1))
-    assert codes(run) == ["too-few-replicas"]
+    assert codes(run) == ["replica-quorum-lost"]
     assert stops(run.do(hung(0, state="T"))) == []
     run.do(stopped(1, replica=1))
-    assert codes(run) == ["enough-replicas"]
+    assert codes(run) == ["replica-quorum-regained"]
 
 
 def test_replica_that_flaps_waits_longer_each_time_and_gets_another_node() -> None:
@@ -197,37 +199,37 @@ def test_replica_that_flaps_waits_longer_each_time_and_gets_another_node() -> No
     for attempt in (0, 1):
         run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt))
         started = run.do(stopped(1, replica=1, attempt=attempt))
-        assert [type(one) for one in started if isinstance(one, Start)] == [Start] * (attempt == 0)
-    assert run.state.deadlines[Deadline.BACK_OFF.of(1)] == pytest.approx(11.0 + BACK_OFF_S)
-    waited = run.do(DeadlinePassed(at=40.0, deadline=Deadline.BACK_OFF.of(1)))
-    assert [one.attempt for one in waited if isinstance(one, Start)] == [2]
+        assert [type(one) for one in started if isinstance(one, StartAttempt)] == [StartAttempt] * (attempt == 0)
+    assert run.state.timers[Timer.BACK_OFF.key(1)] == pytest.approx(11.0 + BACK_OFF_S)
+    waited = run.do(TimerExpired(at=40.0, timer=Timer.BACK_OFF.key(1)))
+    assert [one.attempt for one in waited if isinstance(one, StartAttempt)] == [2]
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
 def test_replica_that_made_steps_since_it_failed_is_tried_again_at_once_and_moves_all_the_same() -> None:
     run = training(2, max_restarts=9)
-    for attempt in range(FLAPS):
-        began = run.state.replicas[1].step
-        run.do(*(step(1, began + 1 + each, attempt=attempt) for each in range(HEADWAY_STEPS)))
+    for attempt in range(FLAP_LIMIT):
+        began = run.state.replicas[1].highest_step
+        run.do(*(step(1, began + 1 + each, attempt=attempt) for each in range(PROGRESS_STEPS)))
         run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt))
         commands = run.do(stopped(1, replica=1, attempt=attempt))
-        assert Deadline.BACK_OFF.of(1) not in run.state.deadlines
-        moves = attempt == FLAPS - 1
-        assert [one.attempt for one in commands if isinstance(one, Start)] == ([] if moves else [attempt + 1])
-        assert [one.place.node for one in commands if isinstance(one, ReplaceNode)] == ([1] if moves else [])
+        assert Timer.BACK_OFF.key(1) not in run.state.timers
+        moves = attempt == FLAP_LIMIT - 1
+        assert [one.attempt for one in commands if isinstance(one, StartAttempt)] == ([] if moves else [attempt + 1])
+        assert [one.node_id.node for one in commands if isinstance(one, ReplaceNode)] == ([1] if moves else [])
 
 
 def test_third_failure_in_a_row_replaces_the_node_and_waits_for_it() -> None:
     run = training(2, max_restarts=9)
     for attempt in (0, 1):
         run.do(killed(1, rank=0, replica=1, attempt=attempt, at=21.0 + attempt), stopped(1, replica=1, attempt=attempt))
-        run.do(DeadlinePassed(at=40.0, deadline=Deadline.BACK_OFF.of(1)))
+        run.do(TimerExpired(at=40.0, timer=Timer.BACK_OFF.key(1)))
     run.do(killed(1, rank=0, replica=1, attempt=2, at=50.0))
     commands = run.do(stopped(1, replica=1, attempt=2))
-    assert [one.place.node for one in commands if isinstance(one, ReplaceNode)] == [1]
-    assert run.do(DeadlinePassed(at=60.0, deadline=Deadline.BACK_OFF.of(1))) == []
+    assert [one.node_id.node for one in commands if isinstance(one, ReplaceNode)] == [1]
+    assert run.do(TimerExpired(at=60.0, timer=Timer.BACK_OFF.key(1))) == []
     started = run.do(joined(1, generation=1, incarnation="new", at=61.0))
-    assert [one.attempt for one in started if isinstance(one, Start)] == [3]
+    assert [one.attempt for one in started if isinstance(one, StartAttempt)] == [3]
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
@@ -252,39 +254,39 @@ def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:
     run = training()
     run.do(killed(1, rank=0, replica=1))
     commands = run.do(joined(0, attempt=0))
-    assert TellLost(replica=1, attempt=0, nodes=(0,)) in commands
+    assert AnnounceReplicaDown(replica=1, attempt=0, nodes=(0,)) in commands
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        RanksLeaving(at=31.0, node=1, replica=1, attempt=0),
+        RanksDrained(at=31.0, node=1, replica=1, attempt=0),
         exited(1, rank=0, replica=1, code=75, stopped=True),
     ],
 )
 def test_replica_whose_node_is_about_to_go_may_take_its_step_and_the_others_hear_when_it_has(word: AnyEvent) -> None:
     run = training(2)
-    leaving = NodeLeaving(at=30.0, node=1, grace_s=GRACE_S)
+    leaving = NodePreemptionNotice(at=30.0, node=1, grace_s=GRACE_S)
     told = run.do(leaving)
     assert stops(told) == [1]
-    assert not any(isinstance(each, TellLost) for each in told)
-    assert run.state.attendance[1] != ""
+    assert not any(isinstance(each, AnnounceReplicaDown) for each in told)
+    assert run.state.rendezvous_by_replica[1] != ""
     told = run.do(word)
-    assert [(each.replica, each.nodes) for each in told if isinstance(each, TellLost)] == [(1, (0,))]
-    assert run.state.attendance[1] == ""
+    assert [(each.replica, each.nodes) for each in told if isinstance(each, AnnounceReplicaDown)] == [(1, (0,))]
+    assert run.state.rendezvous_by_replica[1] == ""
     told = run.do(exited(1, rank=0, replica=1, code=75, stopped=True), stopped(1, replica=1))
-    assert not any(isinstance(each, TellLost) for each in told)
+    assert not any(isinstance(each, AnnounceReplicaDown) for each in told)
 
 
 def test_replica_that_hangs_is_not_waited_for_when_its_node_is_about_to_go() -> None:
     run = training(2)
     run.do(hung(1))
-    told = run.do(NodeLeaving(at=31.0, node=1, grace_s=GRACE_S))
-    assert [each.replica for each in told if isinstance(each, TellLost)] == [1]
+    told = run.do(NodePreemptionNotice(at=31.0, node=1, grace_s=GRACE_S))
+    assert [each.replica for each in told if isinstance(each, AnnounceReplicaDown)] == [1]
 
 
 def test_replica_whose_node_is_gone_before_it_has_left_is_lost_to_the_others_at_once() -> None:
     run = training(3)
-    run.do(NodeLeaving(at=30.0, node=1, grace_s=GRACE_S))
-    told = run.do(NodeGone(at=31.0, node=1, generation=0, reason="gone"))
-    assert [(each.replica, each.nodes) for each in told if isinstance(each, TellLost)] == [(1, (0, 2))]
+    run.do(NodePreemptionNotice(at=30.0, node=1, grace_s=GRACE_S))
+    told = run.do(NodeTerminated(at=31.0, node=1, generation=0, reason="gone"))
+    assert [(each.replica, each.nodes) for each in told if isinstance(each, AnnounceReplicaDown)] == [(1, (0, 2))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.diagnose.frames import died_at, stands
+from holdfast.diagnose.frames import crashed_at, thread_position
 
 SLEEPS = b"""    dream (/home/ada/train.py:20)
     main (/home/ada/train.py:35)
@@ -46,21 +46,21 @@ Thread 0x00007f (most recent call first):
 )
 def test_thread_stands_at_the_innermost_frame_of_the_users_code(frames: bytes, place: str, call: str | None) -> None:
     head = b'Thread 811 (idle): "MainThread"\n'
-    found = stands(head + frames, 0, len(head))
-    assert (found["stands_at"], found.get("op")) == (place, call)
+    found = thread_position(head + frames, 0, len(head))
+    assert (found["stack_location"], found.get("op")) == (place, call)
 
 
 def test_no_frames_say_nothing() -> None:
-    assert stands(b"Thread 1:\nstep 3 loss 2.1\n", 0, 10) == {}
+    assert thread_position(b"Thread 1:\nstep 3 loss 2.1\n", 0, 10) == {}
 
 
 def test_process_that_dies_says_where() -> None:
     head = b"Fatal Python error: Segmentation fault\n"
     said = head + b"\nCurrent thread 0x00007f (most recent call first):\n" + FAULT
-    assert died_at(said, 0, len(head)) == "train.py:14 in step"
-    assert died_at(head + b"step 3\n", 0, len(head)) is None
+    assert crashed_at(said, 0, len(head)) == "train.py:14 in step"
+    assert crashed_at(head + b"step 3\n", 0, len(head)) is None
 
 
 def test_frames_of_a_process_that_dies_are_no_waiting() -> None:
     head = b"Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
-    assert stands(head + FAULT, head.index(b"Current"), len(head)) == {}
+    assert thread_position(head + FAULT, head.index(b"Current"), len(head)) == {}

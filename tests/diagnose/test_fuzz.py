@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from holdfast.cli.diagnose import told
-from holdfast.diagnose import pile as piles
-from holdfast.diagnose.block import Block, Source
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.pile import Pile
-from holdfast.diagnose.pipeline import diagnose_blocks
-from holdfast.diagnose.redact import redacted
+from holdfast.cli.diagnose import render_diagnosis
+from holdfast.diagnose import log_input as piles
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.log_chunk import LogChunk, LogSource
+from holdfast.diagnose.log_input import LogInput
+from holdfast.diagnose.pipeline import diagnose_chunks
+from holdfast.diagnose.redact import redact_diagnosis
 from holdfast.diagnose.rules import RULES
 
 INPUTS = 10_000
@@ -66,16 +66,18 @@ def test_broken_logs_are_answered_with_evidence_or_not_at_all(seed: int) -> None
     chance = random.Random(seed)
     for number in range(INPUTS // ROUNDS):
         blocks = [
-            Block(
-                source=Source(name=f"{each}.log", rank=chance.choice((None, each))), first_line=1, data=broken(chance)
+            LogChunk(
+                source=LogSource(name=f"{each}.log", rank=chance.choice((None, each))),
+                first_line=1,
+                data=broken(chance),
             )
             for each in range(chance.randint(1, 3))
         ]
-        answer = diagnose_blocks(blocks)
-        assert answer.evidence or answer.klass is Class.UNKNOWN, number
-        assert answer.klass is not Class.UNKNOWN or answer.missing, number
+        answer = diagnose_chunks(blocks)
+        assert answer.evidence or answer.failure_class is FailureClass.UNKNOWN, number
+        assert answer.failure_class is not FailureClass.UNKNOWN or answer.next_evidence, number
         if number % 10 == 0:
-            assert told(redacted(answer)).plain
+            assert render_diagnosis(redact_diagnosis(answer)).plain
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
@@ -86,15 +88,15 @@ def test_broken_files_are_read_as_far_as_they_go(tmp_path: Path, pack: Callable[
         for _ in range(chance.randint(0, 3)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         (tmp_path / f"rank-{number}.log").write_bytes(data[: chance.randint(1, len(data))])
-    pile = Pile((tmp_path,))
-    assert all(block.data for block in pile.blocks())
+    pile = LogInput((tmp_path,))
+    assert all(block.data for block in pile.chunks())
     assert pile.files == 100
 
 
 def test_files_beyond_the_bound_are_left_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piles, "MOST_FILES", 10)
+    monkeypatch.setattr(piles, "MAX_FILES", 10)
     for number in range(30):
         (tmp_path / f"{number}.log").write_text("x\n")
-    pile = Pile((tmp_path,))
-    assert sum(1 for _ in pile.blocks()) == 10
+    pile = LogInput((tmp_path,))
+    assert sum(1 for _ in pile.chunks()) == 10
     assert any("only the first" in note for note in pile.notes)

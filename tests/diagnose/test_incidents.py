@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bench.diagnosis import Score, diagnosed, incidents, score
+from bench.diagnosis_score import Score, diagnose_incident, incidents, score
 
 from holdfast.diagnose.rules import RULES
 
@@ -32,11 +32,11 @@ rule was written from as many as were right at the first sight of them, and thre
 
 @pytest.mark.parametrize("name", AT_LEAST)
 def test_incidents_are_diagnosed_as_well_as_before(name: str) -> None:
-    found = Counter(score(diagnosed(incident), incident.label) for incident in incidents(FOLDER / name))
+    found = Counter(score(diagnose_incident(incident), incident.label) for incident in incidents(FOLDER / name))
     right, good = AT_LEAST[name]
-    assert found[Score.CONFIDENT] == 0
+    assert found[Score.CONFIDENTLY_WRONG] == 0
     assert found[Score.RIGHT] >= right
-    assert found[Score.RIGHT] + found[Score.NAMED] >= good
+    assert found[Score.RIGHT] + found[Score.UNKNOWN_EVIDENCE_NAMED] >= good
 
 
 def test_every_collection_is_scored() -> None:

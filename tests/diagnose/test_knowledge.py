@@ -7,10 +7,10 @@ from itertools import chain
 
 import pytest
 
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.knowledge.classes import HOW
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.knowledge.class_remedies import REMEDIES
 from holdfast.diagnose.knowledge.explanation import Explanation
-from holdfast.diagnose.knowledge.index import GROUPS, OWN_SOURCE, alike, find
+from holdfast.diagnose.knowledge.index import FINDINGS_SOURCE, GROUPS, find, suggest
 from holdfast.errors import ExitCode
 
 ROWS = list(chain.from_iterable(GROUPS.values()))
@@ -46,9 +46,9 @@ def test_words_find_what_they_name(words: str, codes: list[str]) -> None:
 
 
 def test_mistyped_code_is_offered() -> None:
-    assert alike("rank-hnug")[0] == "rank-hung"
-    assert alike("ncclSytemEror")[0] == "ncclSystemError"
-    assert alike("qqqqqqqqqqqq") == []
+    assert suggest("rank-hnug")[0] == "rank-hung"
+    assert suggest("ncclSytemEror")[0] == "ncclSystemError"
+    assert suggest("qqqqqqqqqqqq") == []
 
 
 def test_every_code_is_found_by_itself_and_said_once_in_its_group() -> None:
@@ -71,7 +71,7 @@ def test_every_exit_code_of_holdfast_is_explained() -> None:
 
 
 def test_every_class_is_explained() -> None:
-    assert set(Class) - set(HOW) == set()
+    assert set(FailureClass) - set(REMEDIES) == set()
 
 
 def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
@@ -82,7 +82,7 @@ def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
 @pytest.mark.parametrize(
     ("code", "word"),
     [
-        ("gpu-occupied", "ask them"),
+        ("gpu-in-use", "ask them"),
         ("read-only-file-system", "rw"),
         ("disk-error", "server"),
         ("checkpoint-failed", "evidence"),
@@ -90,5 +90,5 @@ def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
     ],
 )
 def test_remedy_can_be_done_by_whoever_reads_it(code: str, word: str) -> None:
-    rows = [row for row in find(code) if row.source == OWN_SOURCE]
+    rows = [row for row in find(code) if row.source == FINDINGS_SOURCE]
     assert [word in row.remedy for row in rows] == [True]

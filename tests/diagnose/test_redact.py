@@ -6,11 +6,11 @@ import random
 import string
 
 import pytest
-from tests.diagnose.logs import block, told
+from tests.diagnose.log_lines import chunk, diagnose_lines
 
-from holdfast.diagnose.redact import Redactor, redacted
+from holdfast.diagnose.redact import Redactor, redact_diagnosis
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.scan import EACH, Scanner
+from holdfast.diagnose.scanner import MAX_FACTS_PER_RULE, Scanner
 
 LINE = (
     "gpu-a7.corp.example.com:77:91 [3] NCCL WARN Cuda failure 'out of memory' in /home/alice/secret/train.py "
@@ -139,7 +139,7 @@ READABLE = [
 
 
 def test_names_are_replaced_and_what_happened_stays() -> None:
-    answer = redacted(told(LINE))
+    answer = redact_diagnosis(diagnose_lines(LINE))
     shown = repr(answer)
     for name in ("gpu-a7", "alice", "10.20.30.40", "hunter2", "bob@", "corp.example"):
         assert name not in shown
@@ -190,7 +190,7 @@ def test_random_keys_of_no_vendor_are_nearly_all_found() -> None:
 def test_key_is_not_cut_before_it_is_replaced(before: int) -> None:
     line = f"ValueError: {'x ' * (before // 2)}client_secret={K40} {'y ' * 900}hf_{K40} {'z ' * 900}\n"
     redactor = Redactor()
-    facts = list(Scanner(hide=redactor.secrets).feed(block(line)))
+    facts = list(Scanner(hide=redactor.secrets).feed(chunk(line)))
     (fact,) = facts
     assert fact.rule.code == "python-exception"
     shown = redactor.text(repr(fact))
@@ -205,8 +205,8 @@ def test_lines_beyond_those_kept_of_a_rank_are_not_searched_for_secrets() -> Non
         searched.append(line)
         return redactor.secrets(line)
 
-    facts = list(Scanner(hide=hide).feed(block(*["straggler: rank 3 is slow"] * (EACH + 30))))
-    assert len(facts) == len(searched) == EACH
+    facts = list(Scanner(hide=hide).feed(chunk(*["straggler: rank 3 is slow"] * (MAX_FACTS_PER_RULE + 30))))
+    assert len(facts) == len(searched) == MAX_FACTS_PER_RULE
 
 
 @pytest.mark.timeout(60)

@@ -1,11 +1,11 @@
 import pytest
 import re2
-from tests.diagnose.logs import told
+from tests.diagnose.log_lines import diagnose_lines
 
-from holdfast.diagnose.classes import MEANINGS, Class
+from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.deciding import DECIDING
-from holdfast.diagnose.rules.row import Role, Rule, Sureness
+from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
 
 ROWS = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
@@ -19,18 +19,18 @@ def test_rule_recognises_the_lines_it_quotes(rule: Rule):
 
 @ROWS
 def test_rule_names_facts_and_classes_that_fit_its_role(rule: Rule):
-    assert not set(rule.decides) - set(DECIDING)
-    if rule.role is Role.PRIMARY:
+    assert not set(rule.needs) - set(EVIDENCE_REQUESTS)
+    if rule.role is Role.CAUSE:
         assert rule.classes
-        assert rule.remedy or rule.sure is Sureness.UNSURE
-        assert rule.decides or rule.sure is Sureness.CERTAIN
+        assert rule.remedy or rule.confidence is Confidence.UNSURE
+        assert rule.needs or rule.confidence is Confidence.CERTAIN
     else:
-        assert rule.sure is Sureness.UNSURE
-    assert Class.UNKNOWN not in rule.classes
+        assert rule.confidence is Confidence.UNSURE
+    assert FailureClass.UNKNOWN not in rule.classes
 
 
 def test_every_class_has_words():
-    assert set(MEANINGS) == set(Class)
+    assert set(FAILURE_CLASS_INFO) == set(FailureClass)
 
 
 @pytest.mark.parametrize(
@@ -67,104 +67,108 @@ def test_every_class_has_words():
     ],
 )
 def test_fault_that_a_line_says_is_not_there_is_no_cause(line: str):
-    answer = told(line)
-    assert (answer.klass, answer.evidence) == (Class.UNKNOWN, ())
+    answer = diagnose_lines(line)
+    assert (answer.failure_class, answer.evidence) == (FailureClass.UNKNOWN, ())
 
 
 @pytest.mark.parametrize(
-    ("line", "klass"),
+    ("line", "failure_class"),
     [
-        ("Taints:             node.kubernetes.io/unreachable:NoExecute", Class.NODE_LOST),
-        ("nvvs: DCGM diagnostic memtest: Fail on GPU 0", Class.GPU_XID),
-        ("NVRM: GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", Class.GPU_XID),
-        ("NVSwitch fatal error on link 0", Class.GPU_XID),
-        ("mlx5_0 port 1 symbol_error 12", Class.NETWORK_LOSS),
-        ("Stragglers detected: rank 5 on node n0", Class.STRAGGLER),
+        ("Taints:             node.kubernetes.io/unreachable:NoExecute", FailureClass.NODE_LOST),
+        ("nvvs: DCGM diagnostic memtest: Fail on GPU 0", FailureClass.GPU_XID),
+        ("NVRM: GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", FailureClass.GPU_XID),
+        ("NVSwitch fatal error on link 0", FailureClass.GPU_XID),
+        ("mlx5_0 port 1 symbol_error 12", FailureClass.NETWORK_LOSS),
+        ("Stragglers detected: rank 5 on node n0", FailureClass.STRAGGLER),
     ],
 )
-def test_fault_that_a_line_says_is_there_is_one(line: str, klass: Class):
-    assert told(line).klass is klass
+def test_fault_that_a_line_says_is_there_is_one(line: str, failure_class: FailureClass):
+    assert diagnose_lines(line).failure_class is failure_class
 
 
 @pytest.mark.parametrize(
-    ("line", "klass"),
+    ("line", "failure_class"),
     [
-        ("srun: unrecognized option '--container-image'", Class.NOT_STARTED),
-        ("sbatch: unrecognized option '--gpus-per-taks=1'", Class.NOT_STARTED),
-        ('admission webhook "vjob.kb.io" denied the request: spec.queue: not found', Class.NOT_STARTED),
-        ("ssh: Could not resolve hostname gpu-7:4: Name or service not known", Class.VERSION_MISMATCH),
-        ("ssh: Could not resolve hostname gpu-7: Name or service not known", Class.RENDEZVOUS),
-        ("Error: No available node types can fulfill resource request {'GPU': 16.0}.", Class.NOT_STARTED),
+        ("srun: unrecognized option '--container-image'", FailureClass.NOT_STARTED),
+        ("sbatch: unrecognized option '--gpus-per-taks=1'", FailureClass.NOT_STARTED),
+        ('admission webhook "vjob.kb.io" denied the request: spec.queue: not found', FailureClass.NOT_STARTED),
+        ("ssh: Could not resolve hostname gpu-7:4: Name or service not known", FailureClass.VERSION_MISMATCH),
+        ("ssh: Could not resolve hostname gpu-7: Name or service not known", FailureClass.RENDEZVOUS),
+        ("Error: No available node types can fulfill resource request {'GPU': 16.0}.", FailureClass.NOT_STARTED),
         (
             "Error: No available node types can fulfill resource request {'node:192.0.2.7': 0.001, 'GPU': 1.0}.",
-            Class.WRONG_INTERFACE,
+            FailureClass.WRONG_INTERFACE,
         ),
-        ("THDiskFile.c:356: write error: wrote 1 blocks instead of 20", Class.STORAGE),
-        ("(raylet) System memory low at node with IP 192.0.2.7. Used memory (30.1GB)", Class.OOM_HOST),
-        ("ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected", Class.DRIVER),
-        ("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error", Class.GPU_XID),
-        ("NVRM: Timeout after 45s of waiting for RPC response from GPU0 GSP!", Class.GPU_XID),
-        ("OVERFLOW! Rank 3 Skipping step. Attempted loss scale: 1.0, reducing to 1.0", Class.NAN_DATA),
+        ("THDiskFile.c:356: write error: wrote 1 blocks instead of 20", FailureClass.STORAGE),
+        ("(raylet) System memory low at node with IP 192.0.2.7. Used memory (30.1GB)", FailureClass.OOM_HOST),
+        ("ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected", FailureClass.DRIVER),
+        ("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error", FailureClass.GPU_XID),
+        ("NVRM: Timeout after 45s of waiting for RPC response from GPU0 GSP!", FailureClass.GPU_XID),
+        ("OVERFLOW! Rank 3 Skipping step. Attempted loss scale: 1.0, reducing to 1.0", FailureClass.NAN_DATA),
     ],
 )
-def test_fault_is_known_in_the_words_of_who_writes_it(line: str, klass: Class):
-    answer = told(line)
-    assert answer.klass is klass
-    assert answer.sure is not Sureness.CERTAIN
+def test_fault_is_known_in_the_words_of_who_writes_it(line: str, failure_class: FailureClass):
+    answer = diagnose_lines(line)
+    assert answer.failure_class is failure_class
+    assert answer.confidence is not Confidence.CERTAIN
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "klass"),
+    ("line", "code", "failure_class"),
     [
-        ("init failed for transport: IBRC", "nvshmem-no-transport", Class.RDMA_DEVICE_MISSING),
-        ("transport.cpp: nvshmem initialization failed, exiting", "nvshmem-not-begun", Class.DRIVER),
-        ("DeepEP dispatch NVL receiver timeout, channel: 1", "deepep-timeout", Class.NETWORK_LOSS),
+        ("init failed for transport: IBRC", "nvshmem-no-transport", FailureClass.RDMA_DEVICE_MISSING),
+        ("transport.cpp: nvshmem initialization failed, exiting", "nvshmem-init-failed", FailureClass.DRIVER),
+        ("DeepEP dispatch NVL receiver timeout, channel: 1", "deepep-timeout", FailureClass.NETWORK_LOSS),
         (
             "NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
             "dmabuf-refused",
-            Class.DRIVER,
+            FailureClass.DRIVER,
         ),
-        ("Couldn't allocate MR", "gpu-memory-region", Class.GDR_MISSING),
-        ("RuntimeError: DataLoader timed out after 600 seconds", "loader-waits", Class.STORAGE),
-        ("                Physical state: Polling", "rdma-port-down", Class.NETWORK_LOSS),
-        ("RuntimeError: DataLoader worker (pid xxx) is killed by signal: Killed", "data-worker-killed", Class.OOM_HOST),
+        ("Couldn't allocate MR", "gpu-memory-region", FailureClass.GDR_MISSING),
+        ("RuntimeError: DataLoader timed out after 600 seconds", "dataloader-timeout", FailureClass.STORAGE),
+        ("                Physical state: Polling", "rdma-port-down", FailureClass.NETWORK_LOSS),
+        (
+            "RuntimeError: DataLoader worker (pid xxx) is killed by signal: Killed",
+            "data-worker-killed",
+            FailureClass.OOM_HOST,
+        ),
     ],
 )
-def test_line_of_several_causes_is_a_question(line: str, code: str, klass: Class):
-    answer = told(line)
-    assert (answer.klass, answer.code) == (Class.UNKNOWN, code)
-    assert any(klass in missing.decides for missing in answer.missing)
+def test_line_of_several_causes_is_a_question(line: str, code: str, failure_class: FailureClass):
+    answer = diagnose_lines(line)
+    assert (answer.failure_class, answer.code) == (FailureClass.UNKNOWN, code)
+    assert any(failure_class in missing.distinguishes for missing in answer.next_evidence)
 
 
 def test_port_that_nobody_plugged_in_or_turned_off_is_no_fault():
-    answer = told(
+    answer = diagnose_lines(
         "Physical state: Disabled", "state DOWN physical_state DISABLED", "state ACTIVE physical_state LINK_UP"
     )
-    assert (answer.klass, answer.evidence) == (Class.UNKNOWN, ())
+    assert (answer.failure_class, answer.evidence) == (FailureClass.UNKNOWN, ())
 
 
 def test_image_without_verbs_is_no_fault_where_the_node_has_no_rdma():
-    answer = told("n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]")
-    assert answer.klass is Class.UNKNOWN
-    assert any("/sys/class/infiniband" in each.get for each in answer.missing)
+    answer = diagnose_lines("n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]")
+    assert answer.failure_class is FailureClass.UNKNOWN
+    assert any("/sys/class/infiniband" in each.how for each in answer.next_evidence)
 
 
 def test_bridge_in_a_list_of_interfaces_is_a_question_and_a_link_local_address_an_answer():
     listed = "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]virbr0:192.168.122.1<0>"
-    answer = told(listed)
-    assert answer.klass is Class.UNKNOWN
-    assert any(Class.WRONG_INTERFACE in each.decides for each in answer.missing)
-    answer = told(listed.replace("192.168.122.1", "fe80::5c1:aff:fe05:1%virbr0"))
-    assert (answer.klass, answer.sure) == (Class.WRONG_INTERFACE, Sureness.LIKELY)
+    answer = diagnose_lines(listed)
+    assert answer.failure_class is FailureClass.UNKNOWN
+    assert any(FailureClass.WRONG_INTERFACE in each.distinguishes for each in answer.next_evidence)
+    answer = diagnose_lines(listed.replace("192.168.122.1", "fe80::5c1:aff:fe05:1%virbr0"))
+    assert (answer.failure_class, answer.confidence) == (FailureClass.WRONG_INTERFACE, Confidence.LIKELY)
 
 
 NO_DEVICE = "n1:8:9 [0] NCCL INFO NET/IB : No device found."
 
 
 def test_node_without_rdma_is_no_fault_of_a_job_that_was_not_told_to_use_it():
-    answer = told(NO_DEVICE)
-    assert answer.klass is Class.UNKNOWN
-    assert any("/sys/class/infiniband" in each.get for each in answer.missing)
+    answer = diagnose_lines(NO_DEVICE)
+    assert answer.failure_class is FailureClass.UNKNOWN
+    assert any("/sys/class/infiniband" in each.how for each in answer.next_evidence)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +180,13 @@ def test_node_without_rdma_is_no_fault_of_a_job_that_was_not_told_to_use_it():
     ],
 )
 def test_node_without_rdma_is_one_of_a_job_that_was(line: str):
-    answer = told(line, NO_DEVICE)
-    assert (answer.klass, answer.sure) == (Class.RDMA_DEVICE_MISSING, Sureness.LIKELY)
+    answer = diagnose_lines(line, NO_DEVICE)
+    assert (answer.failure_class, answer.confidence) == (FailureClass.RDMA_DEVICE_MISSING, Confidence.LIKELY)
 
 
 def test_health_check_of_a_gpu_is_not_certain():
-    answer = told("'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000")
-    assert (answer.klass, answer.sure) == (Class.GPU_XID, Sureness.LIKELY)
+    answer = diagnose_lines("'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000")
+    assert (answer.failure_class, answer.confidence) == (FailureClass.GPU_XID, Confidence.LIKELY)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +197,15 @@ def test_health_check_of_a_gpu_is_not_certain():
     ],
 )
 def test_end_that_another_process_tells_of_is_a_consequence(line: str):
-    answer = told(line)
-    assert answer.klass is Class.UNKNOWN
-    assert answer.missing
+    answer = diagnose_lines(line)
+    assert answer.failure_class is FailureClass.UNKNOWN
+    assert answer.next_evidence
 
 
 def test_message_too_long_for_its_receiver_may_be_of_calls_that_differ():
-    answer = told(
+    answer = diagnose_lines(
         "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=1 "
         "opcode=0 len=0 vendor err 105 (Recv)"
     )
-    assert (answer.klass, answer.sure) == (Class.NETWORK_LOSS, Sureness.LIKELY)
-    assert any(Class.COLLECTIVE_MISMATCH in each.decides for each in answer.missing)
+    assert (answer.failure_class, answer.confidence) == (FailureClass.NETWORK_LOSS, Confidence.LIKELY)
+    assert any(FailureClass.COLLECTIVE_MISMATCH in each.distinguishes for each in answer.next_evidence)

@@ -7,41 +7,41 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.diagnose.answer import Answer
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.pile import Pile
+from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.log_input import LogInput
 from holdfast.diagnose.pipeline import diagnose
 
 FOLDER = Path(__file__).parents[1] / "incidents" / "torchrun"
 _OF_RANK = re.compile(r"\[default(\d)\]:(.*)")
 
-BROKEN: dict[str, tuple[Class, str, int | None]] = {
-    "not-a-number": (Class.NAN_DATA, "not-a-number", 1),
-    "killed": (Class.UNKNOWN, "killed", 1),
-    "segmentation-fault": (Class.UNKNOWN, "segfault", 1),
-    "missing-file": (Class.PROGRAM_ERROR, "file-not-found", 1),
-    "damaged-parquet": (Class.NAN_DATA, "bad-data", 1),
-    "data-worker-killed": (Class.UNKNOWN, "data-worker-killed", 1),
-    "own-module": (Class.PROGRAM_ERROR, "module-not-found", None),
-    "no-gpu": (Class.NOT_STARTED, "no-nvidia-driver", None),
-    "shapes-differ": (Class.COLLECTIVE_MISMATCH, "collective-differs", None),
-    "returned-early": (Class.UNKNOWN, "connection-closed", None),
-    "ended-without-a-word": (Class.UNKNOWN, "connection-closed", 1),
-    "disk-full-saving": (Class.STORAGE, "storage-full", 1),
-    "disk-full": (Class.STORAGE, "storage-full", 1),
-    "stands-still": (Class.UNKNOWN, "gloo-timeout", None),
-    "port-in-use": (Class.RENDEZVOUS, "port-in-use", None),
-    "wrong-port": (Class.RENDEZVOUS, "rendezvous-timeout", None),
-    "wrong-address": (Class.RENDEZVOUS, "name-resolution", None),
+BROKEN: dict[str, tuple[FailureClass, str, int | None]] = {
+    "not-a-number": (FailureClass.NAN_DATA, "not-a-number", 1),
+    "killed": (FailureClass.UNKNOWN, "killed", 1),
+    "segmentation-fault": (FailureClass.UNKNOWN, "segfault", 1),
+    "missing-file": (FailureClass.PROGRAM_ERROR, "file-not-found", 1),
+    "damaged-parquet": (FailureClass.NAN_DATA, "bad-data", 1),
+    "data-worker-killed": (FailureClass.UNKNOWN, "data-worker-killed", 1),
+    "own-module": (FailureClass.PROGRAM_ERROR, "module-not-found", None),
+    "no-gpu": (FailureClass.NOT_STARTED, "no-nvidia-driver", None),
+    "shapes-differ": (FailureClass.COLLECTIVE_MISMATCH, "collective-mismatch", None),
+    "returned-early": (FailureClass.UNKNOWN, "connection-closed", None),
+    "ended-without-a-word": (FailureClass.UNKNOWN, "connection-closed", 1),
+    "disk-full-saving": (FailureClass.STORAGE, "storage-full", 1),
+    "disk-full": (FailureClass.STORAGE, "storage-full", 1),
+    "stands-still": (FailureClass.UNKNOWN, "gloo-timeout", None),
+    "port-in-use": (FailureClass.RENDEZVOUS, "port-in-use", None),
+    "wrong-port": (FailureClass.RENDEZVOUS, "rendezvous-timeout", None),
+    "wrong-address": (FailureClass.RENDEZVOUS, "name-resolution", None),
 }
 """Class, deciding rule, and who was first where the lines say it; `unknown` where the log holds no cause."""
-APART = {"stands-still": (Class.COLLECTIVE_MISMATCH, "never-entered", 1)}
+APART = {"stands-still": (FailureClass.COLLECTIVE_MISMATCH, "collective-not-entered", 1)}
 """What a file for each rank adds: that a rank wrote nothing of waiting."""
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_program_is_named_with_its_lines_and_what_to_do(name: str) -> None:
-    _right(diagnose(Pile((FOLDER / f"{name}.log",))), name)
+    _right(diagnose(LogInput((FOLDER / f"{name}.log",))), name)
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -52,20 +52,20 @@ def test_a_file_for_each_rank_says_the_same(name: str, tmp_path: Path) -> None:
         files.setdefault(f"rank-{found[1]}.log" if found else "launcher.log", []).append(found[2] if found else line)
     for file, lines in files.items():
         (tmp_path / file).write_text("\n".join(lines))
-    answer = diagnose(Pile((tmp_path,)))
-    klass, code, rank = APART.get(name, BROKEN[name])
-    assert answer.klass is klass
-    assert klass is Class.UNKNOWN or answer.code == code
-    assert rank is None or (answer.culprit is not None and answer.culprit.rank == rank)
+    answer = diagnose(LogInput((tmp_path,)))
+    failure_class, code, rank = APART.get(name, BROKEN[name])
+    assert answer.failure_class is failure_class
+    assert failure_class is FailureClass.UNKNOWN or answer.code == code
+    assert rank is None or (answer.first_failure is not None and answer.first_failure.rank == rank)
 
 
-def _right(answer: Answer, name: str) -> None:
-    klass, code, rank = BROKEN[name]
-    assert (answer.klass, answer.code) == (klass, code)
-    assert (answer.culprit.rank if answer.culprit else None) == rank
+def _right(answer: Diagnosis, name: str) -> None:
+    failure_class, code, rank = BROKEN[name]
+    assert (answer.failure_class, answer.code) == (failure_class, code)
+    assert (answer.first_failure.rank if answer.first_failure else None) == rank
     assert answer.evidence
-    assert answer.remedy or answer.missing
-    assert answer.klass is not Class.UNKNOWN or answer.missing
+    assert answer.remedy or answer.next_evidence
+    assert answer.failure_class is not FailureClass.UNKNOWN or answer.next_evidence
 
 
 def test_every_log_is_asked_for() -> None:
@@ -73,9 +73,9 @@ def test_every_log_is_asked_for() -> None:
 
 
 def test_launchers_own_script_is_not_the_users_code() -> None:
-    assert "torchrun:" not in diagnose(Pile((FOLDER / "port-in-use.log",))).what
+    assert "torchrun:" not in diagnose(LogInput((FOLDER / "port-in-use.log",))).what
 
 
 def test_what_a_launcher_says_of_an_end_is_raised_nowhere() -> None:
     """The traceback above it is of the rank that lost its peer."""
-    assert "prog.py" not in diagnose(Pile((FOLDER / "killed.log",))).what
+    assert "prog.py" not in diagnose(LogInput((FOLDER / "killed.log",))).what

@@ -16,25 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import SmallDisk, fill
 
-from holdfast.events import AgentLeft, AnyEvent, NodeGone, RunCreated, RunFinished
+from holdfast.events import AgentDisconnected, AnyEvent, NodeTerminated, RunCreated, RunFinished
+from holdfast.events.controller_events import FORMAT, Outcome
 from holdfast.events.log import (
     BLOCK_BYTES,
+    AnotherWriter,
     EventReader,
     EventWriter,
-    Superseded,
     UnsupportedFormat,
-    is_whole,
+    encode_line,
+    is_intact,
     last_event,
     line_of,
     read_events,
-    sealed,
 )
-from holdfast.events.run import Outcome
 from holdfast.host.files import UnexpectedFile
 
 CREATED = RunCreated(at=1.0, run="test-abc", job={"command": ["true"]})
-GONE = NodeGone(at=2.0, node=1, generation=0, reason="its agent is gone")
-LEFT = AgentLeft(at=3.0, node=1, generation=0, incarnation="4f2c")
+GONE = NodeTerminated(at=2.0, node=1, generation=0, reason="its agent is gone")
+LEFT = AgentDisconnected(at=3.0, node=1, generation=0, incarnation="4f2c")
 FINISHED = RunFinished(at=4.0, outcome=Outcome.SUCCEEDED, exit_code=0)
 
 
@@ -48,7 +48,7 @@ def written(path: Path, *events: AnyEvent) -> bytes:
 def test_first_line_names_the_format(tmp_path: Path) -> None:
     first = written(tmp_path / "log", CREATED, GONE).splitlines()[0]
     assert msgspec.json.decode(first)["type"] == "run-created"
-    assert msgspec.json.decode(first)["format"] == 1
+    assert msgspec.json.decode(first)["format"] == FORMAT
 
 
 def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
@@ -102,12 +102,14 @@ def line(body: bytes) -> bytes:
 def test_unknown_events_and_fields_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "log"
     later = line(b'{"type":"from-the-future","at":1.5,"x":1')
-    more = line(b'{"type":"node-gone","at":2.0,"node":1,"generation":0,"reason":"its agent is gone","colour":"red"')
+    more = line(
+        b'{"type":"node-terminated","at":2.0,"node":1,"generation":0,"reason":"its agent is gone","colour":"red"'
+    )
     path.write_bytes(written(path, CREATED) + later + more)
     reader = EventReader(path)
     assert list(reader.read()) == [CREATED, GONE]
-    assert (reader.unknown_lines, reader.damage) == (1, [])
-    assert is_whole(path)
+    assert (reader.unknown_event_count, reader.corrupt_spans) == (1, [])
+    assert is_intact(path)
 
 
 @given(bit=st.integers(min_value=0))
@@ -122,9 +124,9 @@ def test_flipped_bit_is_passed_over_counted_and_never_believed(
     reader = EventReader(path)
     read = list(reader.read())
     assert all(event in (CREATED, GONE, LEFT, FINISHED) for event in read)
-    assert 1 <= reader.damaged_lines <= 2
+    assert 1 <= reader.corrupt_line_count <= 2
     assert 2 <= len(read) <= 3  # a lost newline takes the lines on both of its sides
-    assert not is_whole(path)
+    assert not is_intact(path)
 
 
 def test_zeroed_block_is_one_place_of_damage_with_its_neighbours_whole(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_zeroed_block_is_one_place_of_damage_with_its_neighbours_whole(tmp_path:
     path.write_bytes(content)
     reader = EventReader(path)
     read = list(reader.read())
-    (damage,) = reader.damage
+    (damage,) = reader.corrupt_spans
     assert (read[0], read[-1]) == (CREATED, FINISHED)
     assert damage.offset <= 1000 < 5096 <= damage.offset + damage.size_bytes
 
@@ -144,7 +146,7 @@ def test_line_without_a_seal_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(written(path, CREATED) + b'{"type":"run-finished","at":4.0,"outcome":"succeeded","exit_code":0}\n')
     reader = EventReader(path)
     assert list(reader.read()) == [CREATED]
-    assert [(damage.first_line, damage.last_line) for damage in reader.damage] == [(2, 2)]
+    assert [(damage.first_line, damage.last_line) for damage in reader.corrupt_spans] == [(2, 2)]
     assert last_event(path) is None
 
 
@@ -173,7 +175,7 @@ def test_last_event_is_found_from_the_end(tmp_path: Path, size: int) -> None:
 def test_full_disk_takes_no_half_line_and_what_comes_later_is_whole(small_disk: SmallDisk) -> None:
     disk = small_disk(64 << 10)
     path = disk / "log"
-    writer = EventWriter(path, reserve_bytes=0)
+    writer = EventWriter(path, reservation_bytes=0)
     writer.append([CREATED])
     ballast = fill(disk)
     with pytest.raises(OSError, match="No space left"):
@@ -188,20 +190,20 @@ def test_full_disk_takes_no_half_line_and_what_comes_later_is_whole(small_disk: 
 def test_space_kept_for_the_log_outlasts_a_full_disk_and_its_writer(small_disk: SmallDisk) -> None:
     disk = small_disk(1 << 20)
     path = disk / "log"
-    writer = EventWriter(path, reserve_bytes=128 << 10, last_bytes=64 << 10)
+    writer = EventWriter(path, reservation_bytes=128 << 10, shutdown_reservation_bytes=64 << 10)
     writer.append([CREATED])
-    assert writer.shortage is None
+    assert writer.space_error is None
     fill(disk)
     long = msgspec.structs.replace(GONE, reason="x" * 1000)
     writer.append([long] * 5)  # from here on a successor has what is left
-    writer = EventWriter(path, reserve_bytes=128 << 10, last_bytes=64 << 10)
+    writer = EventWriter(path, reservation_bytes=128 << 10, shutdown_reservation_bytes=64 << 10)
     written = 5
     with contextlib.suppress(OSError):
         while written < 1000:
             writer.append([long])
             written += 1
     assert 20 < written < 1000
-    assert writer.shortage is not None
+    assert writer.space_error is not None
     writer.append([FINISHED], ending=True)
     writer.close()
     assert read_events(path) == [CREATED, *[long] * written, FINISHED]
@@ -210,13 +212,13 @@ def test_space_kept_for_the_log_outlasts_a_full_disk_and_its_writer(small_disk: 
 @pytest.mark.root
 def test_shortage_ends_when_there_is_room_again(small_disk: SmallDisk) -> None:
     disk = small_disk(256 << 10)
-    writer = EventWriter(disk / "log", reserve_bytes=64 << 10, last_bytes=0)
+    writer = EventWriter(disk / "log", reservation_bytes=64 << 10, shutdown_reservation_bytes=0)
     ballast = fill(disk)
-    while writer.shortage is None:
+    while writer.space_error is None:
         writer.append([GONE] * 10)
     ballast.unlink()
     writer.append([GONE])
-    assert writer.shortage is None
+    assert writer.space_error is None
     writer.close()
     assert (disk / "log").stat().st_blocks * 512 < (disk / "log").stat().st_size + 8192
 
@@ -224,14 +226,14 @@ def test_shortage_ends_when_there_is_room_again(small_disk: SmallDisk) -> None:
 def test_writer_that_finds_anothers_lines_writes_nothing_more(tmp_path: Path) -> None:
     first, second = EventWriter(tmp_path / "log"), EventWriter(tmp_path / "log")
     first.append([CREATED])
-    with pytest.raises(Superseded):
+    with pytest.raises(AnotherWriter):
         second.append([GONE])
     third = EventWriter(tmp_path / "log")
     third.append([GONE])
     for stale in (first, second):
-        with pytest.raises(Superseded):
+        with pytest.raises(AnotherWriter):
             stale.append([FINISHED], sync=True, ending=True)
-        with pytest.raises(Superseded):
+        with pytest.raises(AnotherWriter):
             stale.check()
         stale.close()
     third.append([LEFT])
@@ -324,7 +326,7 @@ def test_line_that_another_controller_is_writing_is_not_cut_off(
     log = tmp_path / "log"
     first = EventWriter(log)
     first.append([CREATED])
-    line = sealed(GONE)
+    line = encode_line(GONE)
 
     def write_the_rest(_: float) -> None:
         with log.open("ab") as file:
@@ -333,7 +335,7 @@ def test_line_that_another_controller_is_writing_is_not_cut_off(
     with log.open("ab") as file:
         file.write(line[:10])
     monkeypatch.setattr(time, "sleep", write_the_rest)
-    with pytest.raises(Superseded):
+    with pytest.raises(AnotherWriter):
         first.check()
     assert read_events(log) == [CREATED, GONE]
 
@@ -344,7 +346,7 @@ def test_another_log_in_its_place_is_another_controllers(tmp_path: Path) -> None
     first.append([CREATED])
     log.unlink()
     EventWriter(log).append([CREATED, GONE])
-    with pytest.raises(Superseded):
+    with pytest.raises(AnotherWriter):
         first.append([FINISHED])
     assert read_events(log) == [CREATED, GONE]
 
@@ -359,11 +361,11 @@ def test_reader_of_a_log_that_was_cut_begins_anew_where_nobody_puts_it_back(
     whole = log.read_bytes()
     os.truncate(log, 0)
     assert list(reader.read()) == []
-    log.write_bytes(whole + sealed(FINISHED))
+    log.write_bytes(whole + encode_line(FINISHED))
     assert list(reader.read()) == [FINISHED]
-    log.write_bytes(sealed(FINISHED))
+    log.write_bytes(encode_line(FINISHED))
     assert list(reader.read()) == []
-    monkeypatch.setattr("holdfast.events.log.CUT_S", 0.0)
+    monkeypatch.setattr("holdfast.events.log.TRUNCATION_GRACE_S", 0.0)
     assert list(reader.read()) == [FINISHED]
 
 
@@ -372,7 +374,7 @@ def test_line_without_an_end_is_refused_however_long_it_is(tmp_path: Path) -> No
     written(log, CREATED)
     with log.open("ab") as file:
         file.truncate(1 << 40)
-    for read in (read_events, is_whole, EventWriter):
+    for read in (read_events, is_intact, EventWriter):
         with pytest.raises(UnexpectedFile):
             read(log)
 

@@ -15,16 +15,16 @@ def test_names_auto_and_every_row() -> None:
 def test_row_pins_the_network_and_names_its_source(fabric: Fabric) -> None:
     assert fabric.env["NCCL_NET"] == fabric.network
     assert fabric.source.startswith("https://")
-    assert fabric.what.endswith(".")
+    assert fabric.description.endswith(".")
     assert fabric.expected_bandwidth
 
 
 @pytest.mark.parametrize(
-    ("job", "profile", "name"),
+    ("job", "target", "name"),
     [("auto", None, "tcp"), ("auto", "roce", "roce"), ("auto", "auto", "tcp"), ("infiniband", "roce", "infiniband")],
 )
-def test_auto_takes_the_profiles_fabric_else_tcp(job: str, profile: str | None, name: str) -> None:
-    assert resolve(job, profile).name == name
+def test_auto_takes_the_profiles_fabric_else_tcp(job: str, target: str | None, name: str) -> None:
+    assert resolve(job, target).name == name
 
 
 def test_auto_is_no_row() -> None:

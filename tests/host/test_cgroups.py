@@ -11,18 +11,18 @@ import pytest
 
 from holdfast.host import cgroups
 from holdfast.host.cgroups import (
-    Ground,
+    CgroupParent,
     all_members,
+    cgroup_parent,
     confine,
-    dissolve,
     enter,
-    ground,
     kill,
     members,
     memory_group,
+    remove,
     tracking_group,
 )
-from holdfast.host.memory import readings
+from holdfast.host.memory_usage import memory_usages
 
 
 def tree(root: Path, own: str, *, divided: str = "cpu memory pids") -> Path:
@@ -42,10 +42,10 @@ APP = "user.slice/user-1000.slice/user@1000.service/app.slice"
 
 def test_groups_of_v2_are_made_beside_the_own_one(tmp_path: Path) -> None:
     above = tree(tmp_path, f"{APP}/run-7.scope")
-    where = ground(tmp_path)
-    assert where == Ground(above=above, second=True)
+    where = cgroup_parent(tmp_path)
+    assert where == CgroupParent(path=above, is_v2=True)
     group = where.group("run-1")
-    confine(42, group, 1 << 30, second=True)
+    confine(42, group, 1 << 30, is_v2=True)
     written = {path.name: path.read_text() for path in group.iterdir()}
     assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0", "cgroup.procs": "42"}
 
@@ -58,51 +58,51 @@ def test_process_in_a_group_without_memory_of_its_own_is_held_to_the_limit_above
     (tmp_path / "proc/meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 4096 kB\n")
     for name, text in {"current": "1", "max": "1048576", "stat": "inactive_file 0"}.items():
         (node / f"memory.{name}").write_text(f"{text}\n")
-    assert [reading.limit_bytes for reading in readings(tmp_path)] == [4096 * 1024, 1 << 20]
+    assert [reading.limit_bytes for reading in memory_usages(tmp_path)] == [4096 * 1024, 1 << 20]
 
 
 def test_group_of_v2_without_memory_to_divide_is_said(tmp_path: Path) -> None:
     tree(tmp_path, f"{APP}/run-7.scope", divided="pids")
-    assert "does not divide memory" in str(ground(tmp_path))
+    assert "does not divide memory" in str(cgroup_parent(tmp_path))
 
 
 def test_container_of_v2_that_sees_only_its_own_group_is_said(tmp_path: Path) -> None:
     tree(tmp_path, "")
-    assert "has processes" in str(ground(tmp_path))
+    assert "has processes" in str(cgroup_parent(tmp_path))
 
 
 def test_group_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     above = tree(tmp_path, f"{APP}/run-7.scope")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert ground(tmp_path) == f"{above} may not be written"
+    assert cgroup_parent(tmp_path) == f"{above} may not be written"
 
 
 def test_machine_without_groups_is_said(tmp_path: Path) -> None:
-    assert "no memory group" in str(ground(tmp_path))
+    assert "no memory group" in str(cgroup_parent(tmp_path))
 
 
 @pytest.mark.root
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/memory").is_dir(), reason="needs a cgroup v1 memory controller")
 def test_process_in_a_real_group_is_ended_at_its_limit_with_its_children() -> None:
-    where = ground()
-    assert isinstance(where, Ground)
+    where = cgroup_parent()
+    assert isinstance(where, CgroupParent)
     group = where.group(f"test-{os.getpid()}")
     hoard = "import sys, os; sys.stdin.readline(); os.fork(); hoard = b'x' * (256 << 20)"
     with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE) as process:
-        confine(process.pid, group, 64 << 20, second=where.second)
+        confine(process.pid, group, 64 << 20, is_v2=where.is_v2)
         assert members(group) == [process.pid]
         process.communicate(b"\n")
     assert process.returncode == -9
-    dissolve(group)
+    remove(group)
     assert not group.exists()
     assert members(group) == []
-    dissolve(group)
+    remove(group)
 
 
 def test_group_that_stays_full_is_left_and_nothing_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "_EMPTY_S", 0.0)
+    monkeypatch.setattr(cgroups, "_REMOVE_TIMEOUT_S", 0.0)
     (tmp_path / "cgroup.procs").touch()
-    dissolve(tmp_path)
+    remove(tmp_path)
     assert tmp_path.exists()
 
 
@@ -135,5 +135,5 @@ def test_process_that_forks_without_end_is_killed_with_its_group(tmp_path: Path)
         assert all_members(group)
     finally:
         kill(group)
-        dissolve(group)
+        remove(group)
     assert not group.exists()

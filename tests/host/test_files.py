@@ -11,33 +11,41 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.host.files import UnexpectedFile, open_lock, private, put, read_line, read_object, read_small
+from holdfast.host.files import (
+    UnexpectedFile,
+    atomic_write,
+    open_lock,
+    private_opener,
+    read_line,
+    read_object,
+    read_small,
+)
 
 
 def test_file_that_is_put_is_its_users_alone_whatever_lay_there(tmp_path: Path) -> None:
-    place = tmp_path / "place.json"
+    place = tmp_path / "remote.json"
     place.write_text("former")
-    left_behind = tmp_path / f"place.json.{os.getpid()}"
+    left_behind = tmp_path / f"remote.json.{os.getpid()}"
     left_behind.write_text("half")
     left_behind.chmod(0o644)
-    put(place, b"latter")
+    atomic_write(place, b"latter")
     assert place.read_bytes() == b"latter"
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert [*tmp_path.iterdir()] == [place]
 
 
 def test_file_that_cannot_be_put_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    place = tmp_path / "place.json"
+    place = tmp_path / "remote.json"
     place.mkdir()  # what it is put for cannot take its place
     with pytest.raises(OSError, match="directory"):
-        put(place, b"content")
+        atomic_write(place, b"content")
     assert [*tmp_path.iterdir()] == [place]
 
 
 def test_file_that_is_opened_privately_is_its_users_alone(tmp_path: Path) -> None:
     former = os.umask(0)
     try:
-        with open(tmp_path / "log", "ab", opener=private):
+        with open(tmp_path / "log", "ab", opener=private_opener):
             pass
     finally:
         os.umask(former)
@@ -61,7 +69,7 @@ def test_lock_that_is_a_link_is_refused_and_its_target_keeps_its_mode(tmp_path: 
     theirs.chmod(0o600)
     folder.mkdir()
     folder.chmod(0o777)
-    lock = folder / "held-0"
+    lock = folder / "lock-0"
     if how == "symbolic":
         lock.symlink_to(theirs)
     else:

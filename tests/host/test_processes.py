@@ -14,15 +14,15 @@ import pytest
 from holdfast.host.processes import (
     ProcessId,
     adopt_orphans,
+    by_env,
     descendants,
-    end_all,
     identify,
-    marked,
-    pause,
-    send,
+    kill_all,
+    machine_id,
+    send_signal,
     started_at,
     state_letter,
-    this_machine,
+    stop_processes,
 )
 
 # Says the pid of a daemon: a grandchild in a session of its own, whose parent has gone by the time it is said.
@@ -39,7 +39,7 @@ def mark() -> Iterator[str]:
     adopt_orphans()
     name = f"test-{os.getpid()}-{os.urandom(4).hex()}"
     yield name
-    end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=name), within_s=200)
+    kill_all(lambda: by_env(descendants(os.getpid()), HOLDFAST_TEST=name), within_s=200)
 
 
 def start(mark: str, *argv: str) -> subprocess.Popen[str]:
@@ -50,10 +50,10 @@ def test_daemon_is_found_by_its_mark_and_ended_with_the_rest(mark: str) -> None:
     root = start(mark, sys.executable, "-c", DAEMONISER)
     assert root.stdout is not None
     daemon = int(root.stdout.readline())
-    found = marked(descendants(os.getpid()), HOLDFAST_TEST=mark)
+    found = by_env(descendants(os.getpid()), HOLDFAST_TEST=mark)
     assert {root.pid, daemon} <= set(found)
     assert daemon not in descendants(root.pid)
-    left = end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200)
+    left = kill_all(lambda: by_env(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200)
     assert left == []
     assert identify(daemon) is None
     assert state_letter(daemon) == "", "an adopted orphan is left as a zombie"
@@ -65,8 +65,8 @@ def test_tree_that_grows_while_it_is_ended_is_ended_whole(mark: str) -> None:
     root = start(mark, "sh", "-c", "echo; while :; do setsid sleep 600 & done")
     assert root.stdout is not None
     root.stdout.readline()
-    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
-    assert marked(descendants(os.getpid()), HOLDFAST_TEST=mark) == []
+    assert kill_all(lambda: by_env(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
+    assert by_env(descendants(os.getpid()), HOLDFAST_TEST=mark) == []
     root.wait()
     root.stdout.close()
 
@@ -74,7 +74,7 @@ def test_tree_that_grows_while_it_is_ended_is_ended_whole(mark: str) -> None:
 def test_stopped_process_is_ended(mark: str) -> None:
     process = start(mark, "sleep", "600")
     os.kill(process.pid, signal.SIGSTOP)
-    assert end_all(lambda: marked(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
+    assert kill_all(lambda: by_env(descendants(os.getpid()), HOLDFAST_TEST=mark), within_s=200) == []
     assert process.stdout is not None
     process.stdout.close()
 
@@ -83,9 +83,9 @@ def test_marks_must_all_be_there_and_whole(mark: str) -> None:
     process = start(mark, "sh", "-c", "echo; exec sleep 600")
     assert process.stdout is not None
     process.stdout.readline()
-    assert marked([process.pid], HOLDFAST_TEST=mark) == [process.pid]
-    assert marked([process.pid], HOLDFAST_TEST=mark[:-1]) == []
-    assert marked([process.pid], HOLDFAST_TEST=mark, HOLDFAST_OTHER="1") == []
+    assert by_env([process.pid], HOLDFAST_TEST=mark) == [process.pid]
+    assert by_env([process.pid], HOLDFAST_TEST=mark[:-1]) == []
+    assert by_env([process.pid], HOLDFAST_TEST=mark, HOLDFAST_OTHER="1") == []
     process.kill()
     process.wait()
     process.stdout.close()
@@ -110,7 +110,7 @@ def test_later_process_of_the_same_number_is_another() -> None:
 def test_process_that_is_gone_takes_no_signal(mark: str) -> None:
     process = start(mark, "true")
     process.wait()
-    assert not send(process.pid, signal.SIGKILL)
+    assert not send_signal(process.pid, signal.SIGKILL)
     assert started_at(process.pid) is None
 
 
@@ -124,7 +124,7 @@ def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.Monkey
     monkeypatch.setattr("holdfast.host.processes.os.kill", late)
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        pause([process.pid], for_s=0.01)
+        stop_processes([process.pid], for_s=0.01)
         assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])  # which only one that was stopped is
     finally:
         process.kill()
@@ -132,4 +132,4 @@ def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.Monkey
 
 
 def test_machine_is_named_by_its_boot_too() -> None:
-    assert len(this_machine()["boot"]) == len("08fa787f-9c46-40fb-9f0a-3e7152f32723")
+    assert len(machine_id()["boot"]) == len("08fa787f-9c46-40fb-9f0a-3e7152f32723")

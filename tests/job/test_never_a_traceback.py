@@ -14,18 +14,30 @@ from hypothesis import strategies as st
 
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding
-from holdfast.job.document import NOT_YET, make_job, parse_job, read_job
+from holdfast.job.job_template import job_template
+from holdfast.job.loader import RESERVED_FIELDS, make_job, parse_job, read_job
 from holdfast.job.spec import Job
-from holdfast.job.template import starter
 
 FABRICS = ("auto", "tcp")
 VALID = [
-    starter(),
+    job_template(),
     "command: python train.py --lr 1e-4\nnodes: 2\nfabric: tcp\n",
     "name: a\ncommand: [a, b]\nenv: {A: 1, B: on}\nsecrets: {C: {env: C}, D: {file: d}}\n"
     "resources: {cpu: 1.5, memory: 16GiB, shm: 1000}\ncheckpoint: {path: out, every_s: 3}\nrecovery: {replicas: 1}\n",
 ]
-FIELDS = [*Job.model_fields, *NOT_YET, "min", "max", "env", "file", "path", "max_restarts", "memory", "comand", ""]
+FIELDS = [
+    *Job.model_fields,
+    *RESERVED_FIELDS,
+    "min",
+    "max",
+    "env",
+    "file",
+    "path",
+    "max_restarts",
+    "memory",
+    "comand",
+    "",
+]
 ODD = ["~", "1e999", ".nan", "-0", "9" * 60, "0x" + "f" * 50, "2026-11-20", "1:30", "yes", "<<", "*a", "&a", "!!set"]
 ODD += [
     "\t",

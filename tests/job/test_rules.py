@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.findings import Severity
-from holdfast.job.document import make_job
-from holdfast.job.rules import LARGEST_WORD_BYTES, check_job
+from holdfast.job.loader import make_job
+from holdfast.job.rules import MAX_ARGUMENT_BYTES, check_job
 from holdfast.job.spec import Job
 
 FABRICS = ("auto", "tcp", "infiniband")
@@ -36,7 +36,7 @@ def test_unknown_fabric_nearest_name_offered() -> None:
 def test_range_of_nodes_taken_and_what_a_kept_batch_makes_of_the_learning_rate_told() -> None:
     assert codes(nodes="2..4") == []
     assert codes(nodes="2..4", recovery={"global_batch": "scale", "learning_rate": "sqrt"}) == []
-    kept = ("learning-rate-kept", Severity.WARNING, "recovery.learning_rate")
+    kept = ("learning-rate-not-scaled", Severity.WARNING, "recovery.learning_rate")
     assert codes(nodes="2..4", recovery={"learning_rate": "sqrt"}) == [kept]
     assert codes(nodes=2, recovery={"replicas": 2, "global_batch": "scale", "learning_rate": "sqrt"}) == [kept]
 
@@ -49,10 +49,10 @@ def test_reserved_name_refused_wherever_it_is_set(name: str) -> None:
 
 
 def test_variable_or_argument_that_linux_would_not_start_a_program_with_refused() -> None:
-    large = "x" * LARGEST_WORD_BYTES
+    large = "x" * MAX_ARGUMENT_BYTES
     assert codes(env={"BIG": large[:-5]}) == []  # its name, "=" and the final zero byte count too
-    assert codes(env={"BIG": large[:-4]}) == [("too-large-to-start", Severity.ERROR, "env.BIG")]
-    assert codes(command=["python", large]) == [("too-large-to-start", Severity.ERROR, "command[1]")]
+    assert codes(env={"BIG": large[:-4]}) == [("argument-list-too-long", Severity.ERROR, "env.BIG")]
+    assert codes(command=["python", large]) == [("argument-list-too-long", Severity.ERROR, "command[1]")]
 
 
 def test_name_set_twice_refused() -> None:
@@ -97,7 +97,7 @@ def test_launcher_that_reads_no_node_variables_warned_of_without_its_own_kind(co
 @pytest.mark.parametrize("command", ["python a.py", "bash -c 'deepspeed a.py'", "accelerate test", "torchrun a.py"])
 @pytest.mark.parametrize("launch", ["accelerate", "deepspeed", "mpi"])
 def test_kind_of_one_launcher_with_another_command_refused(command: str, launch: str) -> None:
-    assert ("not-that-launcher", Severity.ERROR, "command") in codes(command=command, launch=launch)
+    assert ("launcher-mismatch", Severity.ERROR, "command") in codes(command=command, launch=launch)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_ranks_that_share_gpus_warned_of() -> None:
 
 
 def test_window_shorter_than_the_hang_deadline_warned_of() -> None:
-    recovery = {"step_deadline_s": 7200}
-    assert codes(recovery=recovery) == [("window-too-short", Severity.WARNING, "recovery.step_deadline_s")]
+    recovery = {"step_timeout_s": 7200}
+    assert codes(recovery=recovery) == [("restart-window-too-short", Severity.WARNING, "recovery.step_timeout_s")]
 
 
 def test_unprintable_words_of_the_job_are_escaped_in_findings() -> None:

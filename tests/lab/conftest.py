@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.lab.space import Space, until
+from tests.lab.lab_namespace import LabNamespace, until
 
 from lab import Lab
 
 
 @pytest.fixture
-def space(lab: Lab, namespace: str) -> Space:
+def space(lab: Lab, namespace: str) -> LabNamespace:
     until(lambda: "default" in lab.kubectl("-n", namespace, "get", "serviceaccounts", "-o", "name"), "an account")
-    return Space(lab, namespace)
+    return LabNamespace(lab, namespace)

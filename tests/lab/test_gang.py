@@ -99,7 +99,7 @@ def test_gang_reduces_by_its_headless_names(lab: Lab, namespace: str) -> None:
 def test_rank_that_is_killed_has_the_set_start_again(lab: Lab, namespace: str) -> None:
     lab.kubectl("create", "-f", "-", input=jobset(namespace, ["sleep", "1000"]))
     first = both(lab, namespace)
-    (victim,) = processes.marked(processes.all_pids(), **{MARK: f"{next(iter(first))}/rank"})
+    (victim,) = processes.by_env(processes.all_pids(), **{MARK: f"{next(iter(first))}/rank"})
     os.kill(victim, signal.SIGKILL)
     both(lab, namespace, frozenset(first))
     status = json.loads(lab.kubectl("-n", namespace, "get", "jobset", "gang", "-o", "json"))["status"]
@@ -111,18 +111,18 @@ def test_node_that_is_lost_frees_its_pods_once_it_is_said_to_be_out_of_service(l
     first = both(lab, namespace)
     node = next(iter(first.values()))["spec"]["nodeName"]
     taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-    lab.switch(node, on=False)
+    lab.set_power(node, on=False)
     try:
         lost = [uid for uid, pod in first.items() if pod["spec"]["nodeName"] == node]
         marks = [{MARK: f"{uid}/rank"} for uid in lost]
-        until(lambda: not any(processes.marked(processes.all_pids(), **mark) for mark in marks), "its processes end")
+        until(lambda: not any(processes.by_env(processes.all_pids(), **mark) for mark in marks), "its processes end")
         lab.kubectl("wait", f"node/{node}", "--for=condition=Ready=Unknown", f"--timeout={DEADLINE_S}s")
         lab.kubectl("taint", "node", node, taint)
         second = both(lab, namespace, frozenset(first))
         assert all(pod["spec"]["nodeName"] != node for pod in second.values())
     finally:
         lab.kubectl("taint", "node", node, f"{taint}-")
-        lab.switch(node, on=True)
+        lab.set_power(node, on=True)
     lab.kubectl("wait", f"node/{node}", "--for=condition=Ready", f"--timeout={DEADLINE_S}s")
 
 
@@ -131,6 +131,6 @@ def test_nothing_survives_a_kubelet_that_is_killed(lab: Lab, namespace: str) -> 
     pods = both(lab, namespace)
     lab.kill("kubelet")
     marks = [{MARK: f"{uid}/rank"} for uid in pods]
-    until(lambda: not any(processes.marked(processes.all_pids(), **mark) for mark in marks), "their processes end")
+    until(lambda: not any(processes.by_env(processes.all_pids(), **mark) for mark in marks), "their processes end")
     lab.start("kubelet")
     both(lab, namespace, frozenset(pods))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lab.space import until
+from tests.lab.lab_namespace import until
 
 from holdfast.errors import HoldfastError
 from holdfast.host import processes
@@ -45,7 +45,7 @@ status: {allocatable: {cpu: "8", memory: 8Gi, pods: "20"}, capacity: {cpu: "8", 
 
 
 def left_of(folder: Path) -> list[int]:
-    return processes.marked(processes.all_pids(), **{MARK: str(folder)})
+    return processes.by_env(processes.all_pids(), **{MARK: str(folder)})
 
 
 def test_lab_runs_every_program(lab: Lab) -> None:
@@ -93,10 +93,10 @@ def test_jobset_on_imagined_nodes_ends_as_its_pods_are_told_to(lab: Lab, namespa
 
 
 def test_operator_that_ends_is_started_again_and_does_its_work(lab: Lab, namespace: str) -> None:
-    before, known = lab.endings().get("jobset", 0), state.load(lab.folder)
+    before, known = lab.crashes().get("jobset", 0), state.load(lab.folder)
     assert known is not None
     os.kill(known.processes["jobset"].pid, signal.SIGKILL)
-    until(lambda: lab.endings().get("jobset", 0) > before and lab.status()["jobset"], "it is started again")
+    until(lambda: lab.crashes().get("jobset", 0) > before and lab.status()["jobset"], "it is started again")
     document = JOBSET.replace("NAMESPACE", namespace)
     until(lambda: accepted(lab, document), "its webhook answers")
     lab.kubectl("wait", "job/pair-node-0", "-n", namespace, "--for=create", "--timeout=60s")
@@ -115,7 +115,7 @@ def accepted(lab: Lab, document: str) -> bool:
 
 def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path) -> None:
     other = Lab(tmp_path / "other")
-    other.up(tied=True)
+    other.up(dies_with_parent=True)
     try:
         other.kubectl("create", "namespace", "only-here")
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
@@ -127,7 +127,7 @@ def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
         # One of which something is down goes on as it was.
         other.kill("kube-apiserver")
-        other.up(tied=True)
+        other.up(dies_with_parent=True)
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
     finally:
         other.down()

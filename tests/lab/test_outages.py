@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.space import Space, alive, until
+from tests.lab.lab_namespace import LabNamespace, alive, until
 
 from holdfast.errors import HoldfastError
 from lab import Lab, state
@@ -20,10 +20,10 @@ NOBODY = "https://127.0.0.1:1/"
 """Where no webhook listens."""
 
 
-class Held:
+class HeldPod:
     """A pod `p` that ends when it is let, whatever it is told; what it is told leaves a file."""
 
-    def __init__(self, space: Space, folder: Path) -> None:
+    def __init__(self, space: LabNamespace, folder: Path) -> None:
         self.space = space
         self.folder = folder
         self._there, self._told, self._may_end = (folder / name for name in ("there", "told", "may-end"))
@@ -49,8 +49,8 @@ class Held:
 
 
 @pytest.fixture
-def held(space: Space, tmp_path: Path) -> Held:
-    return Held(space, tmp_path)
+def held(space: LabNamespace, tmp_path: Path) -> HeldPod:
+    return HeldPod(space, tmp_path)
 
 
 def kubelet_of(lab: Lab) -> object:
@@ -81,7 +81,7 @@ def nobody_answers(lab: Lab) -> Generator[Tried]:
 
 
 @contextlib.contextmanager
-def nobody_judges(lab: Lab, space: Space) -> Generator[Tried]:
+def nobody_judges(lab: Lab, space: LabNamespace) -> Generator[Tried]:
     """No pod is deleted in the namespace: a webhook that is to be asked is down."""
     tried = _tried(lab)
     webhook = {
@@ -110,7 +110,7 @@ def nobody_judges(lab: Lab, space: Space) -> Generator[Tried]:
         lab.kubectl("delete", "validatingwebhookconfiguration", space.name)
 
 
-def test_pod_that_ends_while_the_api_server_is_away_is_removed_once_it_is_back(lab: Lab, held: Held) -> None:
+def test_pod_that_ends_while_the_api_server_is_away_is_removed_once_it_is_back(lab: Lab, held: HeldPod) -> None:
     held.delete()
     with nobody_answers(lab) as tried:
         held.end()
@@ -118,7 +118,7 @@ def test_pod_that_ends_while_the_api_server_is_away_is_removed_once_it_is_back(l
     until(lambda: not held.is_listed, "the pod is gone")
 
 
-def test_pod_deleted_while_its_status_was_not_taken_is_told_to_have_ended(lab: Lab, held: Held) -> None:
+def test_pod_deleted_while_its_status_was_not_taken_is_told_to_have_ended(lab: Lab, held: HeldPod) -> None:
     with nobody_answers(lab) as tried:
         held.end()
         tried(f"{held.space.name}/pods/p")
@@ -127,7 +127,7 @@ def test_pod_deleted_while_its_status_was_not_taken_is_told_to_have_ended(lab: L
     held.space("delete", "pod", "p", "--timeout=60s")
 
 
-def test_removal_that_is_refused_is_asked_for_again_and_the_kubelet_lives(lab: Lab, held: Held) -> None:
+def test_removal_that_is_refused_is_asked_for_again_and_the_kubelet_lives(lab: Lab, held: HeldPod) -> None:
     kubelet = kubelet_of(lab)
     held.delete()
     with nobody_judges(lab, held.space) as tried:
@@ -139,7 +139,7 @@ def test_removal_that_is_refused_is_asked_for_again_and_the_kubelet_lives(lab: L
     assert kubelet_of(lab) == kubelet
 
 
-def test_pod_that_waited_for_a_secret_while_the_api_server_was_away_runs(lab: Lab, space: Space) -> None:
+def test_pod_that_waited_for_a_secret_while_the_api_server_was_away_runs(lab: Lab, space: LabNamespace) -> None:
     reference = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "word"}}}
     space.pod("echo $WORD", container={"env": [{"name": "WORD", **reference}]})
 
@@ -155,7 +155,7 @@ def test_pod_that_waited_for_a_secret_while_the_api_server_was_away_runs(lab: La
     assert space("logs", "p") == "heard\n"
 
 
-def test_pod_that_waits_for_ever_is_deleted_after_the_api_server_was_away(lab: Lab, space: Space) -> None:
+def test_pod_that_waits_for_ever_is_deleted_after_the_api_server_was_away(lab: Lab, space: LabNamespace) -> None:
     claim = {"persistentVolumeClaim": {"claimName": "none"}}
     space.pod("true", volumes=[{"name": "v", **claim}], schedulerName="nobody", nodeName="node-0")
     until(lambda: "not bound" in json.dumps(space.get("pod", "p")["status"]), "it waits for its volume")

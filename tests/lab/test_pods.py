@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import IO
 
 import pytest
-from tests.lab.space import DEADLINE_S, Space, alive, until
+from tests.lab.lab_namespace import DEADLINE_S, LabNamespace, alive, until
 
 pytestmark = pytest.mark.slow
 
 
-def test_pod_is_given_variables_from_everywhere(space: Space) -> None:
+def test_pod_is_given_variables_from_everywhere(space: LabNamespace) -> None:
     space.create(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"ONE": "1", "two": "2"}},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"three": "3"}},
@@ -61,7 +61,9 @@ def test_pod_is_given_variables_from_everywhere(space: Space) -> None:
     assert any(line.startswith("NODE=node-") for line in lines)
 
 
-def test_pod_sees_its_volumes_where_it_wants_them(space: Space, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_pod_sees_its_volumes_where_it_wants_them(
+    space: LabNamespace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     host = tmp_path_factory.mktemp("host")
     (host / "file").write_text("of the host")
     space.create(
@@ -115,7 +117,7 @@ def test_pod_sees_its_volumes_where_it_wants_them(space: Space, tmp_path_factory
     assert space("logs", "p") == "kept\n"
 
 
-def test_pod_asks_the_api_server_as_its_account_may(space: Space) -> None:
+def test_pod_asks_the_api_server_as_its_account_may(space: LabNamespace) -> None:
     space("create", "role", "look", "--verb=get", "--resource=configmaps")
     space("create", "rolebinding", "look", "--role=look", f"--serviceaccount={space.name}:default")
     script = f"""
@@ -135,7 +137,7 @@ print(ask("/api/v1/namespaces/{space.name}/configmaps/kube-root-ca.crt"), ask("/
     assert space("logs", "p") == "200 403\n"
 
 
-def test_exec_runs_beside_the_container_and_tells_its_code(space: Space) -> None:
+def test_exec_runs_beside_the_container_and_tells_its_code(space: LabNamespace) -> None:
     space.pod(
         "sleep 1000",
         volumes=[{"name": "v", "emptyDir": {}}],
@@ -151,7 +153,7 @@ def test_exec_runs_beside_the_container_and_tells_its_code(space: Space) -> None
     space("delete", "pod", "p", "--grace-period=0", "--force")
 
 
-def test_logs_are_cut_as_asked(space: Space) -> None:
+def test_logs_are_cut_as_asked(space: LabNamespace) -> None:
     space.pod("echo one; echo two >&2; sleep 3; echo three; sleep 1000")
     space.says("three")
     assert space("logs", "p") == "one\ntwo\nthree\n"
@@ -165,7 +167,7 @@ def test_logs_are_cut_as_asked(space: Space) -> None:
 
 
 @contextlib.contextmanager
-def followed(space: Space, first: str) -> Iterator[IO[str]]:
+def followed(space: LabNamespace, first: str) -> Iterator[IO[str]]:
     """What `kubectl logs -f` tells of the pod after its first line: of a pod that is gone it would tell nothing."""
     command = space.lab.kubectl_command("-n", space.name, "logs", "-f", "p")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
@@ -174,7 +176,7 @@ def followed(space: Space, first: str) -> Iterator[IO[str]]:
         yield following.stdout
 
 
-def test_container_that_fails_is_started_again_and_waits_longer(space: Space) -> None:
+def test_container_that_fails_is_started_again_and_waits_longer(space: LabNamespace) -> None:
     space.pod("echo again; exit 5", restartPolicy="OnFailure")
     until(
         lambda: (
@@ -189,7 +191,7 @@ def test_container_that_fails_is_started_again_and_waits_longer(space: Space) ->
     assert space("logs", "p", "--previous") == "again\n"
 
 
-def test_image_that_nobody_has_is_said(space: Space) -> None:
+def test_image_that_nobody_has_is_said(space: LabNamespace) -> None:
     space.pod("true", container={"image": "missing.example/none:1"})
     reason = until(
         lambda: (
@@ -205,14 +207,14 @@ def test_image_that_nobody_has_is_said(space: Space) -> None:
     assert space.get("pod", "p")["status"]["phase"] == "Pending"
 
 
-def test_program_that_is_not_there_is_said(space: Space) -> None:
+def test_program_that_is_not_there_is_said(space: LabNamespace) -> None:
     space.pod(["/no/such/program"])
     ended = space.phase("Failed")["containerStatuses"][0]["state"]["terminated"]
     assert ended["reason"] == "StartError"
     assert "/no/such/program" in ended["message"]
 
 
-def test_init_containers_go_first_and_sidecars_stay(space: Space) -> None:
+def test_init_containers_go_first_and_sidecars_stay(space: LabNamespace) -> None:
     volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     space.pod(
         "cat /v/first; test -e /v/side && echo with a sidecar",
@@ -235,7 +237,7 @@ def test_init_containers_go_first_and_sidecars_stay(space: Space) -> None:
     assert space("logs", "p", "-c", "main") == "first\nwith a sidecar\n"
 
 
-def test_probes_decide_readiness_and_life(space: Space) -> None:
+def test_probes_decide_readiness_and_life(space: LabNamespace) -> None:
     space.pod(
         [sys.executable, "-u", "-m", "http.server", "8000", "--directory", "/v"],
         volumes=[{"name": "v", "emptyDir": {}}],
@@ -262,7 +264,7 @@ def test_probes_decide_readiness_and_life(space: Space) -> None:
     until(lambda: space.get("pod", "p")["status"]["containerStatuses"][0]["restartCount"], "it is started again")
 
 
-def test_pod_that_is_deleted_has_its_hook_and_its_grace(space: Space) -> None:
+def test_pod_that_is_deleted_has_its_hook_and_its_grace(space: LabNamespace) -> None:
     space.pod(
         "trap 'echo asked; ls /v; sleep 1; echo done; exit 0' TERM; echo up; while :; do sleep 0.1; done",
         volumes=[{"name": "v", "emptyDir": {}}],
@@ -279,7 +281,7 @@ def test_pod_that_is_deleted_has_its_hook_and_its_grace(space: Space) -> None:
     assert alive(uid) == []
 
 
-def test_pod_that_does_not_listen_is_killed_with_all_it_started(space: Space) -> None:
+def test_pod_that_does_not_listen_is_killed_with_all_it_started(space: LabNamespace) -> None:
     space.pod("trap '' TERM; setsid sleep 1000 & echo up; while :; do sleep 0.1; done")
     space.says("up")
     uid = space.get("pod", "p")["metadata"]["uid"]
@@ -288,6 +290,6 @@ def test_pod_that_does_not_listen_is_killed_with_all_it_started(space: Space) ->
     assert alive(uid) == []
 
 
-def test_deadline_of_a_pod_ends_it(space: Space) -> None:
+def test_deadline_of_a_pod_ends_it(space: LabNamespace) -> None:
     space.pod("sleep 1000", activeDeadlineSeconds=1)
     assert space.phase("Failed")["reason"] == "DeadlineExceeded"

@@ -14,104 +14,109 @@ import pytest
 from holdfast.errors import HoldfastError
 from holdfast.host import processes
 from lab import pki, runner, state, supervision
-from lab.programs import Place, Program
-from lab.state import SUPERVISOR, State
-from lab.supervision import Supervision
+from lab.programs import LabPaths, LabProgram
+from lab.state import SUPERVISOR, LabState
+from lab.supervision import LabSupervisor
 
 WITHIN_S = 20.0
-LIVES = Program(name="lives", argv=("sleep", "1000"))
-FAILS = Program(name="fails", argv=("sh", "-c", "echo no room; exit 3"), ready="http://127.0.0.1:1/")
+LIVES = LabProgram(name="lives", argv=("sleep", "1000"))
+FAILS = LabProgram(name="fails", argv=("sh", "-c", "echo no room; exit 3"), ready="http://127.0.0.1:1/")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def paths(tmp_path: Path) -> LabPaths:
     here = Path(sys.prefix)
     folder = tmp_path / "lab"
     for name in ("log", "configuration"):
         (folder / name).mkdir(parents=True)
-    made = Place(folder=folder, data=folder, controlplane=here, operators=here, published=here, ports={}, nodes=())
+    made = LabPaths(
+        folder=folder, data=folder, controlplane=here, operators=here, operator_manifests=here, ports={}, nodes=()
+    )
     own = processes.identify(os.getpid())
     assert own is not None
-    state.save(folder, State(ports={}, data="", nodes=(), tied=True, processes={SUPERVISOR: own}))
+    state.save(folder, LabState(ports={}, data="", nodes=(), dies_with_parent=True, processes={SUPERVISOR: own}))
     return made
 
 
-def started(place: Place, program: Program) -> Supervision:
-    state.change(place.folder, lambda known: known.with_process(program.name, runner.run(program, place, tied=True)))
-    return Supervision(place, {program.name: program})
+def started(paths: LabPaths, program: LabProgram) -> LabSupervisor:
+    state.update(
+        paths.folder,
+        lambda known: known.with_process(program.name, runner.start(program, paths, dies_with_parent=True)),
+    )
+    return LabSupervisor(paths, {program.name: program})
 
 
-def known(place: Place) -> State:
-    found = state.load(place.folder)
+def known(paths: LabPaths) -> LabState:
+    found = state.load(paths.folder)
     assert found is not None
     return found
 
 
-def until(supervision: Supervision, place: Place, reached: Callable[[State], bool]) -> None:
+def until(supervision: LabSupervisor, paths: LabPaths, reached: Callable[[LabState], bool]) -> None:
     deadline = time.monotonic() + WITHIN_S
-    while not reached(known(place)):
+    while not reached(known(paths)):
         assert time.monotonic() < deadline
-        supervision.look(known(place))
+        supervision.restart_dead(known(paths))
 
 
-def killed(place: Place, name: str) -> int:
-    pid = known(place).processes[name].pid
+def killed(paths: LabPaths, name: str) -> int:
+    pid = known(paths).processes[name].pid
     os.kill(pid, signal.SIGKILL)
     processes.wait_for_end([pid], time.monotonic() + WITHIN_S)
     return pid
 
 
-def test_program_that_is_killed_is_started_again(place: Place) -> None:
-    supervised = started(place, LIVES)
-    pid = killed(place, "lives")
-    until(supervised, place, lambda now: now.lives("lives"))
-    assert known(place).processes["lives"].pid != pid
-    assert known(place).ended("lives").times == 1
-    assert not known(place).keeps_ending("lives")
-    killed(place, "lives")
+def test_program_that_is_killed_is_started_again(paths: LabPaths) -> None:
+    supervised = started(paths, LIVES)
+    pid = killed(paths, "lives")
+    until(supervised, paths, lambda now: now.is_alive("lives"))
+    assert known(paths).processes["lives"].pid != pid
+    assert known(paths).crash_counts("lives").total == 1
+    assert not known(paths).is_crash_looping("lives")
+    killed(paths, "lives")
 
 
 def test_program_that_is_to_stay_down_stays_down_until_it_is_started(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.0)
-    supervised = started(place, LIVES)
-    state.change(place.folder, lambda now: now.with_stopped("lives"))
-    killed(place, "lives")
-    supervised.look(known(place))
-    supervised.look(known(place))
-    assert not known(place).lives("lives")
-    started(place, LIVES)
-    killed(place, "lives")
-    until(supervised, place, lambda now: now.lives("lives"))
-    killed(place, "lives")
+    monkeypatch.setattr(supervision, "FIRST_DELAY_S", 0.0)
+    supervised = started(paths, LIVES)
+    state.update(paths.folder, lambda now: now.with_stopped("lives"))
+    killed(paths, "lives")
+    supervised.restart_dead(known(paths))
+    supervised.restart_dead(known(paths))
+    assert not known(paths).is_alive("lives")
+    started(paths, LIVES)
+    killed(paths, "lives")
+    until(supervised, paths, lambda now: now.is_alive("lives"))
+    killed(paths, "lives")
 
 
 def test_program_that_keeps_ending_waits_longer_and_is_an_error_with_its_last_words(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.001)
-    pki.make(place.pki)
-    supervised = started(place, FAILS)
-    until(supervised, place, lambda now: now.keeps_ending("fails"))
-    assert known(place).ended("fails").in_a_row == state.HOPELESS
+    monkeypatch.setattr(supervision, "FIRST_DELAY_S", 0.001)
+    pki.make_pki(paths.pki)
+    supervised = started(paths, FAILS)
+    until(supervised, paths, lambda now: now.is_crash_looping("fails"))
+    assert known(paths).crash_counts("fails").in_a_row == state.MAX_CRASHES_IN_A_ROW
     with pytest.raises(HoldfastError) as caught:
-        runner.await_ready([FAILS], place, known(place).keeps_ending)
+        runner.wait_ready([FAILS], paths, known(paths).is_crash_looping)
     (finding,) = caught.value.findings
     assert finding.code == "lab-program-died"
-    assert f"{state.HOPELESS} times" in finding.what
+    assert f"{state.MAX_CRASHES_IN_A_ROW} times" in finding.what
     assert "no room" in finding.evidence
 
 
 def test_program_that_has_lasted_is_not_taken_for_one_that_keeps_ending(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started(place, LIVES)
-    often = state.Endings(times=9, in_a_row=state.HOPELESS)
-    state.change(place.folder, lambda now: now.with_process("lives", now.processes["lives"], often))
-    assert known(place).keeps_ending("lives")
-    monkeypatch.setattr(state, "LASTING_S", 0.0)
-    while known(place).keeps_ending("lives"):  # until it is older than a clock tick
+    started(paths, LIVES)
+    often = state.CrashCounts(total=9, in_a_row=state.MAX_CRASHES_IN_A_ROW)
+    state.update(paths.folder, lambda now: now.with_process("lives", now.processes["lives"], often))
+    assert known(paths).is_crash_looping("lives")
+    monkeypatch.setattr(state, "STABLE_AFTER_S", 0.0)
+    while known(paths).is_crash_looping("lives"):  # until it is older than a clock tick
         pass
-    assert known(place).once_more("lives").in_a_row == 1
-    killed(place, "lives")
+    assert known(paths).count_crash("lives").in_a_row == 1
+    killed(paths, "lives")

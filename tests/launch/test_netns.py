@@ -23,7 +23,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.launch.local import netns
-from holdfast.launch.local.netns import Interface, Network, Node, command, namespace, subnet
+from holdfast.launch.local.netns import NetnsInterface, NetnsNetwork, NetnsNode, ip_command, namespace, subnet
 
 GREET = """
 import socket, sys
@@ -92,9 +92,9 @@ DAEMONISE = "setsid sleep 600 </dev/null >/dev/null 2>&1 & echo started"
 
 OWN_AND_DIE = """
 import os, signal, subprocess, sys
-from holdfast.launch.local.netns import Network
-network = Network.create(sys.argv[1])
-node0, node1 = network.add("node0"), network.add("node1")
+from holdfast.launch.local.netns import NetnsNetwork
+network = NetnsNetwork.create(sys.argv[1])
+node0, node1 = network.add_node("node0"), network.add_node("node1")
 sleeper = subprocess.Popen([*node0.prefix, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
 sleeper.stdout.readline()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -119,11 +119,11 @@ def tag() -> Iterator[str]:
 
 
 @pytest.fixture
-def network(tag: str) -> Network:
+def network(tag: str) -> NetnsNetwork:
     """Two nodes, node0 and node1."""
-    network = Network.create(tag)
-    network.add("node0")
-    network.add("node1")
+    network = NetnsNetwork.create(tag)
+    network.add_node("node0")
+    network.add_node("node1")
     return network
 
 
@@ -132,7 +132,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts Python in a node; it is killed when the test ends."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(node: Node, script: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(node: NetnsNode, script: str, *arguments: str) -> subprocess.Popen[str]:
         argv = (*node.prefix, sys.executable, "-c", script, *arguments)
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         started.append(process)
@@ -162,13 +162,13 @@ def ask(process: subprocess.Popen[str], question: str) -> str:
     return line(process)
 
 
-def output(node: Node, *argv: str) -> str:
+def output(node: NetnsNode, *argv: str) -> str:
     """What a command says in a node."""
     done = subprocess.run((*node.prefix, *argv), capture_output=True, text=True, check=True, timeout=200)
     return done.stdout.strip()
 
 
-def greeted(node: Node, host: str, port: str, timeout_s: float = 10) -> bool:
+def greeted(node: NetnsNode, host: str, port: str, timeout_s: float = 10) -> bool:
     """Whether the greeting server there is reached from the node."""
     argv = (*node.prefix, sys.executable, "-c", CONNECT, host, port, str(timeout_s))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
@@ -186,20 +186,20 @@ def code(error: pytest.ExceptionInfo[HoldfastError]) -> str:
     return error.value.findings[0].code
 
 
-def test_nodes_reach_each_other_by_name(network: Network, start: Start) -> None:
+def test_nodes_reach_each_other_by_name(network: NetnsNetwork, start: Start) -> None:
     node0, node1 = network.nodes.values()
     for server, client in ((node0, node1), (node1, node0)):
         port = line(start(server, GREET, ""))
         assert greeted(client, server.name, port)
 
 
-def test_hostname_of_a_node_resolves_to_its_own_address(network: Network) -> None:
+def test_hostname_of_a_node_resolves_to_its_own_address(network: NetnsNetwork) -> None:
     script = "import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))"
     for node in network.nodes.values():
         assert output(node, sys.executable, "-c", script) == f"{node.name} {node.address}"
 
 
-def test_owner_is_reached_as_controller(network: Network) -> None:
+def test_owner_is_reached_as_controller(network: NetnsNetwork) -> None:
     with socket.create_server((network.address, 0)) as server, ThreadPoolExecutor(1) as pool:
         server.settimeout(20)
         reached = pool.submit(greeted, network.nodes["node1"], "controller", str(server.getsockname()[1]))
@@ -210,7 +210,7 @@ def test_owner_is_reached_as_controller(network: Network) -> None:
         assert reached.result()
 
 
-def test_server_on_loopback_is_reached_in_its_own_node_only(network: Network, start: Start) -> None:
+def test_server_on_loopback_is_reached_in_its_own_node_only(network: NetnsNetwork, start: Start) -> None:
     node0, node1 = network.nodes.values()
     port = line(start(node1, GREET, "127.0.0.1"))
     assert greeted(node1, "localhost", port)
@@ -219,7 +219,7 @@ def test_server_on_loopback_is_reached_in_its_own_node_only(network: Network, st
 
 
 def test_node_sees_its_own_interfaces_only(tag: str) -> None:
-    node = Network.create(tag, interfaces=(Interface(), Interface(name="net1"))).add("node0")
+    node = NetnsNetwork.create(tag, interfaces=(NetnsInterface(), NetnsInterface(name="net1"))).add_node("node0")
     script = (
         "import os, socket; print(*sorted(name for _, name in socket.if_nameindex()), *os.listdir('/sys/class/net'))"
     )
@@ -228,13 +228,13 @@ def test_node_sees_its_own_interfaces_only(tag: str) -> None:
     assert sorted(names[3:]) == names[:3]
 
 
-def test_control_groups_are_seen_in_a_node(network: Network) -> None:
+def test_control_groups_are_seen_in_a_node(network: NetnsNetwork) -> None:
     here = Path("/sys/fs/cgroup")
     listed = output(network.nodes["node0"], "ls", str(here)).split()
     assert sorted(listed) == sorted(path.name for path in here.iterdir())
 
 
-def test_command_is_the_process_that_was_started(network: Network) -> None:
+def test_command_is_the_process_that_was_started(network: NetnsNetwork) -> None:
     async def run() -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
             *network.nodes["node0"].prefix, "sh", "-c", "echo $$; uname -n", stdout=-1
@@ -246,7 +246,7 @@ def test_command_is_the_process_that_was_started(network: Network) -> None:
     assert said.split() == [str(pid), "node0"]
 
 
-def test_environment_of_a_command_is_what_was_given(network: Network) -> None:
+def test_environment_of_a_command_is_what_was_given(network: NetnsNetwork) -> None:
     argv = (*network.nodes["node0"].prefix, "/usr/bin/env")
     given = {"PATH": os.environ["PATH"], "WORD": "two words"}
     done = subprocess.run(argv, env=given, capture_output=True, text=True, check=True)
@@ -255,7 +255,7 @@ def test_environment_of_a_command_is_what_was_given(network: Network) -> None:
     assert {name: value for name, value in seen.items() if name not in shells_own} == given
 
 
-def test_partition_cuts_and_heal_restores(network: Network, start: Start) -> None:
+def test_partition_cuts_and_heal_restores(network: NetnsNetwork, start: Start) -> None:
     node0, node1 = network.nodes.values()
     port = line(start(node1, GREET, ""))
     network.partition("node1")
@@ -265,7 +265,7 @@ def test_partition_cuts_and_heal_restores(network: Network, start: Start) -> Non
     assert greeted(node0, "node1", port)
 
 
-def test_connection_survives_a_partition(network: Network, start: Start) -> None:
+def test_connection_survives_a_partition(network: NetnsNetwork, start: Start) -> None:
     node0, node1 = network.nodes.values()
     client = start(node0, TALK, "node1", line(start(node1, ECHO)))
     assert ask(client, "before") == "before"
@@ -278,26 +278,26 @@ def test_connection_survives_a_partition(network: Network, start: Start) -> None
     assert line(client) == "during"
 
 
-def test_node_added_later_is_known_to_running_processes(network: Network, start: Start) -> None:
+def test_node_added_later_is_known_to_running_processes(network: NetnsNetwork, start: Start) -> None:
     resolver = start(network.nodes["node0"], RESOLVE)
     assert ask(resolver, "node1") == network.nodes["node1"].address
-    node2 = network.add("node2", aliases=("worker.demo.svc",))
+    node2 = network.add_node("node2", aliases=("worker.demo.svc",))
     assert ask(resolver, "node2") == ask(resolver, "worker.demo.svc") == node2.address
 
 
-def test_replaced_node_has_another_address_and_the_same_name(network: Network, start: Start) -> None:
+def test_replaced_node_has_another_address_and_the_same_name(network: NetnsNetwork, start: Start) -> None:
     old = network.nodes["node1"]
     start(old, GREET, "")
-    network.drop("node1")
+    network.remove_node("node1")
     assert list(network.nodes) == ["node0"]
-    new = network.add("node1")
+    new = network.add_node("node1")
     assert new.address != old.address
     port = line(start(new, GREET, ""))
     assert greeted(network.nodes["node0"], "node1", port)
     assert not greeted(network.nodes["node0"], old.address, port, timeout_s=0.5)
 
 
-def test_kill_ends_daemons_and_leaves_the_node_and_others(network: Network, start: Start) -> None:
+def test_kill_ends_daemons_and_leaves_the_node_and_others(network: NetnsNetwork, start: Start) -> None:
     port = line(start(network.nodes["node0"], GREET, ""))
     output(network.nodes["node1"], "sh", "-c", DAEMONISE)
     assert len(network.processes("node1")) == 1
@@ -310,8 +310,8 @@ def test_kill_ends_daemons_and_leaves_the_node_and_others(network: Network, star
 def test_second_interface_is_faster_than_the_limited_first(tag: str, start: Start) -> None:
     if reason := netns.rates_unavailable():
         pytest.skip(f"needs rates: {reason}")
-    network = Network.create(tag, interfaces=(Interface(name="eth0", mbit=20), Interface(name="net1")))
-    sender, receiver = network.add("node0"), network.add("node1")
+    network = NetnsNetwork.create(tag, interfaces=(NetnsInterface(name="eth0", mbit=20), NetnsInterface(name="net1")))
+    sender, receiver = network.add_node("node0"), network.add_node("node1")
     port = line(start(receiver, SWALLOW))
 
     def seconds(host: str) -> float:
@@ -325,10 +325,10 @@ def test_networks_made_at_once_are_apart(tag: str, start: Start) -> None:
     tags = competitors(tag)
     try:
         with ThreadPoolExecutor(len(tags)) as pool:
-            networks = list(pool.map(Network.create, tags))
+            networks = list(pool.map(NetnsNetwork.create, tags))
         subnets = {IPv4Network(f"{network.address}/24", strict=False) for network in networks}
         assert len(subnets) == len(tags)
-        first, second = networks[0].add("node0"), networks[1].add("node0")
+        first, second = networks[0].add_node("node0"), networks[1].add_node("node0")
         port = line(start(second, GREET, ""))
         assert greeted(second, "node0", port)
         assert not greeted(first, second.address, port, timeout_s=0.5)
@@ -340,17 +340,19 @@ def test_networks_made_at_once_are_apart(tag: str, start: Start) -> None:
 
 
 def test_subnets_in_use_are_not_chosen(tag: str) -> None:
-    chosen = IPv4Network(f"{Network.create(tag).address}/24", strict=False)
+    chosen = IPv4Network(f"{NetnsNetwork.create(tag).address}/24", strict=False)
     netns.remove(tag)
     other = f"{tag}x"
-    command.ip(f"link add name {other} type bridge", f"address add {chosen[9]}/24 dev {other}", f"link set {other} up")
+    ip_command.ip(
+        f"link add name {other} type bridge", f"address add {chosen[9]}/24 dev {other}", f"link set {other} up"
+    )
     try:
-        assert not IPv4Network(f"{Network.create(tag).address}/24", strict=False).overlaps(chosen)
+        assert not IPv4Network(f"{NetnsNetwork.create(tag).address}/24", strict=False).overlaps(chosen)
     finally:
-        command.ip(f"link delete dev {other}")
+        ip_command.ip(f"link delete dev {other}")
 
 
-def test_remove_leaves_nothing(network: Network, start: Start) -> None:
+def test_remove_leaves_nothing(network: NetnsNetwork, start: Start) -> None:
     server = start(network.nodes["node0"], GREET, "")
     line(server)
     output(network.nodes["node1"], "sh", "-c", DAEMONISE)
@@ -363,10 +365,10 @@ def test_remove_leaves_nothing(network: Network, start: Start) -> None:
 
 def test_network_of_a_dead_owner_is_taken_over(tag: str, start: Start) -> None:
     subprocess.run((sys.executable, "-c", OWN_AND_DIE, tag), stdout=subprocess.DEVNULL, check=False, timeout=200)
-    network = Network.open(tag)
+    network = NetnsNetwork.open(tag)
     assert list(network.nodes) == ["node0", "node1"]
     assert len(network.processes("node0")) == 1
-    node2 = network.add("node2")
+    node2 = network.add_node("node2")
     assert greeted(network.nodes["node1"], "node2", line(start(node2, GREET, "")))
 
 
@@ -379,9 +381,9 @@ def test_remains_of_a_dead_owner_are_found_and_removed_by_tag(tag: str) -> None:
     netns.remove(tag)
 
 
-def test_tag_in_use_is_refused(network: Network) -> None:
+def test_tag_in_use_is_refused(network: NetnsNetwork) -> None:
     with pytest.raises(HoldfastError) as error:
-        Network.create(network.tag)
+        NetnsNetwork.create(network.tag)
     assert code(error) == "netns-exists"
     assert list(network.nodes) == ["node0", "node1"]
 
@@ -389,45 +391,45 @@ def test_tag_in_use_is_refused(network: Network) -> None:
 def test_tag_that_makes_no_interface_name_is_refused() -> None:
     for tag in ("", "Upper", "a-b", "a" * 14):
         with pytest.raises(ValueError, match="tag"):
-            Network.create(tag)
+            NetnsNetwork.create(tag)
 
 
-def test_node_that_is_not_there_is_an_error(network: Network) -> None:
+def test_node_that_is_not_there_is_an_error(network: NetnsNetwork) -> None:
     with pytest.raises(HoldfastError) as error:
         network.partition("node7")
     assert code(error) == "netns-not-found"
 
 
-def test_node_that_is_there_already_is_refused(network: Network) -> None:
+def test_node_that_is_there_already_is_refused(network: NetnsNetwork) -> None:
     with pytest.raises(ValueError, match="node1"):
-        network.add("node1")
+        network.add_node("node1")
 
 
-def test_node_that_cannot_be_made_leaves_nothing(network: Network) -> None:
+def test_node_that_cannot_be_made_leaves_nothing(network: NetnsNetwork) -> None:
     name = "n" * 65
     with pytest.raises(OSError, match=r"too long|Invalid"):
-        network.add(name)
+        network.add_node(name)
     assert list(network.nodes) == ["node0", "node1"]
     assert len(netns.leftovers(network.tag)) == len(("node0", "node1", "hub", "folder", "interface"))
 
 
 def test_interface_name_the_kernel_refuses_is_an_error(tag: str) -> None:
-    network = Network.create(tag, interfaces=(Interface(name="a/b"),))
+    network = NetnsNetwork.create(tag, interfaces=(NetnsInterface(name="a/b"),))
     with pytest.raises(HoldfastError) as error:
-        network.add("node0")
+        network.add_node("node0")
     assert code(error) == "netns-command-failed"
     assert network.nodes == {}
 
 
 def test_network_that_is_not_there_is_an_error(tag: str) -> None:
     with pytest.raises(HoldfastError) as error:
-        Network.open(tag)
+        NetnsNetwork.open(tag)
     assert code(error) == "netns-not-found"
 
 
 def test_failed_command_is_quoted() -> None:
     with pytest.raises(HoldfastError) as error:
-        command.ip("link set dev nosuchthing up")
+        ip_command.ip("link set dev nosuchthing up")
     assert code(error) == "netns-command-failed"
     assert any("nosuchthing" in one for one in error.value.findings[0].evidence)
 
@@ -435,8 +437,8 @@ def test_failed_command_is_quoted() -> None:
 def test_lock_on_subnets_that_somebody_holds_for_ever_is_waited_for_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subnet, "LOCK_S", 0.05)
+    monkeypatch.setattr(subnet, "LOCK_TIMEOUT_S", 0.05)
     with open("/proc/self/ns/net") as held:  # every user of the machine can do this
         fcntl.flock(held, fcntl.LOCK_EX)
-        with subnet.allocation():
+        with subnet.subnet_lock():
             pass

@@ -28,10 +28,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 OWN_AND_DIE = """
 import os, signal, subprocess, sys
-from holdfast.launch.local.netns import Network, enter_rootless
+from holdfast.launch.local.netns import NetnsNetwork, enter_rootless
 assert enter_rootless()
-network = Network.create(sys.argv[1])
-node0, node1 = network.add("node0"), network.add("node1")
+network = NetnsNetwork.create(sys.argv[1])
+node0, node1 = network.add_node("node0"), network.add_node("node1")
 serve = "import socket; s = socket.create_server(('', 5000)); print(flush=True)\\nwhile True: s.accept()"
 process = subprocess.Popen([*node1.prefix, sys.executable, "-c", serve], stdout=subprocess.PIPE)
 process.stdout.readline()
@@ -41,16 +41,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 TAKE_OVER = """
 import socket, subprocess, sys
-from holdfast.launch.local.netns import Network, enter_rootless
-assert enter_rootless(beside=int(sys.argv[2]))
-network = Network.open(sys.argv[1])
+from holdfast.launch.local.netns import NetnsNetwork, enter_rootless
+assert enter_rootless(join_pid=int(sys.argv[2]))
+network = NetnsNetwork.open(sys.argv[1])
 assert network.processes("node1") == [int(sys.argv[2])]
 for node in network.nodes.values():
     subprocess.run([*node.prefix, "true"], check=True)
 connect = "import socket; socket.create_connection(('node1', 5000), 10); print('reached')"
-network.drop("node0")
-network.add("node0")
-for node in (network.nodes["node0"], network.add(f"node{len(network.nodes)}")):
+network.remove_node("node0")
+network.add_node("node0")
+for node in (network.nodes["node0"], network.add_node(f"node{len(network.nodes)}")):
     subprocess.run([*node.prefix, sys.executable, "-c", connect], check=True)
 socket.create_connection((network.nodes["node1"].address, 5000), 10)
 """

@@ -19,16 +19,16 @@ import pytest
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, AttemptStarted, DrillAction, DrillTarget, RunFinished, StepCommitted
+from holdfast.events import AnyEvent, AttemptStarted, FaultAction, FaultTarget, RunFinished, StepCommitted
 from holdfast.events.log import read_events
-from holdfast.folder import RunFolder
-from holdfast.host.processes import all_pids, end_all, marked
+from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
+from holdfast.run_dir import RunDir
 
-STEPPER = Path(__file__).parents[1] / "programs" / "stepper.py"
+TORCH_FREE_TRAINER = Path(__file__).parents[1] / "programs" / "torch_free_trainer.py"
 DEADLINE_S = 200.0
-QUICK = ("test_launch.py",)
+FAST_FILES = ("test_launch.py",)
 """The files whose runs take a second or two; those of all others are marked `slow`."""
 
 E = TypeVar("E", bound=AnyEvent)
@@ -37,11 +37,11 @@ E = TypeVar("E", bound=AnyEvent)
 @pytest.hookimpl(tryfirst=True)  # what is slow has another deadline and comes last, which tests/conftest.py sees to
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name not in QUICK:
+        if item.path.parent == Path(__file__).parent and item.path.name not in FAST_FILES:
             item.add_marker(pytest.mark.slow)
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for what no event tells of."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
@@ -50,35 +50,37 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @dataclass
-class Watched:
+class WatchedRun:
     """A started run and what its log has said so far."""
 
-    folder: RunFolder
+    folder: RunDir
     seen: list[AnyEvent] = field(default_factory=list[AnyEvent])
 
     def __post_init__(self) -> None:
         self._events = api.follow(self.folder)
 
-    def until(self, kind: type[E], which: Callable[[E], bool] = lambda _: True, within_s: float = DEADLINE_S) -> E:
+    def wait_for(self, kind: type[E], which: Callable[[E], bool] = lambda _: True, within_s: float = DEADLINE_S) -> E:
         """Read on to the next event of a kind; fails when it does not come."""
         deadline = time.monotonic() + within_s
         for event in self._events:
             if event is not None:
                 self.seen.append(event)
             if isinstance(event, RunFinished):
-                until(lambda: not self.folder.alive())  # its keeper clears up after it, for longer on a busy machine
+                wait_until(
+                    lambda: not self.folder.alive()
+                )  # its keeper clears up after it, for longer on a busy machine
             if isinstance(event, kind) and which(event):
                 return event
             assert time.monotonic() < deadline, f"no {kind.__name__} within {within_s:g} s after {self.seen[-5:]}"
         raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
 
-    def once(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
+    def first(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
         """The first event of a kind, whether it has been seen already or is still to come."""
-        return next((event for event in self.all(kind) if which(event)), None) or self.until(kind, which)
+        return next((event for event in self.all(kind) if which(event)), None) or self.wait_for(kind, which)
 
-    def end(self, within_s: float = DEADLINE_S) -> RunFinished:
+    def wait_for_end(self, within_s: float = DEADLINE_S) -> RunFinished:
         """Read to the end."""
-        return self.until(RunFinished, within_s=within_s)
+        return self.wait_for(RunFinished, within_s=within_s)
 
     def all(self, kind: type[E]) -> list[E]:
         """Every event of a kind seen so far."""
@@ -86,15 +88,17 @@ class Watched:
 
     def drill(
         self,
-        target: DrillTarget,
+        target: FaultTarget,
         index: int,
-        action: DrillAction,
+        action: FaultAction,
         at_step: int | None = None,
         *,
         for_s: float | None = None,
         amount: float | None = None,
     ) -> None:
-        api.drill(self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount)
+        api.inject_fault(
+            self.folder, target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
+        )
 
     def steps(self) -> list[int]:
         """Every step that was committed, as often as it was; one line of the log may stand for several."""
@@ -106,7 +110,7 @@ class Watched:
         return self.folder.rank_log(attempt, rank, replica, replicas).read_text()
 
 
-def steps_done(watched: Watched) -> list[int]:
+def steps_done(watched: WatchedRun) -> list[int]:
     """Step numbers finished by a full set of ranks, from the ranks' own notes."""
     folder = watched.folder.checkpoints
     notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
@@ -118,11 +122,13 @@ class Runs:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        self._watched: list[Watched] = []
+        self._watched: list[WatchedRun] = []
 
-    def start(self, *command: str, nodes: int = 2, profile: str = "local", overrides: tuple[str, ...] = ()) -> Watched:
+    def start(
+        self, *command: str, nodes: int = 2, target: str = "local", overrides: tuple[str, ...] = ()
+    ) -> WatchedRun:
         job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
-        watched = Watched(api.start(job, profile, base=self.base))
+        watched = WatchedRun(api.start(job, target, base=self.base))
         self._watched.append(watched)
         return watched
 
@@ -132,48 +138,48 @@ class Runs:
         step_s: float = 0.01,
         fault: str = "",
         *,
-        profile: str = "local",
+        target: str = "local",
         overrides: tuple[str, ...] = (),
-    ) -> Watched:
-        """Run the stepper (tests/programs/stepper.py)."""
+    ) -> WatchedRun:
+        """Run the stepper (tests/programs/torch_free_trainer.py)."""
         faults = (fault,) if fault else ()
-        command = (sys.executable, str(STEPPER), str(count), str(step_s), *faults)
-        return self.start(*command, profile=profile, overrides=overrides)
+        command = (sys.executable, str(TORCH_FREE_TRAINER), str(count), str(step_s), *faults)
+        return self.start(*command, target=target, overrides=overrides)
 
     def close(self) -> None:
         for watched in self._watched:
-            if not api.finished(watched.folder):
-                api.revive(watched.folder)
+            if not api.is_finished(watched.folder):
+                api.restart_controller(watched.folder)
                 _cancel(watched.folder)
-                watched.end()
-            assert left_of(watched.folder) == []
+                watched.wait_for_end()
+            assert leftovers_of(watched.folder) == []
 
     def kill(self) -> None:
         """End whatever a test that failed has left, so that it does not disturb the next."""
         for watched in self._watched:
-            end_all(partial(processes_of, watched.folder), within_s=10.0)
+            kill_all(partial(processes_of, watched.folder), within_s=10.0)
 
 
-def _cancel(folder: RunFolder) -> None:
+def _cancel(folder: RunDir) -> None:
     """Cancel a run whose controller may be on its way up, or busy with a machine that is busy."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
             return api.cancel(folder, force=True)
         except HoldfastError:
-            if api.finished(folder):
+            if api.is_finished(folder):
                 return None
             if time.monotonic() > deadline:
                 raise
 
 
-def processes_of(folder: RunFolder) -> list[int]:
+def processes_of(folder: RunDir) -> list[int]:
     """Every process of a run: its ranks by their mark, those of holdfast by the folder in their words."""
     own = [pid for pid in all_pids() if f"{folder.path}".encode() in _argv(pid) and pid != os.getpid()]
-    return [*own, *marked(all_pids(), HOLDFAST_RUN=folder.run)]
+    return [*own, *by_env(all_pids(), HOLDFAST_RUN=folder.run_id)]
 
 
-def left_of(folder: RunFolder) -> list[str]:
+def leftovers_of(folder: RunDir) -> list[str]:
     """What is left of a run beside its folder: processes, ports, sockets, secrets."""
     processes = processes_of(folder)
     ports = [f"port {port}" for port in _ports(folder) if _listens(port)]
@@ -181,11 +187,11 @@ def left_of(folder: RunFolder) -> list[str]:
     return [*(f"process {pid}: {_argv(pid)!r}" for pid in processes), *ports, *map(str, private)]
 
 
-def _ports(folder: RunFolder) -> set[int]:
+def _ports(folder: RunDir) -> set[int]:
     """Every port that the run was known to use."""
     events = read_events(folder.events)
     started = {event.master_port for event in events if isinstance(event, AttemptStarted)}
-    return {json.loads(folder.controller.read_text())["port"], *started}
+    return {json.loads(folder.controller_record.read_text())["port"], *started}
 
 
 def _listens(port: int) -> bool:
@@ -201,13 +207,13 @@ def _argv(pid: int) -> bytes:
 
 
 @pytest.fixture
-def isolated(runs: Runs) -> Runs:
-    """Runs in a place with the profile `apart`, where each node has a network of its own."""
+def isolated_runs(runs: Runs) -> Runs:
+    """Runs in a place with the target `apart`, where each node has a network of its own."""
     if reason := netns.unavailable():
         pytest.skip(f"needs network namespaces: {reason}")
-    profiles = runs.base / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
-    (profiles / "apart.yaml").write_text("backend: local\nisolation: netns\n")
+    targets = runs.base / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "apart.yaml").write_text("backend: local\nisolation: netns\n")
     return runs
 
 

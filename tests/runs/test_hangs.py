@@ -9,53 +9,55 @@ import pytest
 from tests.runs.conftest import Runs
 
 from holdfast import api
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Sureness
-from holdfast.events import DrillAction, DrillTarget, RankHung, RecoveryDecided, StepCommitted
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Confidence
+from holdfast.events import FaultAction, FaultTarget, RankHung, RecoveryDecided, StepCommitted
 
-DREAMER = str(Path(__file__).parents[1] / "programs" / "dreamer.py")
-ASTRAY = str(Path(__file__).parents[1] / "programs" / "astray.py")
-TRAINED = str(Path(__file__).parents[2] / "bench" / "programs" / "trained.py")
+SLEEPING_RANK = str(Path(__file__).parents[1] / "programs" / "sleeping_rank.py")
+MISMATCHED_GROUP = str(Path(__file__).parents[1] / "programs" / "mismatched_group.py")
+DDP_SESSION = str(Path(__file__).parents[2] / "bench" / "programs" / "ddp_session.py")
 ONCE = ("recovery.max_restarts=0", "env.OMP_NUM_THREADS=1")
 
 
 @pytest.mark.slow
 def test_rank_that_another_gave_up_waiting_for_is_named_with_where_it_stood(runs: Runs) -> None:
-    watched = runs.start(sys.executable, DREAMER, "1", "4", overrides=ONCE)
-    watched.end()
+    watched = runs.start(sys.executable, SLEEPING_RANK, "1", "4", overrides=ONCE)
+    watched.wait_for_end()
     (seen,) = watched.all(RankHung)
-    assert seen.innermost.startswith("dream (dreamer.py:")
+    assert seen.top_frame.startswith("dream (sleeping_rank.py:")
     (decided,) = watched.all(RecoveryDecided)
-    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert (decided.finding.code, decided.first_failed_rank) == ("rank-hung", 1)
     answer = api.diagnose_run(watched.folder)
-    assert (answer.klass, answer.sure, str(answer.culprit)) == (
-        Class.COLLECTIVE_MISMATCH,
-        Sureness.CERTAIN,
+    assert (answer.failure_class, answer.confidence, str(answer.first_failure)) == (
+        FailureClass.COLLECTIVE_MISMATCH,
+        Confidence.CERTAIN,
         "rank 1 on node1",
     )
     assert "rank 1 never entered the collective" in answer.what
     assert answer.evidence[0].where.startswith(seen.stacks)
-    assert "dreamer.py:" in answer.evidence[0].text
-    assert answer.missing == ()
+    assert "sleeping_rank.py:" in answer.evidence[0].text
+    assert answer.next_evidence == ()
 
 
 @pytest.mark.slow
 def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
-    watched = runs.start(sys.executable, ASTRAY, "1", "9", overrides=(*ONCE, "nodes=3", "recovery.step_deadline_s=2"))
-    watched.end()
+    watched = runs.start(
+        sys.executable, MISMATCHED_GROUP, "1", "9", overrides=(*ONCE, "nodes=3", "recovery.step_timeout_s=2")
+    )
+    watched.wait_for_end()
     answer = api.diagnose_run(watched.folder)
-    assert (answer.klass, str(answer.culprit)) == (Class.COLLECTIVE_MISMATCH, "rank 1 on node1")
-    assert "rank 1 in all_reduce at astray.py:14 in evaluate" in answer.what
+    assert (answer.failure_class, str(answer.first_failure)) == (FailureClass.COLLECTIVE_MISMATCH, "rank 1 on node1")
+    assert "rank 1 in all_reduce at mismatched_group.py:14 in evaluate" in answer.what
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_still_at_the_end_of_its_step_is_blamed_and_not_one_that_waits_for_it(runs: Runs, rank: int) -> None:
-    overrides = ("recovery.step_deadline_s=1", "env.OMP_NUM_THREADS=1")
-    watched = runs.start(sys.executable, TRAINED, "100000", "0.01", overrides=overrides)
-    watched.until(StepCommitted)
-    watched.drill(DrillTarget.COLLECTIVE, rank, DrillAction.HANG, at_step=12)
-    assert watched.until(RecoveryDecided).first_rank == rank
+    overrides = ("recovery.step_timeout_s=1", "env.OMP_NUM_THREADS=1")
+    watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.01", overrides=overrides)
+    watched.wait_for(StepCommitted)
+    watched.drill(FaultTarget.COLLECTIVE, rank, FaultAction.HANG, at_step=12)
+    assert watched.wait_for(RecoveryDecided).first_failed_rank == rank
     lines = {event.rank: event.commit_line for event in watched.all(RankHung)}
     assert lines[rank] > 0
     assert lines[1 - rank] == 0

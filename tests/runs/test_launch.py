@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import STEPPER, Runs
+from tests.runs.conftest import TORCH_FREE_TRAINER, Runs
 
 from holdfast import api
 from holdfast.events import Outcome, StepCommitted
@@ -23,7 +23,7 @@ PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets(runs: Runs) -> None:
     overrides = ("ranks_per_node=2", "env={HELLO: there}", "fabric=tcp")
     watched = runs.start(sys.executable, "-c", PRINT_ENVIRONMENT, overrides=overrides)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     for rank in range(4):
         environ = json.loads(watched.log(rank))
         node, local_rank = divmod(rank, 2)
@@ -36,7 +36,7 @@ def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets(runs: Runs) -> 
             "NODE_RANK": node,
             "MASTER_ADDR": "127.0.0.1",
             "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_RUN_ID": watched.folder.run,
+            "TORCHELASTIC_RUN_ID": watched.folder.run_id,
             "HELLO": "there",
             "NCCL_NET": "Socket",
         }
@@ -49,7 +49,7 @@ def test_users_own_threads_are_respected(runs: Runs, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OMP_NUM_THREADS", "97")
     monkeypatch.setenv("NCCL_NET", "IB")
     watched = runs.start(sys.executable, "-c", PRINT_ENVIRONMENT)
-    watched.end()
+    watched.wait_for_end()
     given = json.loads(watched.log(0))
     assert (given["OMP_NUM_THREADS"], given["PYTHONUNBUFFERED"], given["NCCL_NET"]) == ("97", "1", "Socket")
 
@@ -67,7 +67,7 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
     job = api.load_job(None, command=command, nodes=2, name="test", overrides=awkward)
     text = api.render(job, "local", base=runs.base).text
     watched = runs.start(*command, overrides=awkward)
-    watched.end()
+    watched.wait_for_end()
     argv, given = json.loads(watched.log(1))
     change, *variables, typed, _ = text.split("# node1, rank 1\n")[1].split("\n")
     assert shlex.split(change) == ["cd", str(runs.base)]
@@ -82,7 +82,7 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
         "HOLDFAST_RUN": "RUN_ID",
         "HOLDFAST_NODE": "RUN_ID/node1.0",
         "HOLDFAST_RANK_SOCKET": "RANK_SOCKET",
-        "HOLDFAST_HANDOVER": "HANDOVER",
+        "HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY",
         "HOLDFAST_CHECKPOINT_PATH": str(watched.folder.path.with_name("RUN_ID") / "checkpoints"),
     }
     assert {name: shown[name] for name in run_time} == run_time
@@ -95,23 +95,23 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
 
 def test_each_rank_writes_its_own_file(runs: Runs) -> None:
     watched = runs.start(sys.executable, "-c", "import os; print('I am', os.environ['RANK'])")
-    watched.end()
+    watched.wait_for_end()
     assert [watched.log(rank) for rank in (0, 1)] == ["I am 0\n", "I am 1\n"]
 
 
 def test_ranks_of_a_per_node_command_share_its_channel(runs: Runs) -> None:
-    one = f"RANK=$((NODE_RANK * 2 + l)) {sys.executable} {STEPPER} 20 0.01 &"
+    one = f"RANK=$((NODE_RANK * 2 + l)) {sys.executable} {TORCH_FREE_TRAINER} 20 0.01 &"
     watched = runs.start(
         "sh", "-c", f"for l in 0 1; do {one} done; wait", overrides=("launch=per-node", "ranks_per_node=2")
     )
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 21))
 
 
 @pytest.mark.slow
 def test_unmodified_torch_script_runs_as_under_torchrun(runs: Runs) -> None:
     watched = runs.start(sys.executable, str(EXAMPLES / "plain" / "train.py"))
-    assert watched.end().outcome is Outcome.SUCCEEDED, watched.log(0)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_unmodified_torchrun_starts_its_own_ranks(runs: Runs) -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     overrides = ("launch=per-node", "ranks_per_node=2")
     watched = runs.start(torchrun, str(EXAMPLES / "plain" / "train.py"), overrides=overrides)
-    assert watched.end().outcome is Outcome.SUCCEEDED, watched.log(0)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
     assert "4" in watched.log(0)
 
 

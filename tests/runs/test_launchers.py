@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import STEPPER, Runs, Watched
+from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 
 from holdfast import api
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.redact import Redactor, redacted
-from holdfast.events import AttemptStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided, StepCommitted
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.redact import Redactor, redact_diagnosis
+from holdfast.events import AttemptStarted, FaultAction, FaultTarget, Outcome, RecoveryDecided, StepCommitted
 
 WITHIN_S = 300.0
 """Launchers import torch and more, some of them twice, and the machine may have other work."""
 
-SUMMING = str(STEPPER.with_name("summing.py"))
+LAUNCHER_ALLREDUCE = str(TORCH_FREE_TRAINER.with_name("launcher_allreduce.py"))
 
 
 def beside_python(program: str) -> str:
     return str(Path(sys.executable).with_name(program))
 
 
-def ranks(watched: Watched) -> dict[int, dict[str, Any]]:
+def ranks(watched: WatchedRun) -> dict[int, dict[str, Any]]:
     """What every rank of the summing program has seen, by rank."""
     files = watched.folder.checkpoints.glob("rank-*.json")
     return {int(file.stem.removeprefix("rank-")): json.loads(file.read_text()) for file in files}
@@ -35,10 +35,10 @@ def ranks(watched: Watched) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("launch", "command"),
     [
-        ("per-rank", (sys.executable, SUMMING, "jax")),
-        ("per-rank", (sys.executable, SUMMING, "megatron", "--tensor-model-parallel-size", "2")),
-        ("accelerate", (beside_python("accelerate"), "launch", "--multi_gpu", SUMMING, "accelerate")),
-        ("deepspeed", (beside_python("deepspeed"), SUMMING, "torch")),
+        ("per-rank", (sys.executable, LAUNCHER_ALLREDUCE, "jax")),
+        ("per-rank", (sys.executable, LAUNCHER_ALLREDUCE, "megatron", "--tensor-model-parallel-size", "2")),
+        ("accelerate", (beside_python("accelerate"), "launch", "--multi_gpu", LAUNCHER_ALLREDUCE, "accelerate")),
+        ("deepspeed", (beside_python("deepspeed"), LAUNCHER_ALLREDUCE, "torch")),
     ],
     ids=["jax", "megatron", "accelerate", "deepspeed"],
 )
@@ -50,7 +50,7 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
         "env={HELLO: there, CUDA_DEVICE_MAX_CONNECTIONS: 1}",
     )
     watched = runs.start(*command, overrides=overrides)
-    assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     said = ranks(watched)
     assert {rank: one["sum"] for rank, one in said.items()} == dict.fromkeys(range(4), 6.0)
     for one in said.values():
@@ -60,25 +60,27 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
 @pytest.mark.slow
 def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> None:
     """On CPUs it starts the program as it is, and leaves it to others to say which rank that is."""
-    command = (beside_python("accelerate"), "launch", SUMMING, "accelerate")
+    command = (beside_python("accelerate"), "launch", LAUNCHER_ALLREDUCE, "accelerate")
     watched = runs.start(*command, overrides=("launch=accelerate",))
-    assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, watched.log(0)
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.SUCCEEDED, watched.log(0)
     assert {rank: one["sum"] for rank, one in ranks(watched).items()} == {0: 1.0, 1: 1.0}
 
 
 @pytest.mark.slow
 def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
     overrides = ("launch=per-node", "ranks_per_node=2")
-    watched = runs.start(beside_python("torchrun"), str(STEPPER), "40", "0.02", overrides=overrides)
-    watched.drill(DrillTarget.RANK, 3, DrillAction.KILL, at_step=7)
-    assert watched.end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
+    watched = runs.start(beside_python("torchrun"), str(TORCH_FREE_TRAINER), "40", "0.02", overrides=overrides)
+    watched.drill(FaultTarget.RANK, 3, FaultAction.KILL, at_step=7)
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
     (decided,) = watched.all(RecoveryDecided)
     # Ten times a second each torchrun looks at its ranks: the other node's may be the first to see one that left after.
     (said,) = [line for line in decided.finding.evidence if line.startswith("its launcher says that rank")]
-    assert said == f"its launcher says that rank {decided.first_rank} ended first"
-    assert decided.finding.what.startswith(f"rank {decided.first_rank} on node{(decided.first_rank or 0) // 2} ")
-    assert decided.log_rank == (decided.first_rank or 0) // 2 * 2
+    assert said == f"its launcher says that rank {decided.first_failed_rank} ended first"
+    assert decided.finding.what.startswith(
+        f"rank {decided.first_failed_rank} on node{(decided.first_failed_rank or 0) // 2} "
+    )
+    assert decided.log_owner_rank == (decided.first_failed_rank or 0) // 2 * 2
     assert watched.all(StepCommitted)[-1].step == 40
 
 
@@ -92,14 +94,14 @@ if os.environ["NODE_RANK"] == "1":
 time.sleep(60)
 """
     watched = runs.start(sys.executable, "-c", script, overrides=("launch=per-node", "ranks_per_node=2"))
-    assert watched.end(WITHIN_S).outcome is Outcome.FAILED
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.FAILED
     answer = api.diagnose_run(watched.folder)
-    assert (answer.klass, answer.what) == (
-        Class.PROGRAM_ERROR,
+    assert (answer.failure_class, answer.what) == (
+        FailureClass.PROGRAM_ERROR,
         "the program raised KeyError: 1, at train.py:42 in step",
     )
-    assert answer.culprit is not None
-    assert (answer.culprit.rank, answer.culprit.node) == (3, "node1")
+    assert answer.first_failure is not None
+    assert (answer.first_failure.rank, answer.first_failure.node) == (3, "node1")
     assert not answer.last_lines
 
 
@@ -113,8 +115,8 @@ if os.environ["NODE_RANK"] == "1":
 time.sleep(60)
 """
     watched = runs.start(sys.executable, "-c", script, overrides=("launch=per-node", "ranks_per_node=2"))
-    assert watched.end(WITHIN_S).outcome is Outcome.FAILED
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.FAILED
     redactor = Redactor()
-    answer = redacted(api.diagnose_run(watched.folder, hide=redactor.secrets), redactor)
+    answer = redact_diagnosis(api.diagnose_run(watched.folder, hide=redactor.secrets), redactor)
     assert [each.text for each in answer.last_lines] == [f"line {number} token=<secret-1>" for number in range(20, 30)]
     assert "holdfast logs --rank 2" in answer.remedy[0]

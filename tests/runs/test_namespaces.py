@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.runs.conftest import Runs
 
-from holdfast.events import AgentJoined, ControllerStarted, DrillAction, DrillTarget, Outcome, RecoveryDecided
+from holdfast.events import AgentConnected, ControllerStarted, FaultAction, FaultTarget, Outcome, RecoveryDecided
 from holdfast.launch.local import netns
 
 
@@ -16,22 +16,22 @@ def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: P
         "import os, socket\n"
         "print(socket.gethostname(), socket.gethostbyname(socket.gethostname()), socket.gethostbyname('node0'))\n"
     )
-    watched = isolated.start("python3", str(program), profile="apart")
-    assert watched.end().outcome is Outcome.SUCCEEDED
-    addresses = {event.node: event.address for event in watched.all(AgentJoined)}
+    watched = isolated.start("python3", str(program), target="apart")
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    addresses = {event.node: event.address for event in watched.all(AgentConnected)}
     assert addresses[0] != addresses[1]
     for node in (0, 1):
         assert watched.log(node).split() == [f"node{node}", addresses[node], addresses[0]]
-    assert netns.leftovers(watched.folder.run.rpartition("-")[2]) == []
+    assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []
 
 
 def test_killed_node_and_controller_are_recovered_in_namespaces(isolated: Runs) -> None:
-    watched = isolated.steps(400, 0.02, profile="apart")
-    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL, at_step=7)
-    watched.until(ControllerStarted, lambda _: len(watched.all(ControllerStarted)) == 2)
+    watched = isolated.steps(400, 0.02, target="apart")
+    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL, at_step=7)
+    watched.wait_for(ControllerStarted, lambda _: len(watched.all(ControllerStarted)) == 2)
     # No sooner: a node that is killed while no controller hears of it is killed again by the next.
-    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(ControllerStarted)) == 2
     assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["node-lost"]
-    assert netns.leftovers(watched.folder.run.rpartition("-")[2]) == []
+    assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []

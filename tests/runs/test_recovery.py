@@ -8,19 +8,19 @@ import select
 import signal
 
 import pytest
-from tests.runs.conftest import Runs, Watched, steps_done
+from tests.runs.conftest import Runs, WatchedRun, steps_done
 
 from holdfast import api
 from holdfast.events import (
-    AgentJoined,
+    AgentConnected,
     AttemptStarted,
     CheckpointCommitted,
     ControllerStarted,
-    DrillAction,
-    DrillTarget,
     Event,
-    NodeGone,
+    FaultAction,
+    FaultTarget,
     NodeRequested,
+    NodeTerminated,
     Outcome,
     RankExited,
     RanksStarted,
@@ -39,7 +39,7 @@ def kill(pid: int) -> None:
 
 def test_run_without_faults_succeeds_in_one_attempt(runs: Runs) -> None:
     watched = runs.steps(20)
-    ended = watched.end()
+    ended = watched.wait_for_end()
     assert (ended.outcome, ended.exit_code) == (Outcome.SUCCEEDED, 0)
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0]
     assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 21))
@@ -49,15 +49,15 @@ def test_run_without_faults_succeeds_in_one_attempt(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("target", "code"),
     [
-        (DrillTarget.RANK, "rank-killed"),
-        (DrillTarget.AGENT, "node-lost"),
-        (DrillTarget.NODE, "node-lost"),
+        (FaultTarget.RANK, "rank-killed"),
+        (FaultTarget.AGENT, "node-lost"),
+        (FaultTarget.NODE, "node-lost"),
     ],
 )
-def test_killed_part_is_recovered_from_the_last_checkpoint(runs: Runs, target: DrillTarget, code: str) -> None:
+def test_killed_part_is_recovered_from_the_last_checkpoint(runs: Runs, target: FaultTarget, code: str) -> None:
     watched = runs.steps(40, 0.05)  # the next checkpoint is four steps away, which even a slow drill is not
-    watched.drill(target, 1, DrillAction.KILL, at_step=21)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched.drill(target, 1, FaultAction.KILL, at_step=21)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
     assert decided.finding.code == code
     first, second = watched.all(AttemptStarted)
@@ -68,46 +68,46 @@ def test_killed_part_is_recovered_from_the_last_checkpoint(runs: Runs, target: D
 
 def test_replaced_node_gets_a_new_generation_and_the_other_keeps_its_own(runs: Runs) -> None:
     watched = runs.steps(40)
-    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL, at_step=12)
-    watched.end()
+    watched.drill(FaultTarget.NODE, 1, FaultAction.KILL, at_step=12)
+    watched.wait_for_end()
     requested = [(event.node, event.generation) for event in watched.all(NodeRequested)]
     assert requested == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_stopped_rank_is_taken_for_hung_and_named(runs: Runs) -> None:
-    watched = runs.steps(40, overrides=("recovery.step_deadline_s=1",))
-    watched.drill(DrillTarget.RANK, 1, DrillAction.STOP, at_step=12)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched = runs.steps(40, overrides=("recovery.step_timeout_s=1",))
+    watched.drill(FaultTarget.RANK, 1, FaultAction.STOP, at_step=12)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
-    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert (decided.finding.code, decided.first_failed_rank) == ("rank-hung", 1)
     assert any("stopped by a signal" in line for line in decided.finding.evidence)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "seen"), [("stop", "stopped by a signal"), ("hang", "is sleeping")])
 def test_rank_that_hangs_before_it_has_said_hello_is_the_one_to_blame(runs: Runs, action: str, seen: str) -> None:
-    watched = runs.steps(20, fault=f"{action}@1@0@0", overrides=("recovery.step_deadline_s=1",))
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched = runs.steps(20, fault=f"{action}@1@0@0", overrides=("recovery.step_timeout_s=1",))
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
-    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert (decided.finding.code, decided.first_failed_rank) == ("rank-hung", 1)
     assert "it has not opened its Session" in decided.finding.evidence
     assert any(seen in line for line in decided.finding.evidence)
 
 
 def test_hang_in_the_loop_is_told_from_waiting_in_a_collective(runs: Runs) -> None:
-    watched = runs.steps(40, fault="hang@1@12@0", overrides=("recovery.step_deadline_s=1",))
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    watched = runs.steps(40, fault="hang@1@12@0", overrides=("recovery.step_timeout_s=1",))
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
-    assert (decided.finding.code, decided.first_rank) == ("rank-hung", 1)
+    assert (decided.finding.code, decided.first_failed_rank) == ("rank-hung", 1)
 
 
 @pytest.mark.parametrize("at_step", [None, 12])
 def test_killed_controller_comes_back_without_a_rank_restarting(runs: Runs, at_step: int | None) -> None:
     watched = runs.steps(60, 0.02)
     if at_step is None:
-        watched.until(RanksStarted)
-    watched.drill(DrillTarget.CONTROLLER, 0, DrillAction.KILL, at_step=at_step)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+        watched.wait_for(RanksStarted)
+    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL, at_step=at_step)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(ControllerStarted)) == 2
     assert len(watched.all(AttemptStarted)) == 1
     assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 61))
@@ -118,14 +118,14 @@ def test_killed_controller_comes_back_without_a_rank_restarting(runs: Runs, at_s
 def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) -> None:
     watched = runs.steps(100_000, 0.03)
     for events_later in (0, 1, 2, 3, 5, 8, 13, 21):
-        controller = watched.until(ControllerStarted).pid
+        controller = watched.wait_for(ControllerStarted).pid
         for _ in range(events_later):
-            watched.until(Event)
+            watched.wait_for(Event)
         kill(controller)
-    watched.until(ControllerStarted)
-    watched.until(StepCommitted)
+    watched.wait_for(ControllerStarted)
+    watched.wait_for(StepCommitted)
     api.cancel(watched.folder, force=True)
-    assert watched.end().outcome is Outcome.CANCELLED
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
     assert len(watched.all(AttemptStarted)) == 1
     assert len(watched.all(ControllerStarted)) == 9
     assert watched.steps() == list(range(1, watched.steps()[-1] + 1))
@@ -134,46 +134,46 @@ def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) 
 
 def test_controller_killed_in_the_middle_of_a_recovery_goes_on_with_it(runs: Runs) -> None:
     watched = runs.steps(200, 0.02)
-    watched.until(StepCommitted, lambda event: event.step == 12)
+    watched.wait_for(StepCommitted, lambda event: event.step == 12)
     controller = watched.all(ControllerStarted)[-1].pid
-    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
-    watched.until(RecoveryDecided)
+    watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
+    watched.wait_for(RecoveryDecided)
     os.kill(controller, signal.SIGKILL)
-    assert watched.end().outcome is Outcome.SUCCEEDED
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(AttemptStarted)) == 2
     assert steps_done(watched) == list(range(1, 201))
 
 
 def test_keeper_and_controller_killed_are_replaced_by_attach(runs: Runs) -> None:
     watched = runs.steps(100, 0.02)
-    watched.until(CheckpointCommitted)
-    keeper = json.loads(watched.folder.controller.read_text())["keeper"]
+    watched.wait_for(CheckpointCommitted)
+    keeper = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
     kill(keeper)
     kill(watched.all(ControllerStarted)[-1].pid)
-    watched_again = Watched(watched.folder)
-    assert api.revive(watched.folder)
-    assert watched_again.end().outcome is Outcome.SUCCEEDED
+    watched_again = WatchedRun(watched.folder)
+    assert api.restart_controller(watched.folder)
+    assert watched_again.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched_again.all(AttemptStarted)) == 1
     assert [event.step for event in watched_again.all(StepCommitted)] == list(range(1, 101))
 
 
 def test_agents_without_a_controller_for_too_long_end_their_ranks_and_its_successor_knows_why(runs: Runs) -> None:
     watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=3",))
-    started = [watched.until(RanksStarted) for _ in range(2)]
-    agents = [event.pid for event in watched.all(AgentJoined)]
-    keeper = json.loads(watched.folder.controller.read_text())["keeper"]
+    started = [watched.wait_for(RanksStarted) for _ in range(2)]
+    agents = [event.pid for event in watched.all(AgentConnected)]
+    keeper = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
     controller = watched.all(ControllerStarted)[-1].pid
-    watched.until(CheckpointCommitted)
+    watched.wait_for(CheckpointCommitted)
     waits = [os.pidfd_open(pid) for pid in (*(state.pid for event in started for state in event.ranks), *agents)]
     os.kill(keeper, signal.SIGKILL)
     os.kill(controller, signal.SIGKILL)
     for descriptor in waits:
         assert select.select([descriptor], [], [], 40)[0]
         os.close(descriptor)
-    again = Watched(watched.folder)
-    assert api.revive(watched.folder)
-    assert again.until(StepCommitted, lambda event: event.attempt == 1).step > 1
-    reasons = {event.reason for event in again.all(NodeGone)}
+    again = WatchedRun(watched.folder)
+    assert api.restart_controller(watched.folder)
+    assert again.wait_for(StepCommitted, lambda event: event.attempt == 1).step > 1
+    reasons = {event.reason for event in again.all(NodeTerminated)}
     assert reasons == {"its agent left after 3 s without a controller (recovery.controller_grace_s)"}
     (decided,) = again.all(RecoveryDecided)
     assert decided.finding.code == "node-lost"

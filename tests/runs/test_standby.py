@@ -10,10 +10,10 @@ from tests.runs.conftest import Runs
 
 from holdfast import api
 from holdfast.events import (
-    AgentJoined,
+    AgentConnected,
     AttemptStarted,
-    DrillAction,
-    DrillTarget,
+    FaultAction,
+    FaultTarget,
     NodeUnavailable,
     RanksStarted,
     RecoveryDecided,
@@ -22,49 +22,49 @@ from holdfast.events import (
     StepCommitted,
 )
 
-WARMABLE = Path(__file__).parents[1] / "programs" / "warmable.py"
+PREWARM_TRAINER = Path(__file__).parents[1] / "programs" / "prewarm_trainer.py"
 WARM_S = 250.0
 
 
 def test_standby_takes_the_place_of_a_killed_node_and_another_is_made(runs: Runs) -> None:
     watched = runs.steps(4000, overrides=("recovery.standby=1",))
-    assert watched.until(StandbyReady).node == 2
-    watched.once(AttemptStarted)
-    watched.drill(DrillTarget.NODE, 0, DrillAction.KILL)
-    promoted = watched.until(StandbyPromoted)
-    assert (promoted.node, promoted.instead_of) == (2, 0)
-    again = watched.until(AttemptStarted)
+    assert watched.wait_for(StandbyReady).node == 2
+    watched.first(AttemptStarted)
+    watched.drill(FaultTarget.NODE, 0, FaultAction.KILL)
+    promoted = watched.wait_for(StandbyPromoted)
+    assert (promoted.node, promoted.replaces) == (2, 0)
+    again = watched.wait_for(AttemptStarted)
     assert (again.attempt, again.nodes) == (1, (2, 1))
-    assert watched.until(StandbyReady).node == 0
+    assert watched.wait_for(StandbyReady).node == 0
     assert api.status(watched.folder).nodes[0].standby
-    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
-    assert watched.until(AttemptStarted).nodes == (2, 0)
+    watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
+    assert watched.wait_for(AttemptStarted).nodes == (2, 0)
     api.cancel(watched.folder)
-    watched.end()
+    watched.wait_for_end()
     assert [event.finding.code for event in watched.all(RecoveryDecided)] == ["node-lost", "node-lost"]
 
 
 @pytest.fixture
 def room_for_three(runs: Runs) -> str:
-    profiles = runs.base / ".holdfast" / "profiles"
-    profiles.mkdir(parents=True)
-    (profiles / "three.yaml").write_text("capacity: 3\n")
+    targets = runs.base / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "three.yaml").write_text("capacity: 3\n")
     return "three"
 
 
 def test_run_goes_on_at_full_strength_although_the_lost_node_cannot_be_had_again(
     runs: Runs, room_for_three: str
 ) -> None:
-    watched = runs.steps(4000, profile=room_for_three, overrides=("recovery.standby=1",))
-    watched.until(StandbyReady)
-    watched.once(AttemptStarted)
-    watched.drill(DrillTarget.NODE, 1, DrillAction.LOSE)
-    watched.until(StepCommitted, lambda event: event.attempt == 1)
+    watched = runs.steps(4000, target=room_for_three, overrides=("recovery.standby=1",))
+    watched.wait_for(StandbyReady)
+    watched.first(AttemptStarted)
+    watched.drill(FaultTarget.NODE, 1, FaultAction.REMOVE)
+    watched.wait_for(StepCommitted, lambda event: event.attempt == 1)
     api.cancel(watched.folder)
-    watched.end()
+    watched.wait_for_end()
     assert [event.nodes for event in watched.all(AttemptStarted)] == [(0, 1), (0, 2)]
     assert {event.node for event in watched.all(NodeUnavailable)} == {1}
-    assert sorted((event.node, event.generation) for event in watched.all(AgentJoined)) == [(0, 0), (1, 0), (2, 0)]
+    assert sorted((event.node, event.generation) for event in watched.all(AgentConnected)) == [(0, 0), (1, 0), (2, 0)]
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ def test_standby_starts_with_its_imports_done_whosever_place_it_takes(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "out"
     out.mkdir()
-    command = (sys.executable, str(WARMABLE), str(out), "100000", "0.2")
+    command = (sys.executable, str(PREWARM_TRAINER), str(out), "100000", "0.2")
     watched = runs.start(*command, nodes=2, overrides=("recovery.standby=1",))
-    watched.until(StandbyReady, within_s=WARM_S)
-    watched.drill(DrillTarget.NODE, 1, DrillAction.KILL)
-    started = watched.until(RanksStarted, lambda event: event.node == 2, within_s=WARM_S)
-    assert [(state.rank, state.warm) for state in started.ranks] == [(1, True)]
-    watched.until(StepCommitted, lambda event: event.attempt == 1, within_s=WARM_S)
+    watched.wait_for(StandbyReady, within_s=WARM_S)
+    watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
+    started = watched.wait_for(RanksStarted, lambda event: event.node == 2, within_s=WARM_S)
+    assert [(state.rank, state.prewarmed) for state in started.ranks] == [(1, True)]
+    watched.wait_for(StepCommitted, lambda event: event.attempt == 1, within_s=WARM_S)

@@ -10,11 +10,20 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.events.rank import Checkpointed, Found, Hello, RankRequest, RankToAgent, Step, encode, from_rank
+from holdfast.protocol.rank_messages import (
+    FindingReported,
+    Hello,
+    RankCheckpointCommitted,
+    RankRequest,
+    RankStep,
+    RankToAgent,
+    encode,
+    rank_message_decoder,
+)
 
 DEADLINE_S = 200.0
 
-M = TypeVar("M", Hello, Step, Checkpointed, Found)
+M = TypeVar("M", Hello, RankStep, RankCheckpointCommitted, FindingReported)
 
 
 class Line:
@@ -29,7 +38,7 @@ class Line:
         line = self._lines.readline()
         if not line:
             raise EOFError
-        return from_rank.decode(line)
+        return rank_message_decoder.decode(line)
 
     def await_(self, kind: type[M], holds: Callable[[M], bool] = lambda _: True) -> M:
         """The next message of a kind for which something holds; others are passed over."""
@@ -40,7 +49,7 @@ class Line:
 
     def rest(self) -> list[RankToAgent]:
         """Everything until the rank hangs up."""
-        return [from_rank.decode(line) for line in self._lines]
+        return [rank_message_decoder.decode(line) for line in self._lines]
 
     def ask(self, request: RankRequest) -> None:
         self.link.sendall(encode(request) + b"\n")

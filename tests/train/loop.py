@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.train import Session, seal
+from holdfast.train import Session
+from holdfast.train.checkpoint import manifest_file
 
 
 def die(*_: Any) -> None:
@@ -28,8 +29,8 @@ def die(*_: Any) -> None:
 def arm(moment: str) -> None:
     if moment == "computing":
         die()
-    write = seal.write
-    seal.write = die if moment == "unsealed" else lambda *given: die(write(*given))
+    write = manifest_file.write
+    manifest_file.write = die if moment == "unsealed" else lambda *given: die(write(*given))
 
 
 def main(steps: int, out: str) -> None:

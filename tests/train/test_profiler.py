@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.events.rank import Found, SplitNow, Step, StopNow
-from holdfast.measure.catalog import lasting
-from holdfast.measure.split import Part, split_name
-from holdfast.train import Environment, Session
-from holdfast.train.profiler import STEPS
+from holdfast.metrics.metric_catalog import sticky_metrics
+from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
+from holdfast.protocol.rank_messages import CheckpointAndExitNow, FindingReported, ProfileStepsNow, RankStep
+from holdfast.train import RankConfig, Session
+from holdfast.train.metrics.profiler import STEPS
 
-HEAVY = Path(__file__).with_name("heavy.py")
+HEAVY = Path(__file__).with_name("profiled_loop.py")
 CASES = {
-    "plain:communication": (Part.COMMUNICATION, Part.COMMUNICATION),
-    "ddp:forward": (Part.FORWARD, Part.FORWARD),
-    "ddp:optimizer": (Part.OPTIMIZER, Part.OPTIMIZER),
-    "ddp:straggler": (Part.COMMUNICATION, Part.DATA),
-    "fsdp:backward": (Part.BACKWARD, Part.BACKWARD),
-    "fsdp:straggler": (Part.COMMUNICATION, Part.DATA),
+    "plain:communication": (StepPart.COMMUNICATION, StepPart.COMMUNICATION),
+    "ddp:forward": (StepPart.FORWARD, StepPart.FORWARD),
+    "ddp:optimizer": (StepPart.OPTIMIZER, StepPart.OPTIMIZER),
+    "ddp:straggler": (StepPart.COMMUNICATION, StepPart.DATA),
+    "fsdp:backward": (StepPart.BACKWARD, StepPart.BACKWARD),
+    "fsdp:straggler": (StepPart.COMMUNICATION, StepPart.DATA),
 }
 """What is heavy, and where rank 0 and rank 1 must see it."""
-OWN = set(Part) - {Part.COMMUNICATION}
+OWN = set(StepPart) - {StepPart.COMMUNICATION}
 
 
-def told(step: Step) -> dict[Part, float]:
-    return {part: step.metrics[split_name(part)] for part in Part}
+def told(step: RankStep) -> dict[StepPart, float]:
+    return {part: step.metrics[breakdown_metric(part)] for part in StepPart}
 
 
 @pytest.mark.slow
@@ -38,13 +38,13 @@ def test_heavy_part_of_two_ranks_shows_in_its_row_and_the_parts_add_up(agent, tm
     try:
         for case, expected in CASES.items():
             lines = sorted((agent.accept() for _ in range(2)), key=lambda line: line.next().rank)
-            steps: list[list[Step]] = [[], []]
-            lines[0].await_(Step)
-            lines[1].ask(SplitNow())
+            steps: list[list[RankStep]] = [[], []]
+            lines[0].await_(RankStep)
+            lines[1].ask(ProfileStepsNow())
             for line, seen in zip(lines, steps, strict=True):
-                while not seen or not lasting(seen[-1].metrics):
-                    seen.append(line.await_(Step))
-                line.ask(StopNow())
+                while not seen or not sticky_metrics(seen[-1].metrics):
+                    seen.append(line.await_(RankStep))
+                line.ask(CheckpointAndExitNow())
             # Asked of one, all ranks tell of the same steps.
             assert steps[0][-1].step == steps[1][-1].step, case
             for seen, part in zip(steps, expected, strict=True):
@@ -56,7 +56,7 @@ def test_heavy_part_of_two_ranks_shows_in_its_row_and_the_parts_add_up(agent, tm
                 # The profiler starts within the first step.
                 assert 0.8 * sum(took_s[1:]) < STEPS * sum(spent.values()) < 1.2 * sum(took_s), (case, spent, took_s)
             for line in lines:
-                assert not [each for each in line.rest() if isinstance(each, Found)]
+                assert not [each for each in line.rest() if isinstance(each, FindingReported)]
                 line.close()
         assert ranks.wait(120) == 0
     finally:
@@ -70,10 +70,10 @@ def test_gradient_norm_of_sharded_parameters_is_that_of_the_whole_model(agent, t
     try:
         lines = [agent.accept() for _ in range(2)]
         for line in lines:
-            told = line.await_(Step).metrics
+            told = line.await_(RankStep).metrics
             assert told["grad_norm"] == pytest.approx(told["whole_norm"], rel=1e-5)
             assert told["grad_norm"] > 1.001 * told["own_norm"] > 0
-            line.ask(StopNow())
+            line.ask(CheckpointAndExitNow())
         assert ranks.wait(120) == 0
         for line in lines:
             line.close()
@@ -85,7 +85,7 @@ def test_gradient_norm_of_sharded_parameters_is_that_of_the_whole_model(agent, t
 def loop(steps: int, **told: object) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = Session(model=model, optimizer=optimizer, environment=Environment(**told))
+    session = Session(model=model, optimizer=optimizer, config=RankConfig(**told))
     for _ in session.steps(steps):
         model(torch.ones(2)).sum().backward()
         optimizer.step()
@@ -93,7 +93,7 @@ def loop(steps: int, **told: object) -> None:
 
 
 def test_split_after_a_step_that_the_environment_names_is_printed_where_no_holdfast_runs(capsys):
-    loop(9, split_after_step=2)
+    loop(9, profile_after_step=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if "profiled" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"step {2 + STEPS}: ")
@@ -101,23 +101,23 @@ def test_split_after_a_step_that_the_environment_names_is_printed_where_no_holdf
 
 
 def test_profile_that_the_last_step_cuts_short_is_of_the_steps_there_were(agent):
-    loop(4, rank_socket=agent.path, split_after_step=2)
-    steps = [message for message in agent.accept().rest() if isinstance(message, Step)]
-    assert [step.step for step in steps if lasting(step.metrics)] == [4]
+    loop(4, rank_socket=agent.path, profile_after_step=2)
+    steps = [message for message in agent.accept().rest() if isinstance(message, RankStep)]
+    assert [step.step for step in steps if sticky_metrics(step.metrics)] == [4]
     assert 0 < sum(told(steps[-1]).values()) < steps[-1].ended - steps[2].started
 
 
 def test_profile_beside_another_is_refused_and_training_goes_on(agent):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        loop(9, rank_socket=agent.path, split_after_step=2)
+        loop(9, rank_socket=agent.path, profile_after_step=2)
     messages = agent.accept().rest()
-    found = [message.finding.code for message in messages if isinstance(message, Found)]
-    assert found == ["split-not-taken"]
-    assert max(message.step for message in messages if isinstance(message, Step)) == 9
+    found = [message.finding.code for message in messages if isinstance(message, FindingReported)]
+    assert found == ["step-profile-failed"]
+    assert max(message.step for message in messages if isinstance(message, RankStep)) == 9
 
 
 def test_nothing_of_torch_is_changed_once_a_profile_is_over(agent):
     before = torch.autograd.backward
-    loop(9, rank_socket=agent.path, split_after_step=2)
+    loop(9, rank_socket=agent.path, profile_after_step=2)
     assert torch.autograd.backward is before
     assert not torch.autograd._profiler_enabled()

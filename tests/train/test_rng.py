@@ -12,7 +12,7 @@ import numpy.random
 import pytest
 import torch
 
-from holdfast.train import rng, twister
+from holdfast.train.checkpoint import mt19937, rng
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def plain(state: Any) -> Any:
 def test_state_that_was_noted_is_what_the_generators_say(moment: Callable[[], object]):
     seed_all()
     moment()
-    noted = rng.note()
+    noted = rng.capture()
     said = random.getstate(), plain(numpy.random.get_state(legacy=False)), torch.get_rng_state().tolist()
     drawn()  # what was noted stays as it was
     state = noted()
@@ -90,25 +90,25 @@ def test_state_that_was_noted_is_what_the_generators_say(moment: Callable[[], ob
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_generators_that_are_put_back_draw_the_same_again(moment: Callable[[], object]):
     moment()
-    noted = rng.note()
+    noted = rng.capture()
     once = drawn()
     rng.restore(noted())
     assert drawn() == once
 
 
 def test_memory_of_this_python_and_this_numpy_is_read():
-    assert twister.of_python() is not None
-    assert twister.of_numpy(numpy.random) is not None
+    assert mt19937.python_capture() is not None
+    assert mt19937.numpy_capture(numpy.random) is not None
 
 
 def test_another_generator_of_numpys_is_asked():
     before = numpy.random.get_bit_generator()
-    noted_before = rng.note()
+    noted_before = rng.capture()
     numpy.random.set_bit_generator(numpy.random.PCG64(1))
     try:
-        state = rng.note()()["numpy"]
+        state = rng.capture()()["numpy"]
         assert plain(state) == plain(numpy.random.get_state(legacy=False))
-        assert twister.of_numpy(numpy.random) is None
+        assert mt19937.numpy_capture(numpy.random) is None
     finally:
         numpy.random.set_bit_generator(before)
     assert plain(noted_before()["numpy"]) == plain(numpy.random.get_state(legacy=False))
@@ -119,16 +119,16 @@ def test_generator_of_python_that_is_another_is_asked(monkeypatch: pytest.Monkey
         pass
 
     monkeypatch.setattr(random, "_inst", Own(1))
-    assert twister.of_python() is None
+    assert mt19937.python_capture() is None
 
 
 def test_memory_that_says_something_else_is_not_trusted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(random, "getstate", random.Random(1).getstate)
-    monkeypatch.setattr(twister, "_pair_at", lambda _: 0)
-    assert twister.of_python() is None
-    assert twister.of_numpy(numpy.random) is None
+    monkeypatch.setattr(mt19937, "_pair_at", lambda _: 0)
+    assert mt19937.python_capture() is None
+    assert mt19937.numpy_capture(numpy.random) is None
 
 
 def test_numpys_are_left_out_where_nobody_has_imported_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "numpy.random")
-    assert rng.note()()["numpy"] is None
+    assert rng.capture()()["numpy"] is None

@@ -16,27 +16,28 @@ from typing import Any
 import pytest
 import torch
 from tests.train.conftest import Line
-from tests.train.sealing import rewrite
+from tests.train.forged_manifests import rewrite
 
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events.bounds import METRICS
-from holdfast.events.rank import (
-    Checkpointed,
-    CheckpointNow,
-    Doing,
-    Found,
-    HandOver,
-    Hello,
-    Leaving,
-    RankToAgent,
-    Step,
-    StopNow,
-)
 from holdfast.findings import Severity
-from holdfast.train import Environment, Session, staging
-from holdfast.train.liaison import HAND_OVER_S, STOP_S, Liaison
-from holdfast.train.meter import Meter
-from holdfast.train.replicas import Alone, Standing, Unmet
+from holdfast.protocol.rank_messages import (
+    Activity,
+    CheckpointAndExitNow,
+    ExitingOnRequest,
+    FindingReported,
+    Hello,
+    RankCheckpointCommitted,
+    RankStep,
+    RankToAgent,
+    TakeCheckpointNow,
+    TransferAndExitNow,
+)
+from holdfast.protocol.validation import MAX_METRICS
+from holdfast.train import RankConfig, Session
+from holdfast.train.checkpoint import staging
+from holdfast.train.ft.replica_strategy import SingleReplica, StoppedWhileWaiting, TrainingProgress
+from holdfast.train.metrics.step_meter import StepMeter
+from holdfast.train.session.rank_coordinator import STATE_TRANSFER_S, STOP_WAIT_S, RankCoordinator
 
 LOOP = Path(__file__).with_name("loop.py")
 
@@ -44,7 +45,7 @@ LOOP = Path(__file__).with_name("loop.py")
 def session(**told: object) -> Session:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Session(model=model, optimizer=optimizer, environment=Environment(**told))
+    return Session(model=model, optimizer=optimizer, config=RankConfig(**told))
 
 
 def saved(folder: Path) -> list[str]:
@@ -57,7 +58,7 @@ def test_package_import_loads_no_torch():
 
 
 def test_environment_of_a_bare_process_is_one_rank_without_checkpoints():
-    assert Environment.read({"HOLDFAST_CHECKPOINT_PATH": ""}) == Environment()
+    assert RankConfig.from_env({"HOLDFAST_CHECKPOINT_PATH": ""}) == RankConfig()
 
 
 def test_environment_is_read_by_its_documented_names():
@@ -74,10 +75,10 @@ def test_environment_is_read_by_its_documented_names():
         "HOLDFAST_CHECKPOINT_EVERY": "auto",
         "GROUP_WORLD_SIZE": "2",
         "HOLDFAST_CHECKPOINT_KEEP": "2",
-        "HOLDFAST_CHECKPOINT_KEEP_EVERY": "100",
-        "HOLDFAST_SPLIT_AFTER_STEP": "5",
+        "HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS": "100",
+        "HOLDFAST_PROFILE_AFTER_STEP": "5",
     }
-    assert Environment.read(variables) == Environment(
+    assert RankConfig.from_env(variables) == RankConfig(
         rank=3,
         world_size=4,
         batch_world_size=6,
@@ -90,24 +91,24 @@ def test_environment_is_read_by_its_documented_names():
         checkpoint_auto=True,
         nodes=2,
         checkpoint_keep=2,
-        checkpoint_keep_every=100,
-        split_after_step=5,
+        checkpoint_keep_every_steps=100,
+        profile_after_step=5,
     )
 
 
 def test_store_without_a_folder_on_the_node_is_refused():
-    assert Environment.read({"HOLDFAST_CHECKPOINT_PATH": "s3://b/r", "HOLDFAST_CHECKPOINT_LOCAL": "/n"}) == Environment(
-        checkpoint_path="s3://b/r", checkpoint_local=Path("/n")
-    )
+    assert RankConfig.from_env(
+        {"HOLDFAST_CHECKPOINT_PATH": "s3://b/r", "HOLDFAST_CHECKPOINT_LOCAL": "/n"}
+    ) == RankConfig(checkpoint_path="s3://b/r", checkpoint_local=Path("/n"))
     with pytest.raises(HoldfastError) as refused:
-        Environment.read({"HOLDFAST_CHECKPOINT_PATH": "s3://b/r"})
+        RankConfig.from_env({"HOLDFAST_CHECKPOINT_PATH": "s3://b/r"})
     assert refused.value.findings[0].code == "checkpoint-local-missing"
 
 
 @pytest.mark.parametrize("value", ["ten", "0", "-1", "2.5"])
 def test_environment_with_a_bad_number_names_the_variable(value: str):
     with pytest.raises(HoldfastError) as refused:
-        Environment.read({"HOLDFAST_CHECKPOINT_EVERY_STEPS": value})
+        RankConfig.from_env({"HOLDFAST_CHECKPOINT_EVERY_STEPS": value})
     assert refused.value.findings[0].where == "HOLDFAST_CHECKPOINT_EVERY_STEPS"
 
 
@@ -136,7 +137,7 @@ def test_environment_with_a_bad_number_names_the_variable(value: str):
     ],
 )
 def test_where_checkpoints_go_is_told_in_words(variables: dict[str, str], words: str):
-    assert Environment.read(variables).checkpoints_in_words == words
+    assert RankConfig.from_env(variables).checkpoint_summary == words
 
 
 def test_session_that_runs_alone_says_where_its_checkpoints_go(agent, tmp_path: Path, capsys):
@@ -148,14 +149,14 @@ def test_session_that_runs_alone_says_where_its_checkpoints_go(agent, tmp_path: 
 
 def test_cadence_that_is_not_auto_is_refused():
     with pytest.raises(HoldfastError) as refused:
-        Environment.read({"HOLDFAST_CHECKPOINT_EVERY": "100"})
-    assert refused.value.findings[0].code == "environment-not-auto"
+        RankConfig.from_env({"HOLDFAST_CHECKPOINT_EVERY": "100"})
+    assert refused.value.findings[0].code == "environment-invalid-auto"
 
 
 def test_speed_of_a_device_counts_the_devices_of_all_replicas(agent):
-    liaison = Liaison(Environment(rank_socket=agent.path), Meter(flops_per_token=1e12))
-    liaison.report(1, total=None, metrics={"tokens": 64, "replicas": 2})
-    step = agent.accept().await_(Step)
+    liaison = RankCoordinator(RankConfig(rank_socket=agent.path), StepMeter(flops_per_token=1e12))
+    liaison.report_step(1, total=None, metrics={"tokens": 64, "replicas": 2})
+    step = agent.accept().await_(RankStep)
     assert step.metrics["tflops_full"] * (step.ended - step.started) == pytest.approx(32)
 
 
@@ -167,7 +168,7 @@ def test_each_commit_is_reported_with_adjoining_times_and_finite_metrics(agent):
     hello = line.next()
     assert isinstance(hello, Hello)
     assert (hello.rank, hello.pid, hello.clock is not None) == (5, os.getpid(), True)
-    first, second = line.await_(Step), line.await_(Step)
+    first, second = line.await_(RankStep), line.await_(RankStep)
     assert first.metrics.pop("host_memory_peak_bytes") > 2**20
     assert (first.step, first.metrics) == (1, {"loss": 2.5, "tokens": 64.0, "grad_norm": 1.0, "total_steps": 2.0})
     assert second.metrics.keys() == {"loss", "tokens", "total_steps", "host_memory_peak_bytes"}
@@ -181,10 +182,10 @@ def test_metrics_that_no_event_can_hold_never_cost_the_step_and_are_named_once(a
     for _ in loop.steps(3):
         loop.commit(loss=2.0, tokens=float("nan"), replicas=0, **bad)
     sent = list(until_step(agent.accept(), 3))
-    steps = [message for message in sent if isinstance(message, Step)]
+    steps = [message for message in sent if isinstance(message, RankStep)]
     assert [step.step for step in steps] == [1, 2]
     assert all(step.metrics["loss"] == 2.0 and not bad.keys() & step.metrics.keys() for step in steps)
-    codes = [message.finding.code for message in sent if isinstance(message, Found)]
+    codes = [message.finding.code for message in sent if isinstance(message, FindingReported)]
     assert sorted(codes) == ["metric-dropped"] * len(bad) + ["metric-not-finite"]
     assert capsys.readouterr().err.count("[metric-dropped]") == len(bad)
 
@@ -193,8 +194,8 @@ def test_metrics_beyond_what_a_step_may_have_are_left_out(agent):
     loop = session(rank_socket=agent.path)
     for _ in loop.steps(1):
         loop.commit(loss=1.0, **{f"m{number}": number for number in range(500)})
-    metrics = agent.accept().await_(Step).metrics
-    assert len(metrics) == METRICS
+    metrics = agent.accept().await_(RankStep).metrics
+    assert len(metrics) == MAX_METRICS
     assert (metrics["loss"], metrics["total_steps"], metrics["m0"]) == (1.0, 1.0, 0.0)
 
 
@@ -205,7 +206,7 @@ def test_checkpoints_come_every_steps_and_after_the_last_and_are_reported(agent,
         loop.commit()
     assert saved(folder) == ["step-00000002", "step-00000004", "step-00000005"]
     line = agent.accept()
-    told = [line.await_(Checkpointed) for _ in range(3)]
+    told = [line.await_(RankCheckpointCommitted) for _ in range(3)]
     assert [(each.step, each.path) for each in told] == [(step, str(folder / f"step-{step:08d}")) for step in (2, 4, 5)]
     assert all(each.took_s > 0 for each in told)
 
@@ -215,8 +216,8 @@ def test_time_that_the_loop_stood_still_for_a_checkpoint_is_reported_with_the_ne
     for _ in loop.steps(2):
         loop.commit()
     line = agent.accept()
-    assert line.await_(Step).checkpoint_s == 0
-    assert line.await_(Step).checkpoint_s > 0
+    assert line.await_(RankStep).checkpoint_s == 0
+    assert line.await_(RankStep).checkpoint_s > 0
 
 
 def test_a_second_session_goes_on_after_the_first(tmp_path: Path, capsys):
@@ -236,54 +237,59 @@ def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
     assert saved(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-class Second(Alone):
+class SecondReplica(SingleReplica):
     """As the second of replicas, for which the first saves."""
 
-    place = 1
+    replica_index = 1
 
 
 def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoint_is_due(tmp_path: Path, monkeypatch):
     loop = session(checkpoint_path=tmp_path, checkpoint_every_s=3600)
-    monkeypatch.setattr(loop, "_replicas", Second(torch.nn.Linear(2, 2)))
-    monkeypatch.setattr(loop._liaison, "_saved_at", time.monotonic() - 7200)
-    turns: list[Doing] = []
-    monkeypatch.setattr(loop._liaison, "turn", turns.append)
+    monkeypatch.setattr(loop, "_replicas", SecondReplica(torch.nn.Linear(2, 2)))
+    monkeypatch.setattr(loop._coordinator, "_saved_at", time.monotonic() - 7200)
+    turns: list[Activity] = []
+    monkeypatch.setattr(loop._coordinator, "set_activity", turns.append)
     for step in loop.steps(4):
         loop.commit()
         if step == 3:
-            assert turns.count(Doing.ASIDE) == 1
+            assert turns.count(Activity.BETWEEN_STEPS) == 1
     assert saved(tmp_path) == []
 
 
-class Forsaken(Alone):
+class LostPeers(SingleReplica):
     """As one that is told to end while it waits for the others, after step 3."""
 
-    def begin(self, standing: Standing, *, ended: bool) -> Standing:
-        if standing.step == 3:
-            raise Unmet(standing)
-        return standing
+    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+        if progress.step == 3:
+            raise StoppedWhileWaiting(progress)
+        return progress
 
 
 def test_replica_that_is_told_to_end_while_it_waits_for_others_saves_what_it_has_and_leaves(
     tmp_path: Path, monkeypatch
 ):
     loop = session(checkpoint_path=tmp_path)
-    monkeypatch.setattr(loop, "_replicas", Forsaken(torch.nn.Linear(2, 2)))
+    monkeypatch.setattr(loop, "_replicas", LostPeers(torch.nn.Linear(2, 2)))
     with pytest.raises(SystemExit) as left:
         go_on(loop)
-    assert left.value.code == ExitCode.STOPPED_EARLY
+    assert left.value.code == ExitCode.CHECKPOINTED_AND_EXITED
     assert saved(tmp_path) == ["step-00000003"]
 
 
 @pytest.mark.parametrize(
-    ("word", "patience_s"), [(None, math.inf), (HandOver(), HAND_OVER_S), (StopNow(reason="cancelled"), STOP_S)]
+    ("word", "patience_s"),
+    [
+        (None, math.inf),
+        (TransferAndExitNow(), STATE_TRANSFER_S),
+        (CheckpointAndExitNow(reason="cancelled"), STOP_WAIT_S),
+    ],
 )
 def test_others_are_waited_for_a_while_longer_by_one_that_is_to_leave(agent, tmp_path: Path, word, patience_s: float):
     loop = session(rank_socket=agent.path, checkpoint_path=tmp_path / "ckpt")
     line = agent.accept()
     if word is not None:
         line.ask(word)
-    assert loop._liaison.patience_s() == patience_s
+    assert loop._coordinator.wait_limit_s() == patience_s
 
 
 def test_auto_cadence_is_chosen_from_the_first_save_and_said(agent, tmp_path: Path):
@@ -291,9 +297,9 @@ def test_auto_cadence_is_chosen_from_the_first_save_and_said(agent, tmp_path: Pa
     line = agent.accept()
     for step in loop.steps(2):
         if step == 1:
-            line.ask(CheckpointNow())
+            line.ask(TakeCheckpointNow())
         loop.commit()
-    assert line.await_(Found).finding.code == "checkpoint-cadence"
+    assert line.await_(FindingReported).finding.code == "checkpoint-interval"
 
 
 def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_path: Path):
@@ -302,7 +308,7 @@ def test_checkpoint_request_is_met_at_the_end_of_the_step_in_hand(agent, tmp_pat
     line = agent.accept()
     for step in loop.steps(3):
         if step == 2:
-            line.ask(CheckpointNow())
+            line.ask(TakeCheckpointNow())
         loop.commit()
     assert saved(folder) == ["step-00000002", "step-00000003"]
 
@@ -315,7 +321,7 @@ def go_on(loop: Session, *, told_at: int = 0, tell: Callable[[], None] = int) ->
 
 
 def ask_the_agent(line) -> None:
-    line.ask(StopNow(reason="cancelled"))
+    line.ask(CheckpointAndExitNow(reason="cancelled"))
 
 
 def send_sigterm(_) -> None:
@@ -330,8 +336,8 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code(agent, tmp_path: Path, 
     line = agent.accept()
     with pytest.raises(SystemExit) as left:
         go_on(loop, told_at=4, tell=lambda: stop(line))
-    assert left.value.code == ExitCode.STOPPED_EARLY
-    line.await_(Leaving)
+    assert left.value.code == ExitCode.CHECKPOINTED_AND_EXITED
+    line.await_(ExitingOnRequest)
     assert saved(folder) == ["step-00000004"]
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -348,7 +354,11 @@ def test_sigterm_is_the_programs_own_again_once_the_loop_was_left_and_ours_in_th
         assert told == [signal.SIGTERM]
         with pytest.raises(SystemExit) as left:
             go_on(loop, told_at=2, tell=lambda: send_sigterm(None))
-        assert (left.value.code, saved(tmp_path / "ckpt"), len(told)) == (ExitCode.STOPPED_EARLY, ["step-00000002"], 1)
+        assert (left.value.code, saved(tmp_path / "ckpt"), len(told)) == (
+            ExitCode.CHECKPOINTED_AND_EXITED,
+            ["step-00000002"],
+            1,
+        )
         os.kill(os.getpid(), signal.SIGTERM)
         assert len(told) == 2
     finally:
@@ -365,8 +375,8 @@ def test_weights_that_are_other_ones_aside_are_not_saved(tmp_path: Path, monkeyp
     monkeypatch.setattr(staging, "_copy", copy_late)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())
-    told = Environment(checkpoint_path=tmp_path, checkpoint_every_steps=1)
-    loop = Session(model=model, optimizer=optimizer, environment=told)
+    told = RankConfig(checkpoint_path=tmp_path, checkpoint_every_steps=1)
+    loop = Session(model=model, optimizer=optimizer, config=told)
     was = dict[int, torch.Tensor]()
     for step in loop.steps(3):
         model(torch.randn(2, 64)).sum().backward()
@@ -374,12 +384,12 @@ def test_weights_that_are_other_ones_aside_are_not_saved(tmp_path: Path, monkeyp
         was[step] = model.weight.detach().clone()
         aside.clear()
         loop.commit()
-        with loop.aside():
+        with loop.untimed():
             model.weight.data.fill_(step)
             aside.set()
     shutil.rmtree(tmp_path / "step-00000003")
     again = torch.nn.Linear(64, 64)
-    assert Session(model=again, optimizer=torch.optim.AdamW(again.parameters()), environment=told).step == 2
+    assert Session(model=again, optimizer=torch.optim.AdamW(again.parameters()), config=told).step == 2
     assert torch.equal(again.weight, was[2])
 
 
@@ -392,10 +402,10 @@ def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
     loop.commit()
     loop.commit()
     line = agent.accept()
-    found = line.await_(Found).finding
+    found = line.await_(FindingReported).finding
     assert found.code == "checkpoint-failed"
     assert found.remedy.endswith("are untouched, and the next is tried when it is due.")
-    assert line.await_(Step).step == 3
+    assert line.await_(RankStep).step == 3
 
 
 def test_failed_last_checkpoint_is_an_error(tmp_path: Path):
@@ -424,7 +434,7 @@ def test_last_checkpoint_that_the_store_does_not_take_is_an_error(tmp_path: Path
     with pytest.raises(HoldfastError) as raised:
         loop.commit()
     (finding,) = raised.value.findings
-    assert (finding.code, finding.severity) == ("checkpoint-not-stored", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("checkpoint-upload-failed", Severity.ERROR)
 
 
 def train(loop: Session, steps: int, batch: int = 4) -> list[range]:
@@ -439,7 +449,7 @@ def train(loop: Session, steps: int, batch: int = 4) -> list[range]:
 def test_rank_that_is_left_alone_takes_the_samples_of_all_and_says_how_many(agent):
     loop = session(rank_socket=agent.path, batch_world_size=3)
     assert train(loop, 2) == [range(4), range(4, 8), range(8, 12), range(12, 16), range(16, 20), range(20, 24)]
-    assert agent.accept().await_(Step).metrics["global_batch"] == 12
+    assert agent.accept().await_(RankStep).metrics["global_batch"] == 12
 
 
 def test_samples_go_on_from_a_checkpoint_whatever_the_batch_is_then(tmp_path: Path):
@@ -463,15 +473,15 @@ def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_
 ):
     def loop(**told: Any) -> Session:
         made = torch.nn.Linear(1, 1)
-        environment = Environment(checkpoint_path=tmp_path, **told)
+        environment = RankConfig(checkpoint_path=tmp_path, **told)
         optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
         return Session(
-            model=made, optimizer=optimizer, extra=torch.nn.Linear(1, 1) if extra else None, environment=environment
+            model=made, optimizer=optimizer, extra=torch.nn.Linear(1, 1) if extra else None, config=environment
         )
 
     for _ in (saved := loop()).steps(2):
         saved.commit()
-    seal = tmp_path / "step-00000002" / "seal.json"
+    seal = tmp_path / "step-00000002" / "manifest.json"
     rewrite(seal, {"world_size": 3})
     again = loop(rank_socket=agent.path)
     assert "which 3 took; the number of ranks is 1 now" in capsys.readouterr().err
@@ -480,7 +490,7 @@ def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_
             list(again.micro_batches(4))
         again.commit()
     line = agent.accept()
-    told = [message.finding for message in until_step(line, 4) if isinstance(message, Found)]
+    told = [message.finding for message in until_step(line, 4) if isinstance(message, FindingReported)]
     assert [finding.code for finding in told] == ["world-size-changed"] * bool(evidence)
     for finding in told:
         assert all(words.startswith(begun) for words, begun in zip(finding.evidence, evidence, strict=True))
@@ -488,7 +498,7 @@ def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_
 
 
 def until_step(line: Line, step: int) -> Iterator[RankToAgent]:
-    while not (isinstance(message := line.next(), Step) and message.step == step):
+    while not (isinstance(message := line.next(), RankStep) and message.step == step):
         yield message
 
 
@@ -498,7 +508,7 @@ def test_learning_rate_is_scaled_during_steps_of_a_dealt_batch_and_nowhere_else(
     optimizer = torch.optim.SGD([weight], lr=0.1)
     model = torch.nn.Module()
     model.weight = weight
-    loop = Session(model=model, optimizer=optimizer, environment=Environment(learning_rate_factor=0.5))
+    loop = Session(model=model, optimizer=optimizer, config=RankConfig(learning_rate_factor=0.5))
     for _ in loop.steps(1):
         if micro_batches:
             list(loop.micro_batches(1))
@@ -548,17 +558,17 @@ def test_requests_to_one_rank_under_torchrun_are_met_by_all_after_the_same_step(
     for line in (agent.accept(), agent.accept()):
         lines[line.await_(Hello).rank] = line
 
-    lines[1].await_(Step, lambda step: step.step == 3)
-    lines[1].ask(CheckpointNow())
-    asked = lines[0].await_(Checkpointed)
-    lines[1].ask(StopNow())
+    lines[1].await_(RankStep, lambda step: step.step == 3)
+    lines[1].ask(TakeCheckpointNow())
+    asked = lines[0].await_(RankCheckpointCommitted)
+    lines[1].ask(CheckpointAndExitNow())
     with ThreadPoolExecutor() as reading:  # at once: torchrun ends a rank that another has left behind
         rests = dict(zip(lines, reading.map(Line.rest, lines.values()), strict=True))
     _, said = process.communicate(timeout=200)
 
     assert process.returncode == 1, said  # torchrun's own, for ranks that left early
-    assert f"exitcode  : {ExitCode.STOPPED_EARLY.value}" in said
-    last = {rank: max(each.step for each in rest if isinstance(each, Step)) for rank, rest in rests.items()}
+    assert f"exitcode  : {ExitCode.CHECKPOINTED_AND_EXITED.value}" in said
+    last = {rank: max(each.step for each in rest if isinstance(each, RankStep)) for rank, rest in rests.items()}
     assert last[0] == last[1] > asked.step
-    assert [each.step for each in rests[0] if isinstance(each, Checkpointed)] == [last[0]]
+    assert [each.step for each in rests[0] if isinstance(each, RankCheckpointCommitted)] == [last[0]]
     assert saved(folder) == [f"step-{step:08d}" for step in (asked.step, last[0])]

@@ -16,7 +16,7 @@ PROGRAM = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from holdfast.train import shutdown
+from holdfast.train.session import shutdown
 
 shutdown.watch(Path(sys.argv[1]), 0)
 pool = ThreadPoolExecutor(1, thread_name_prefix="pool")

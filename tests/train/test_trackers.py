@@ -16,14 +16,15 @@ import pytest
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.events.rank import Found, Step
 from holdfast.findings import Finding
-from holdfast.train import Environment, Session, courier, trackers
-from holdfast.train.trackers import Story
+from holdfast.protocol.rank_messages import FindingReported, RankStep
+from holdfast.train import RankConfig, Session
+from holdfast.train.metrics import async_tracker, trackers
+from holdfast.train.metrics.trackers import TrackedRun
 
 LOOP = Path(__file__).with_name("loop.py")
 PATIENT = (
-    "import runpy, sys; from holdfast.train import courier; courier.CLOSE_S = 250.0; "
+    "import runpy, sys; from holdfast.train.metrics import async_tracker; async_tracker.CLOSE_S = 250.0; "
     "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 )
 """Trackers take long to import on a busy machine."""
@@ -82,7 +83,7 @@ def test_metric_that_mlflow_does_not_take_costs_no_other(tmp_path: Path, monkeyp
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     tracker = trackers.MLflow()
-    tracker.open(Story(run="a-run", after=0, folder=tmp_path))
+    tracker.open(TrackedRun(run="a-run", resumed_step=0, folder=tmp_path))
     try:
         with pytest.raises(ValueError, match="takes no metric 'loss@last'"):
             tracker.log(1, {"loss@last": 1.0, "loss": 1.0})
@@ -94,15 +95,15 @@ def test_metric_that_mlflow_does_not_take_costs_no_other(tmp_path: Path, monkeyp
     assert [one.value for one in client.get_metric_history(run.info.run_id, "loss")] == [1.0, 2.0]
 
 
-class Told:
+class RecordingTracker:
     """A tracker that behaves, and remembers."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.closed = False
 
-    def open(self, story: Story) -> None:
-        self.story = story
+    def open(self, tracked_run: TrackedRun) -> None:
+        self.tracked_run = tracked_run
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
@@ -111,19 +112,19 @@ class Told:
         self.closed = True
 
 
-class Absent(Told):
-    def open(self, story: Story) -> None:
+class Absent(RecordingTracker):
+    def open(self, tracked_run: TrackedRun) -> None:
         raise ModuleNotFoundError("No module named 'wandb'")
 
 
-class Broken(Told):
+class Broken(RecordingTracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         super().log(step, metrics)
         if step % 2:
             raise ConnectionError("it is down")
 
 
-class Blocked(Told):
+class Blocked(RecordingTracker):
     """Takes nothing before it is let go."""
 
     def __init__(self) -> None:
@@ -135,36 +136,36 @@ class Blocked(Told):
         super().log(step, metrics)
 
 
-def run_with(tracker: Told, monkeypatch: pytest.MonkeyPatch, steps: int, **told: object) -> None:
+def run_with(tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch, steps: int, **told: object) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda: tracker)
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loop = Session(model=model, optimizer=optimizer, environment=Environment(**told), report_to=["wandb"])
+    loop = Session(model=model, optimizer=optimizer, config=RankConfig(**told), report_to=["wandb"])
     for _ in loop.steps(steps):
         loop.commit(loss=1.0)
 
 
 def test_tracker_has_every_step_when_the_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Told()
+    tracker = RecordingTracker()
     run_with(tracker, monkeypatch, 50, run="a-run", replica=1)
     assert tracker.steps == list(range(1, 51))
     assert tracker.closed
-    assert (tracker.story.run, tracker.story.after) == ("a-run-replica1", 0)
+    assert (tracker.tracked_run.run, tracker.tracked_run.resumed_step) == ("a-run-replica1", 0)
 
 
 @pytest.mark.parametrize(
     ("tracker", "told"), [(Absent(), "wandb cannot be reached"), (Broken(), "wandb did not take step 1, and perhaps")]
 )
 def test_tracker_that_fails_is_named_once_and_stops_no_step(
-    agent, monkeypatch, capsys, tracker: Told, told: str
+    agent, monkeypatch, capsys, tracker: RecordingTracker, told: str
 ) -> None:
     run_with(tracker, monkeypatch, 20, rank_socket=agent.path)
     line, steps, found = agent.accept(), list[int](), list[Finding]()
     while len(steps) < 20 or not found:
         match line.next():
-            case Step(step=step):
+            case RankStep(step=step):
                 steps.append(step)
-            case Found(finding=finding):
+            case FindingReported(finding=finding):
                 found.append(finding)
             case _:
                 pass
@@ -175,8 +176,8 @@ def test_tracker_that_fails_is_named_once_and_stops_no_step(
 
 
 def test_tracker_that_blocks_stops_no_step_and_no_end(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(courier, "BACKLOG_STEPS", 5)
-    monkeypatch.setattr(courier, "CLOSE_S", 0.01)
+    monkeypatch.setattr(async_tracker, "BACKLOG_STEPS", 5)
+    monkeypatch.setattr(async_tracker, "CLOSE_S", 0.01)
     tracker = Blocked()
     run_with(tracker, monkeypatch, 20)
     assert capsys.readouterr().err.count("wandb is 5 steps behind") == 1
@@ -184,7 +185,7 @@ def test_tracker_that_blocks_stops_no_step_and_no_end(monkeypatch, capsys) -> No
 
 
 def test_tracker_that_blocks_and_is_not_far_behind_is_named_at_the_end(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(courier, "CLOSE_S", 0.01)
+    monkeypatch.setattr(async_tracker, "CLOSE_S", 0.01)
     tracker = Blocked()
     run_with(tracker, monkeypatch, 20)
     assert capsys.readouterr().err.count("wandb was not done with all metrics 0.01 s after the last step") == 1

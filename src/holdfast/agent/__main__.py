@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.agent.agent import Agent, Settings
+from holdfast.agent.agent import Agent, AgentSettings
 from holdfast.errors import ExitCode
-from holdfast.guard.limits import LIMITS
-from holdfast.guard.sparing import Sparing
 from holdfast.host.files import read_line, read_object
-from holdfast.host.limits import open_more_files, receive_signals, wait_for_a_cpu
+from holdfast.host.process_limits import open_more_files, receive_signals, schedule_as_batch
+from holdfast.security.api_limits import LIMITS
+from holdfast.security.log_rate_limit import LogRateLimit
 
 log = logging.getLogger("holdfast.agent")
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
     parser.add_argument("--controller-record", type=Path, help="file that says where the controller is by now")
-    parser.add_argument("--written-down", type=Path, help="file that names this agent once standard input has ended")
+    parser.add_argument("--agent-record", type=Path, help="file that names this agent once standard input has ended")
     parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
     parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where its URL says wss")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument(
         "--code", required=True, type=Path, help="folder of shipped code, shared by the run's nodes on this machine"
     )
-    parser.add_argument("--copies", type=Path, help="folder for copies of what the controller may lose: log and code")
+    parser.add_argument(
+        "--log-replica", type=Path, help="folder for copies of what the controller may lose: log and code"
+    )
     parser.add_argument("--echo", action="store_true", help="copy what ranks write to standard output")
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
@@ -46,12 +48,12 @@ def main() -> None:
     receive_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Sparing(LIMITS.log_lines_a_minute))
+        handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
     logging.getLogger("websockets").setLevel(logging.WARNING)
-    if options.written_down is not None and not _is_known(options.written_down):
+    if options.agent_record is not None and not _is_recorded(options.agent_record):
         log.warning("whoever started this agent died before writing it down; another is started in its place")
         return
-    settings = Settings(
+    settings = AgentSettings(
         node=options.node,
         generation=options.generation,
         controller=options.controller,
@@ -64,18 +66,18 @@ def main() -> None:
         controller_grace_s=options.controller_grace_s,
         node_grace_s=options.node_grace_s,
         stop_grace_s=options.stop_grace_s,
-        record=options.controller_record,
-        copies=options.copies,
+        controller_record=options.controller_record,
+        log_replica=options.log_replica,
         echo=options.echo,
     )
     open_more_files()
-    wait_for_a_cpu()
+    schedule_as_batch()
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Whoever makes nodes takes one that ends well for done, and makes no other in its place.
     sys.exit(ExitCode.OK if asyncio.run(Agent(settings).run()) else ExitCode.NODES_LOST)
 
 
-def _is_known(record: Path) -> bool:
+def _is_recorded(record: Path) -> bool:
     """Whether who started this agent lived to write it down: one that nobody knows of is ended, so it may not join."""
     sys.stdin.buffer.read()
     try:

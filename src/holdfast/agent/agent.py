@@ -19,78 +19,78 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.agent.code import CodeFolder
-from holdfast.agent.copies import Copies
-from holdfast.agent.drills import Drills, Reach
+from holdfast.agent.code_cache import CodeCache
+from holdfast.agent.controller_connection import ControllerConnection, TokenRejected
 from holdfast.agent.echo import Echo
-from holdfast.agent.handed import Handed
-from holdfast.agent.link import Link, Refused
-from holdfast.agent.port import HeldPort
-from holdfast.agent.pressure import watch as watch_memory
-from holdfast.agent.retention import Retention
+from holdfast.agent.fault_injection import FaultInjector, InjectionContext
+from holdfast.agent.log_replica import LogReplica
+from holdfast.agent.log_retention import LogRetention
+from holdfast.agent.memory_pressure import watch_memory
+from holdfast.agent.prewarm import PrewarmPool
+from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
-from holdfast.agent.standby import get_ready
-from holdfast.agent.storehost import StoreHost
-from holdfast.agent.team import Team
-from holdfast.agent.warmth import Warmth
-from holdfast.clock import LOOK_S, Clock, clock_jumped
+from holdfast.agent.standby_preparation import prepare_standby
+from holdfast.agent.state_memory import StateMemory
+from holdfast.agent.tcp_store_host import TcpStoreHost
+from holdfast.agent.worker_group import WorkerGroup
+from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
 from holdfast.errors import HoldfastError
 from holdfast.events import (
+    AgentConnected,
     AgentEvent,
-    AgentJoined,
     CodeFetched,
     FindingRaised,
-    NodeLeaving,
+    NodePreemptionNotice,
+    RanksPrewarmed,
     RanksStopped,
-    RanksWarmed,
     StandbyReady,
-    rank,
 )
-from holdfast.events.orders import (
+from holdfast.findings import Finding
+from holdfast.host.processes import adopt_orphans, descendants, kill_all
+from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
+from holdfast.protocol import rank_messages
+from holdfast.protocol.orders import (
     PROTOCOL,
+    AnnounceReplicaDown,
+    AnnounceReplicaStarting,
     AnyOrder,
-    AskCheckpoint,
-    AskSplit,
-    Break,
+    CheckpointAndExit,
+    DumpStacks,
     FetchCode,
-    GetReady,
-    KeepLog,
-    Leave,
-    Look,
+    FreeState,
+    InjectFault,
+    PrepareStandby,
+    ProfileSteps,
     Progress,
-    Release,
-    ReplicaBack,
-    ReplicaLost,
+    ReplicateLog,
+    ReportSilentRanks,
+    Shutdown,
     StartRanks,
     StopRanks,
-    TakeStacks,
-    WindDown,
+    TakeCheckpoint,
 )
-from holdfast.events.rank import CheckpointNow, HandOver, SplitNow, StopNow
-from holdfast.findings import Finding
-from holdfast.folder import LEFT_NAME, description_at
-from holdfast.host.processes import adopt_orphans, descendants, end_all
-from holdfast.job.silence import Silence
+from holdfast.protocol.rank_messages import CheckpointAndExitNow, ProfileStepsNow, TakeCheckpointNow, TransferAndExitNow
+from holdfast.run_dir import EXIT_REASON_NAME, read_controller_record
 
 log = logging.getLogger("holdfast.agent")
 
 STDOUT = 1
 
-LEAVING_GRACE_S = 30.0
+LOST_CONTROLLER_GRACE_S = 30.0
 """Grace that ranks get when the agent gives up waiting for a controller."""
 
-PREPARE_S = 60.0
+PREWARM_TIMEOUT_S = 60.0
 """Longest that an update waits for the imports of its code, beside ranks at work."""
 
-ECHO_S = 2.0
+ECHO_DRAIN_TIMEOUT_S = 2.0
 """Longest that the rest of what ranks wrote may take to reach standard output."""
 
-PARTING_S = 5.0
+DRAIN_MARGIN_S = 5.0
 """Seconds beyond the grace that killed ranks get to be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class AgentSettings:
     """What an agent is started with."""
 
     node: int
@@ -106,16 +106,16 @@ class Settings:
     controller_grace_s: float
     node_grace_s: float
     stop_grace_s: float
-    record: Path | None = None
+    controller_record: Path | None = None
     """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
-    copies: Path | None = None
+    log_replica: Path | None = None
     """Folder for copies of the run's log and code, where the controller may lose them with its machine."""
     echo: bool = False
     """Whether what ranks write goes to standard output too."""
 
-    def where(self) -> str:
+    def controller_url(self) -> str:
         """The controller's URL, as far as it is known now."""
-        found = description_at(self.record) if self.record else {}
+        found = read_controller_record(self.controller_record) if self.controller_record else {}
         if not {"host", "port"} <= found.keys():
             return self.controller
         address = f"{found['host']}:{found['port']}"
@@ -125,133 +125,142 @@ class Settings:
 class Agent:
     """One node's agent."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._incarnation = secrets.token_hex(4)
         self._source = f"node{settings.node}.{settings.generation}/{self._incarnation}"
         self._clock = Clock()
-        self._port = HeldPort(settings.address)
-        self._code = CodeFolder(settings.where, settings.token, settings.code, ca=settings.ca, copies=settings.copies)
-        self._copies = Copies(settings.copies) if settings.copies else None
-        self._retention = Retention(self._found)
+        self._rendezvous_port = ReservedPort(settings.address)
+        self._code_cache = CodeCache(
+            settings.controller_url, settings.token, settings.code, ca=settings.ca, log_replica=settings.log_replica
+        )
+        self._log_replica = LogReplica(settings.log_replica) if settings.log_replica else None
+        self._log_retention = LogRetention(self._report_finding)
         self._echo = Echo(STDOUT) if settings.echo else None
-        self._warmth = Warmth(settings.folder, self._found, self._warmed)
-        self._handed = Handed()
-        self._stores = StoreHost()
+        self._prewarm_pool = PrewarmPool(settings.folder, self._report_finding, self._on_prewarmed)
+        self._state_memory = StateMemory()
+        self._store_host = TcpStoreHost()
         self._sources: defaultdict[int, Sources] = defaultdict(Sources)
         """By replica."""
-        self._teams: dict[int, Team] = {}
-        self._attempts: dict[int, int] = {}
+        self._worker_groups: dict[int, WorkerGroup] = {}
+        self._latest_attempts: dict[int, int] = {}
         """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
-        self._starts: dict[int, asyncio.Task[None]] = {}
-        self._fetches: set[asyncio.Task[None]] = set()
+        self._start_tasks: dict[int, asyncio.Task[None]] = {}
+        self._fetch_tasks: set[asyncio.Task[None]] = set()
         """Of code for a later start."""
-        self._readying: asyncio.Task[None] | None = None
-        self._quiet = asyncio.Event()
-        self._farewell: asyncio.Task[None] | None = None
+        self._standby_task: asyncio.Task[None] | None = None
+        self._group_stopped = asyncio.Event()
+        self._drain_task: asyncio.Task[None] | None = None
         """What is done before leaving; from then on nothing is started."""
-        self._leaving = asyncio.Event()
-        self._dismissed = False
+        self._exiting = asyncio.Event()
+        self._shutdown_ordered = False
         """Whether its controller has said that it is not needed any more."""
-        self._link = Link(
-            settings.where,
+        self._controller = ControllerConnection(
+            settings.controller_url,
             settings.token,
             self._source,
-            greet=self._greet,
-            obey=self._obey,
-            silence=Silence(node_grace_s=settings.node_grace_s),
+            hello=self._hello,
+            handle_order=self._handle_order,
+            heartbeat_timeouts=HeartbeatTimeouts(node_grace_s=settings.node_grace_s),
             ca=settings.ca,
-            hand_back=self._hand_back if settings.copies else None,
+            upload_log_replica=self._upload_log_replica if settings.log_replica else None,
         )
-        self._drills = Drills(Reach(node=settings.node, teams=self._teams.values, link=self._link, clock=self._clock))
+        self._fault_injector = FaultInjector(
+            InjectionContext(
+                node=settings.node,
+                worker_groups=self._worker_groups.values,
+                controller=self._controller,
+                clock=self._clock,
+            )
+        )
 
     async def run(self) -> bool:
         """Work until told to leave, or until there has been no controller for too long; whether it was dismissed."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._told_to_leave)
-        link = asyncio.ensure_future(self._link.run())
-        link.add_done_callback(self._link_ended)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_sigterm)
+        link = asyncio.ensure_future(self._controller.run())
+        link.add_done_callback(self._on_connection_failed)
         work = (
-            self._patience(),
+            self._exit_on_controller_timeout(),
             self._watch_clock(),
-            self._retention.run(),
+            self._log_retention.run(),
             *([self._echo.run()] if self._echo else []),
-            watch_memory(f"node{self._settings.node}", self._memory_short),
+            watch_memory(f"node{self._settings.node}", self._on_memory_pressure),
         )
         watches = [asyncio.ensure_future(each) for each in work]
-        await self._leaving.wait()
+        await self._exiting.wait()
         for watch in watches:
             watch.cancel()
-        for team in list(self._teams.values()):
-            team.stop(0.0)
+        for group in list(self._worker_groups.values()):
+            group.stop(0.0)
         link.cancel()
-        for team in list(self._teams.values()):
-            team.end_leftovers()
-        await self._stores.end()  # end_all would reap it, of which asyncio warns
-        end_all(lambda: descendants(os.getpid()), within_s=PARTING_S)
+        for group in list(self._worker_groups.values()):
+            group.kill_orphans()
+        await self._store_host.stop()  # kill_all would reap it, of which asyncio warns
+        kill_all(lambda: descendants(os.getpid()), within_s=DRAIN_MARGIN_S)
         if self._echo is not None:
-            await self._echo.finish(ECHO_S)
-        return self._dismissed
+            await self._echo.finish(ECHO_DRAIN_TIMEOUT_S)
+        return self._shutdown_ordered
 
-    def _link_ended(self, link: asyncio.Future[None]) -> None:
-        if link.cancelled():
+    def _on_connection_failed(self, connection: asyncio.Future[None]) -> None:
+        if connection.cancelled():
             return
-        if isinstance(error := link.exception(), Refused):
+        if isinstance(error := connection.exception(), TokenRejected):
             log.error("the controller refused this agent's token")
         else:
             log.error("the connection to the controller failed for good", exc_info=error)
-        self._leaving.set()
+        self._exiting.set()
 
-    async def _patience(self) -> None:
+    async def _exit_on_controller_timeout(self) -> None:
         """Leave when no controller has been there for the grace time: ranks nobody watches hold a node for nothing."""
         grace_s = self._settings.controller_grace_s
         while True:
-            await self._link.lost.wait()
+            await self._controller.disconnected.wait()
             try:
-                await asyncio.wait_for(self._link.connected.wait(), grace_s)
-                self._link.lost.clear()
+                await asyncio.wait_for(self._controller.connected.wait(), grace_s)
+                self._controller.disconnected.clear()
             except TimeoutError:
                 reason = f"its agent left after {grace_s:g} s without a controller (recovery.controller_grace_s)"
-                self._farewell = asyncio.ensure_future(self._part(reason, LEAVING_GRACE_S))
+                self._drain_task = asyncio.ensure_future(self._drain(reason, LOST_CONTROLLER_GRACE_S))
                 return
 
-    def _told_to_leave(self) -> None:
+    def _on_sigterm(self) -> None:
         """The node is taken away: the run is told, and ranks have their grace; told again, the agent leaves at once."""
-        if self._farewell is not None:
-            self._leaving.set()
+        if self._drain_task is not None:
+            self._exiting.set()
             return
         grace_s = self._settings.stop_grace_s
-        self._link.say(NodeLeaving(at=self._clock(), node=self._settings.node, grace_s=grace_s))
-        self._farewell = asyncio.ensure_future(self._part("its agent was told to leave by SIGTERM", grace_s))
+        self._controller.send(NodePreemptionNotice(at=self._clock(), node=self._settings.node, grace_s=grace_s))
+        self._drain_task = asyncio.ensure_future(self._drain("its agent was told to leave by SIGTERM", grace_s))
 
-    async def _part(self, reason: str, grace_s: float) -> None:
+    async def _drain(self, reason: str, grace_s: float) -> None:
         """Have the ranks save what they can, and leave when they have ended."""
         log.error("%s; ranks were asked for a checkpoint first", reason)
         with contextlib.suppress(OSError):
-            (self._settings.folder / LEFT_NAME).write_text(reason)
-        for team in list(self._teams.values()):
-            team.part(grace_s)
+            (self._settings.folder / EXIT_REASON_NAME).write_text(reason)
+        for group in list(self._worker_groups.values()):
+            group.drain(grace_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s + PARTING_S):
-                while self._teams:
-                    self._quiet.clear()
-                    await self._quiet.wait()
-        if self._link.connected.is_set():
-            await self._link.settled(within_s=PARTING_S)
-        self._leaving.set()
+            async with asyncio.timeout(grace_s + DRAIN_MARGIN_S):
+                while self._worker_groups:
+                    self._group_stopped.clear()
+                    await self._group_stopped.wait()
+        if self._controller.connected.is_set():
+            await self._controller.flush(within_s=DRAIN_MARGIN_S)
+        self._exiting.set()
 
     async def _watch_clock(self) -> None:
         """Say when the wall clock is set; nothing here goes by it."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(JUMP_POLL_S)
             if jump_s := self._clock.jumped_s():
                 found = clock_jumped(f"node{self._settings.node}", jump_s)
-                self._link.say(FindingRaised(at=self._clock(), finding=found))
+                self._controller.send(FindingRaised(at=self._clock(), finding=found))
 
-    def _greet(self) -> AgentJoined:
-        teams = list(self._teams.values())
-        return AgentJoined(
+    def _hello(self) -> AgentConnected:
+        groups = list(self._worker_groups.values())
+        return AgentConnected(
             at=self._clock(),
             source=self._source,
             node=self._settings.node,
@@ -259,174 +268,176 @@ class Agent:
             incarnation=self._incarnation,
             hostname=socket.gethostname(),
             address=self._settings.address,
-            port=self._port.number,
+            port=self._rendezvous_port.number,
             pid=os.getpid(),
-            attempt=max(self._attempts.values(), default=-1),
-            clock=self._clock.anchor,
+            attempt=max(self._latest_attempts.values(), default=-1),
+            clock=self._clock.sample,
             protocol=PROTOCOL,
-            copy=self._copies.log if self._copies else None,
-            running=tuple(state for team in teams for state in team.running),
+            log_replica=self._log_replica.position if self._log_replica else None,
+            running=tuple(state for group in groups for state in group.running),
         )
 
-    async def _hand_back(self) -> None:
-        if self._copies is not None:
-            await self._copies.hand_back(self._settings.where(), self._settings.token, self._settings.ca)
+    async def _upload_log_replica(self) -> None:
+        if self._log_replica is not None:
+            await self._log_replica.upload(self._settings.controller_url(), self._settings.token, self._settings.ca)
 
     # Orders
 
-    def _obey(self, order: AnyOrder) -> None:
+    def _handle_order(self, order: AnyOrder) -> None:
         match order:
             case StartRanks():
-                self._start(order)
-            case GetReady(start=start):
-                if self._readying is None or self._readying.done():
-                    self._readying = asyncio.ensure_future(self._get_ready(start))
+                self._start_ranks(order)
+            case PrepareStandby(start=start):
+                if self._standby_task is None or self._standby_task.done():
+                    self._standby_task = asyncio.ensure_future(self._prepare_standby(start))
             case StopRanks():
-                self._stop(order)
-            case Break():
-                self._drills.take(order)
-            case AskCheckpoint():
-                for team in self._teams.values():
-                    team.ask_sessions(CheckpointNow(), "takes a checkpoint")
-            case AskSplit():
-                for team in self._teams.values():
-                    team.ask_sessions(SplitNow(), "says where its time goes")
-            case TakeStacks():
-                for team in self._teams.values():
-                    team.take_stacks()
-            case WindDown():
-                for team in self._teams.values():
-                    team.ask(HandOver() if order.hand_over else StopNow(reason=order.reason))
+                self._stop_ranks(order)
+            case InjectFault():
+                self._fault_injector.schedule(order)
+            case TakeCheckpoint():
+                for group in self._worker_groups.values():
+                    group.send_to_sessions(TakeCheckpointNow(), "takes a checkpoint")
+            case ProfileSteps():
+                for group in self._worker_groups.values():
+                    group.send_to_sessions(ProfileStepsNow(), "says where its time goes")
+            case DumpStacks():
+                for group in self._worker_groups.values():
+                    group.dump_stacks()
+            case CheckpointAndExit():
+                for group in self._worker_groups.values():
+                    group.send_to_ranks(
+                        TransferAndExitNow() if order.transfer_state else CheckpointAndExitNow(reason=order.reason)
+                    )
             case FetchCode():
-                self._fetch(order.digest)
-            case Release():
-                self._handed.release(order.replica)
-            case Look():
-                team = self._teams.get(order.replica)
-                if team is not None and team.attempt == order.attempt:
-                    team.look(everyone=order.everyone)
-            case ReplicaLost() | ReplicaBack():
-                self._tell_others(order)
-            case KeepLog():
-                if self._copies is not None:
-                    self._copies.take(order)
-            case Leave():
-                self._dismissed = True
-                self._leaving.set()
+                self._fetch_code(order.digest)
+            case FreeState():
+                self._state_memory.free(order.replica)
+            case ReportSilentRanks():
+                group = self._worker_groups.get(order.replica)
+                if group is not None and group.attempt == order.attempt:
+                    group.report_silent(all_ranks=order.all_ranks)
+            case AnnounceReplicaDown() | AnnounceReplicaStarting():
+                self._forward_to_other_replicas(order)
+            case ReplicateLog():
+                if self._log_replica is not None:
+                    self._log_replica.apply(order)
+            case Shutdown():
+                self._shutdown_ordered = True
+                self._exiting.set()
             case _:
                 log.warning("an order this agent does not know: %s", order)
 
-    def _tell_others(self, order: ReplicaLost | ReplicaBack) -> None:
+    def _forward_to_other_replicas(self, order: AnnounceReplicaDown | AnnounceReplicaStarting) -> None:
         """Pass on what befell a replica to the ranks of the others."""
-        kind = rank.ReplicaLost if isinstance(order, ReplicaLost) else rank.ReplicaBack
-        for team in self._teams.values():
-            if team.replica != order.replica:
-                team.ask(kind(replica=order.replica, attempt=order.attempt))
+        kind = rank_messages.ReplicaDown if isinstance(order, AnnounceReplicaDown) else rank_messages.ReplicaStarting
+        for group in self._worker_groups.values():
+            if group.replica != order.replica:
+                group.send_to_ranks(kind(replica=order.replica, attempt=order.attempt))
 
-    def _fetch(self, digest: str) -> None:
+    def _fetch_code(self, digest: str) -> None:
         """Have code before anybody runs it, beside the ranks at work."""
-        fetch = asyncio.ensure_future(self._fetched(digest))
-        self._fetches.add(fetch)
-        fetch.add_done_callback(self._fetches.discard)
+        fetch = asyncio.ensure_future(self._fetch_and_prewarm(digest))
+        self._fetch_tasks.add(fetch)
+        fetch.add_done_callback(self._fetch_tasks.discard)
 
-    async def _fetched(self, digest: str) -> None:
+    async def _fetch_and_prewarm(self, digest: str) -> None:
         """Get code, have the programs that it makes of the ranks held, and say so."""
         problem = None
         try:
-            code = await self._code.get(digest)
-            async with asyncio.timeout(PREPARE_S):
-                await asyncio.gather(*(team.prepare(code) for team in self._teams.values()))
-                await self._warmth.prepare_standby(code)
+            code = await self._code_cache.get(digest)
+            async with asyncio.timeout(PREWARM_TIMEOUT_S):
+                await asyncio.gather(*(group.prewarm(code) for group in self._worker_groups.values()))
+                await self._prewarm_pool.prewarm_standby(code)
         except HoldfastError as error:
             problem = error.findings[0]
         except TimeoutError:
-            log.warning("the imports of other code take more than %g s; its ranks will start cold", PREPARE_S)
-        self._link.say(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, problem=problem))
+            log.warning("the imports of other code take more than %g s; its ranks will start cold", PREWARM_TIMEOUT_S)
+        self._controller.send(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, failure=problem))
 
-    def _start(self, order: StartRanks) -> None:
-        if order.attempt <= self._attempts.get(order.replica, -1) or self._farewell is not None:
+    def _start_ranks(self, order: StartRanks) -> None:
+        if order.attempt <= self._latest_attempts.get(order.replica, -1) or self._drain_task is not None:
             return
-        self._attempts[order.replica] = order.attempt
-        self._drills.begin_anew()
-        self._warmth.adopt(order.replica)
-        team = Team(
+        self._latest_attempts[order.replica] = order.attempt
+        self._fault_injector.forget_pending()
+        self._prewarm_pool.assign_standby(order.replica)
+        group = WorkerGroup(
             order,
             node=self._settings.node,
             sockets=self._settings.sockets,
             folder=self._settings.folder,
-            port=self._port,
+            rendezvous_port=self._rendezvous_port,
             clock=self._clock,
-            code=self._code.get,
-            retention=self._retention,
+            get_code=self._code_cache.get,
+            log_retention=self._log_retention,
             echo=self._echo,
-            warmth=self._warmth,
-            handed=self._handed,
-            stores=self._stores,
+            prewarm_pool=self._prewarm_pool,
+            state_memory=self._state_memory,
+            store_host=self._store_host,
             sources=self._sources[order.replica],
-            say=self._say,
-            on_step=self._drills.step_passed,
-            on_stopped=self._stopped,
+            send=self._send,
+            on_step=self._fault_injector.on_step,
+            on_stopped=self._on_group_stopped,
         )
-        self._teams[order.replica] = team
-        start = asyncio.ensure_future(team.start())
-        start.add_done_callback(self._start_settled)
-        self._starts[order.replica] = start
+        self._worker_groups[order.replica] = group
+        start = asyncio.ensure_future(group.start())
+        start.add_done_callback(self._on_start_done)
+        self._start_tasks[order.replica] = start
 
-    async def _get_ready(self, start: StartRanks) -> None:
+    async def _prepare_standby(self, start: StartRanks) -> None:
         node, generation = self._settings.node, self._settings.generation
-        ready = await get_ready(
+        ready = await prepare_standby(
             start,
             node=node,
-            code=self._code.get,
-            warmth=self._warmth,
+            get_code=self._code_cache.get,
+            prewarm_pool=self._prewarm_pool,
             clock=self._clock,
-            find=self._found,
-            abandoned=self._leaving,
+            report_finding=self._report_finding,
+            cancelled=self._exiting,
         )
-        if ready and self._farewell is None:
-            self._link.say(StandbyReady(at=self._clock(), node=node, generation=generation))
+        if ready and self._drain_task is None:
+            self._controller.send(StandbyReady(at=self._clock(), node=node, generation=generation))
 
-    def _start_settled(self, start: asyncio.Future[None]) -> None:
+    def _on_start_done(self, start: asyncio.Future[None]) -> None:
         """Ranks that were started by half are nobody's: the node had better be lost, which everybody understands."""
         if not start.cancelled() and (error := start.exception()) is not None:
             log.critical("the ranks could not be started", exc_info=error)
-            self._leaving.set()
+            self._exiting.set()
 
-    def _stop(self, order: StopRanks) -> None:
-        known = self._attempts.get(order.replica, -1)
-        team = self._teams.get(order.replica)
-        if team is not None and team.attempt <= order.attempt:
-            team.stop(order.grace_s, together=order.together)
+    def _stop_ranks(self, order: StopRanks) -> None:
+        known = self._latest_attempts.get(order.replica, -1)
+        group = self._worker_groups.get(order.replica)
+        if group is not None and group.attempt <= order.attempt:
+            group.stop(order.grace_s, together=order.all_replicas)
         elif order.attempt > known:
             # The order to start this attempt never arrived; now it must not. Other nodes may have met at this port.
-            self._attempts[order.replica] = order.attempt
-            self._port.renew()
-            self._link.say(
+            self._latest_attempts[order.replica] = order.attempt
+            self._rendezvous_port.renew()
+            self._controller.send(
                 RanksStopped(
                     at=self._clock(),
                     node=self._settings.node,
                     replica=order.replica,
                     attempt=order.attempt,
-                    port=self._port.number,
+                    port=self._rendezvous_port.number,
                 )
             )
 
-    def _say(self, message: AgentEvent | Progress) -> int:
+    def _send(self, message: AgentEvent | Progress) -> int:
         """A node that is about to go never counts as quiet: nothing can be started on it again."""
-        parting = self._farewell is not None and isinstance(message, RanksStopped)
-        return 0 if parting else self._link.say(message)
+        draining = self._drain_task is not None and isinstance(message, RanksStopped)
+        return 0 if draining else self._controller.send(message)
 
-    def _found(self, finding: Finding) -> None:
-        self._link.say(FindingRaised(at=self._clock(), finding=finding))
+    def _report_finding(self, finding: Finding) -> None:
+        self._controller.send(FindingRaised(at=self._clock(), finding=finding))
 
-    def _memory_short(self, finding: Finding) -> None:
-        self._warmth.give_way("memory was short")
-        self._found(finding)
+    def _on_memory_pressure(self, finding: Finding) -> None:
+        self._prewarm_pool.disable("memory was short")
+        self._report_finding(finding)
 
-    def _warmed(self, replica: int, ranks: tuple[int, ...]) -> None:
-        self._link.say(RanksWarmed(at=self._clock(), node=self._settings.node, replica=replica, ranks=ranks))
+    def _on_prewarmed(self, replica: int, ranks: tuple[int, ...]) -> None:
+        self._controller.send(RanksPrewarmed(at=self._clock(), node=self._settings.node, replica=replica, ranks=ranks))
 
-    def _stopped(self, team: Team) -> None:
-        if self._teams.get(team.replica) is team:
-            del self._teams[team.replica]
-        self._quiet.set()
+    def _on_group_stopped(self, group: WorkerGroup) -> None:
+        if self._worker_groups.get(group.replica) is group:
+            del self._worker_groups[group.replica]
+        self._group_stopped.set()

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.agent.held import Wanted
-from holdfast.agent.program import program
-from holdfast.agent.script import MAX_BYTES
-from holdfast.findings import Finding, Severity, of_replica
-from holdfast.host.files import open_plain
+from holdfast.agent.python_command import parse_python_command
+from holdfast.agent.python_script import MAX_SCRIPT_BYTES
+from holdfast.agent.zygote import RankCommand
+from holdfast.findings import Finding, Severity, replica_suffix
+from holdfast.host.files import open_regular
 
 MOST_FILES = 100
 """Files that are compared of one program; about 5 ms each when an attempt first meets them, 0.1 ms later."""
@@ -62,7 +62,7 @@ class Sources:
         self._known: dict[Path, _File] = {}
         self._turn = asyncio.Lock()
 
-    async def compare(self, replica: int, attempt: int, programs: Sequence[Wanted]) -> Finding | None:
+    async def compare(self, replica: int, attempt: int, programs: Sequence[RankCommand]) -> Finding | None:
         """Note the files that an attempt starts with; what there is to say of those that the last one had otherwise."""
         async with self._turn:
             found = await asyncio.to_thread(_survey, programs, attempt, self._known)
@@ -80,7 +80,7 @@ def _edited(
     others = len(edited) - 1
     were = f"and {others} other file{'s' if others > 1 else ''} were" if others else "was"
     at = time.strftime("%H:%M:%S", time.localtime(edited[last].changed_at))
-    since = f"attempt {max(former[path].attempt for path in edited)}{of_replica(replica)}"
+    since = f"attempt {max(former[path].attempt for path in edited)}{replica_suffix(replica)}"
     listed = sorted(edited, key=lambda path: -edited[path].changed_at)
     evidence = [f"{names[path]}: {_change(former[path], edited[path])}" for path in listed[:SHOWN]]
     return Finding(
@@ -101,7 +101,7 @@ def _change(before: _File, now: _File) -> str:
     return f"{before.size:,} -> {now.size:,} bytes, changed at {at}"
 
 
-def _survey(programs: Sequence[Wanted], attempt: int, known: Mapping[Path, _File]) -> dict[Path, _File]:
+def _survey(programs: Sequence[RankCommand], attempt: int, known: Mapping[Path, _File]) -> dict[Path, _File]:
     """The files of these programs as they are now; one that has not changed since it was read is not read again."""
     found: dict[Path, _File] = {}
     seen: set[Path] = set()
@@ -119,9 +119,9 @@ def _survey(programs: Sequence[Wanted], attempt: int, known: Mapping[Path, _File
     return found
 
 
-def _named(wanted: Wanted) -> Iterator[_Lead]:
+def _named(wanted: RankCommand) -> Iterator[_Lead]:
     """Files that a command names."""
-    found = program(wanted.argv)
+    found = parse_python_command(wanted.argv)
     if isinstance(found, str):
         if "/" in wanted.argv[0]:
             yield _script(wanted, wanted.argv[0])
@@ -137,29 +137,29 @@ def _named(wanted: Wanted) -> Iterator[_Lead]:
                 yield _script(wanted, name)
 
 
-def _script(wanted: Wanted, name: str) -> _Lead:
+def _script(wanted: RankCommand, name: str) -> _Lead:
     """A file that is named: Python finds the modules that it imports next to it."""
     path = Path(os.path.normpath(wanted.cwd / name))
     return path, _roots(wanted, path.resolve().parent)
 
 
-def _roots(wanted: Wanted, first: Path) -> tuple[Path, ...]:
+def _roots(wanted: RankCommand, first: Path) -> tuple[Path, ...]:
     """Folders that a program's own modules are found in."""
     search = [wanted.cwd / path for path in wanted.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return (first, *(path for path in search if not _INSTALLED & {*path.parts}))
 
 
-def _look(path: Path, wanted: Wanted, roots: tuple[Path, ...], known: _File | None) -> _File | None:
+def _look(path: Path, wanted: RankCommand, roots: tuple[Path, ...], known: _File | None) -> _File | None:
     """A source file; None for what is not there, is no plain file, or is longer than any source."""
     try:
         state = path.stat()
         identity = (state.st_ino, state.st_size, state.st_mtime_ns)
         if known is not None and known.identity == identity:
             return known
-        if state.st_size > MAX_BYTES:
+        if state.st_size > MAX_SCRIPT_BYTES:
             return None
-        with open_plain(path) as file:
-            content = file.read(MAX_BYTES)
+        with open_regular(path) as file:
+            content = file.read(MAX_SCRIPT_BYTES)
     except (OSError, ValueError):
         return None
     script = content.startswith(b"#!") and b"python" not in content[:100].splitlines()[0]

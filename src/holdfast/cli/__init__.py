@@ -14,9 +14,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"] and any(flag == "--on" and place != "local" for flag, place in pairwise(words)):
-        from holdfast.launch.kubernetes.envoy import send_ahead
+        from holdfast.launch.kubernetes.submit.submit_process import prestart
 
-        send_ahead()  # before all that takes as long to import as its client does
-    from holdfast.cli.app import answer
+        prestart()  # before all that takes as long to import as its client does
+    from holdfast.cli.app import run_command
 
-    return answer(words)
+    return run_command(words)

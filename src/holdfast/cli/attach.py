@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from holdfast.cli.common_options import OutputOption, RunArgument
 from holdfast.cli.output import Output
-from holdfast.cli.request import OutputOption, RunArgument
 from holdfast.errors import ExitCode
 
 
@@ -15,10 +15,10 @@ def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     The exit code is the run's. Ctrl-C leaves it running. A controller that has died is started again.
     """
     from holdfast import api
-    from holdfast.cli.presses import Presses
-    from holdfast.cli.watching import leave_run, watch
+    from holdfast.cli.follow import detach_on_interrupt, follow_run
+    from holdfast.cli.interrupts import InterruptCounter
 
     found = api.find_run(run)
-    api.revive(found)
-    with Presses() as presses:
-        raise typer.Exit(watch(found, output, leave_run, presses) or ExitCode.OK)
+    api.restart_controller(found)
+    with InterruptCounter() as presses:
+        raise typer.Exit(follow_run(found, output, detach_on_interrupt, presses) or ExitCode.OK)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, print_json, print_text
 
 
 def cancel(
@@ -26,8 +26,10 @@ def cancel(
     found = api.find_run(run)
     by_controller = api.cancel(found, force=force)
     if output is Output.JSON:
-        say_json({"run": found.run, "force": force, "by_controller": by_controller})
+        print_json({"run": found.run_id, "force": force, "by_controller": by_controller})
     elif not by_controller:
-        say(f"{found.run} was ended without its controller, which did not answer: all its processes were killed")
+        print_text(
+            f"{found.run_id} was ended without its controller, which did not answer: all its processes were killed"
+        )
     else:
-        say(f"{found.run} was told to end{' at once' if force else ''}")
+        print_text(f"{found.run_id} was told to end{' at once' if force else ''}")

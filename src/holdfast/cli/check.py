@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import DEFAULT_FILE, LOCAL, FileArgument, OnOption, OutputOption, SetOption, asked_job
+from holdfast.cli.common_options import (
+    DEFAULT_FILE,
+    LOCAL,
+    FileArgument,
+    OutputOption,
+    SetOption,
+    TargetOption,
+    job_from_args,
+)
+from holdfast.cli.output import Output, print_json, print_rich, print_text
 from holdfast.errors import ExitCode
 
 
 def check(
     file: FileArgument = None,
-    on: OnOption = LOCAL,
+    on: TargetOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -23,17 +31,17 @@ def check(
     from pathlib import Path
 
     from holdfast import api
-    from holdfast.cli.findings import blocks
+    from holdfast.cli.finding_text import render_findings
     from holdfast.findings import Severity
 
     wanted = file is not None or overrides or DEFAULT_FILE.exists()
-    loaded, base = asked_job(file, (), overrides) if wanted else (None, Path())
-    findings = api.check_place(loaded, on, base=base)
+    loaded, base = job_from_args(file, (), overrides) if wanted else (None, Path())
+    findings = api.check_target(loaded, on, base=base)
     lacking = any(finding.severity is Severity.ERROR for finding in findings)
     if output is Output.JSON:
-        say_json({"profile": on, "can_run": not lacking, "findings": findings})
+        print_json({"target": on, "can_run": not lacking, "findings": findings})
     else:
         if findings:
-            show(blocks(findings))
-        say(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
-    raise typer.Exit(ExitCode.IMPOSSIBLE if lacking else ExitCode.OK)
+            print_rich(render_findings(findings))
+        print_text(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
+    raise typer.Exit(ExitCode.CANNOT_RUN_HERE if lacking else ExitCode.OK)

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Output, console, say, say_json
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, console, print_json, print_text
 
 
 def checkpoint(
     run: RunArgument = None,
-    within_s: Annotated[
-        float, typer.Option("--within", metavar="SECONDS", min=0.0, help="Longest to wait for it.")
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest to wait for it.")
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -24,9 +24,9 @@ def checkpoint(
     from holdfast import api
 
     found = api.find_run(run)
-    with console(stderr=True).status(f"{found.run} is asked for a checkpoint; it has {within_s:g} s for it"):
-        taken = api.checkpoint(found, within_s=within_s)
+    with console(stderr=True).status(f"{found.run_id} is asked for a checkpoint; it has {timeout_s:g} s for it"):
+        taken = api.checkpoint(found, timeout_s=timeout_s)
     if output is Output.JSON:
-        say_json({"run": found.run, "step": taken.step, "path": taken.path, "took_s": taken.took_s})
+        print_json({"run": found.run_id, "step": taken.step, "path": taken.path, "took_s": taken.took_s})
     else:
-        say(f"step {taken.step} of {found.run} is saved: {taken.path}")
+        print_text(f"step {taken.step} of {found.run_id} is saved: {taken.path}")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, console, say_json, show
-from holdfast.cli.request import OutputOption
+from holdfast.cli.common_options import OutputOption
+from holdfast.cli.output import Output, console, print_json, print_rich
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from holdfast.diagnose.answer import Answer, Evidence
+    from holdfast.diagnose.diagnosis import Diagnosis, Evidence
+    from holdfast.diagnose.nccl_transport import TransportReport
     from holdfast.diagnose.redact import Redactor
-    from holdfast.diagnose.transport import Transport
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
@@ -43,7 +43,7 @@ def diagnose(
     decide is called unknown, with the fact that would decide and how to get it; that too ends with exit code 0.
     """
     from holdfast import api
-    from holdfast.diagnose.answer import document
+    from holdfast.diagnose.diagnosis import to_dict
 
     redactor = _redactor() if redact else None
     hide = redactor.secrets if redactor else None
@@ -53,13 +53,13 @@ def diagnose(
     else:
         answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer, hide=hide)
     if redactor:
-        from holdfast.diagnose.redact import redacted
+        from holdfast.diagnose.redact import redact_diagnosis
 
-        answer = redacted(answer, redactor)
+        answer = redact_diagnosis(answer, redactor)
     if output is Output.JSON:
-        say_json(document(answer))
+        print_json(to_dict(answer))
     else:
-        show(told(answer))
+        print_rich(render_diagnosis(answer))
 
 
 def _redactor() -> Redactor:
@@ -73,81 +73,86 @@ def _is_path(names: list[str]) -> bool:
     return any("/" in name or "." in name for name in names)
 
 
-def told(answer: Answer) -> Text:
+def render_diagnosis(answer: Diagnosis) -> Text:
     """An answer as a screen that a tired person understands."""
     from rich.text import Text
 
     return Text("\n").join(_rows(answer))
 
 
-def _rows(answer: Answer) -> Iterator[Text]:
+def _rows(answer: Diagnosis) -> Iterator[Text]:
     from rich.text import Text
 
-    from holdfast.diagnose.classes import Class
-    from holdfast.report.words import clean
+    from holdfast.diagnose.failure_classes import FailureClass
+    from holdfast.report.formatting import sanitize
 
-    known = answer.klass is not Class.UNKNOWN
-    failed = known or bool(answer.code or answer.missing)
+    known = answer.failure_class is not FailureClass.UNKNOWN
+    failed = known or bool(answer.code or answer.next_evidence)
     style = "bold red" if known else "bold yellow" if failed else "bold green"
-    yield Text.assemble((clean(answer.what, _LINE_CHARS), style))
+    yield Text.assemble((sanitize(answer.what, _LINE_CHARS), style))
     if failed:
-        verdict = f"{answer.klass}, {answer.sure}" if known else "unknown: what was read does not decide the cause"
+        verdict = (
+            f"{answer.failure_class}, {answer.confidence}"
+            if known
+            else "unknown: what was read does not decide the cause"
+        )
         yield _row("class", verdict)
     if known:
-        yield _row("", answer.klass.means)
+        yield _row("", answer.failure_class.description)
     elif answer.may_be:
         yield _row("may be", ", ".join(answer.may_be))
-    if answer.culprit and str(answer.culprit):
-        yield _row("first", clean(str(answer.culprit)))
+    if answer.first_failure and str(answer.first_failure):
+        yield _row("first", sanitize(str(answer.first_failure)))
     yield from _lines("evidence", answer.evidence)
     if answer.last_lines:
-        yield _row("last lines", f"of {clean(answer.last_lines[0].where)}:")
+        yield _row("last lines", f"of {sanitize(answer.last_lines[0].where)}:")
         for each in answer.last_lines:
-            yield _row("", f"| {clean(each.text, _LINE_CHARS)}")
-    for number, each in enumerate(answer.consequences):
+            yield _row("", f"| {sanitize(each.text, _LINE_CHARS)}")
+    for number, each in enumerate(answer.symptoms):
         times = f" ({each.count} lines)" if each.count > 1 else ""
         yield _row(
-            "" if number else "only follows", f"{clean(each.says, _LINE_CHARS)}{times}  {clean(each.first.where)}"
+            "" if number else "only follows",
+            f"{sanitize(each.message, _LINE_CHARS)}{times}  {sanitize(each.first.where)}",
         )
     for number, step in enumerate(answer.remedy):
-        yield _row("" if number else "what to do", clean(step, _LINE_CHARS))
-    for number, each in enumerate(answer.missing):
-        yield _row("" if number else ("to be sure" if known else "would decide"), clean(each.fact, _LINE_CHARS))
-        yield _row("", f"  {clean(each.get, _LINE_CHARS)}")
-    yield from _lines("also seen", answer.also)
-    for number, each in enumerate(answer.others):
-        ended = clean(f"{each.what} ({each.klass})", _LINE_CHARS)
-        yield _row("" if number else "other runs", f"{each.at}  {ended}  {clean(each.first.where)}".strip())
+        yield _row("" if number else "what to do", sanitize(step, _LINE_CHARS))
+    for number, each in enumerate(answer.next_evidence):
+        yield _row("" if number else ("to be sure" if known else "would decide"), sanitize(each.what, _LINE_CHARS))
+        yield _row("", f"  {sanitize(each.how, _LINE_CHARS)}")
+    yield from _lines("also seen", answer.also_seen)
+    for number, each in enumerate(answer.other_runs):
+        ended = sanitize(f"{each.what} ({each.failure_class})", _LINE_CHARS)
+        yield _row("" if number else "other runs", f"{each.ended_at}  {ended}  {sanitize(each.first.where)}".strip())
     if answer.transport is not None:
         yield from _fabric(answer, answer.transport)
     for number, note in enumerate(answer.notes):
-        yield _row("" if number else "note", clean(note, _LINE_CHARS))
+        yield _row("" if number else "note", sanitize(note, _LINE_CHARS))
 
 
-def _fabric(answer: Answer, transport: Transport) -> Iterator[Text]:
+def _fabric(answer: Diagnosis, transport: TransportReport) -> Iterator[Text]:
     """The fabric in a few lines where something else went wrong; all of it where nothing else did."""
     from rich.text import Text
 
-    from holdfast.diagnose.transport import lines
-    from holdfast.report.words import clean
+    from holdfast.diagnose.nccl_transport import format_transport
+    from holdfast.report.formatting import sanitize
 
     blame = answer.code.startswith("fabric-") or not answer.evidence
-    said = lines(transport) if blame else lines(transport)[:1]
+    said = format_transport(transport) if blame else format_transport(transport)[:1]
     yield Text("")
     for line in said:
-        yield Text(clean(line, _LINE_CHARS))
+        yield Text(sanitize(line, _LINE_CHARS))
     if not blame:
         yield _row("", "`-o json` has the whole matrix of transports")
 
 
 def _lines(label: str, evidence: tuple[Evidence, ...]) -> Iterator[Text]:
-    from holdfast.report.words import clean
+    from holdfast.report.formatting import sanitize
 
     width = console().width - _LABEL_WIDTH - len("   : ")
     for number, each in enumerate(evidence):
-        where = clean(each.where)
+        where = sanitize(each.where)
         room = min(_LINE_CHARS, max(_LEAST_CHARS, width - len(where)))
-        yield _row("" if number else label, f"{where}: {clean(each.text, room)}")
+        yield _row("" if number else label, f"{where}: {sanitize(each.text, room)}")
 
 
 def _row(label: str, text: str) -> Text:

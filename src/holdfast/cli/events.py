@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, print_json, print_text
 
 
 def events(
@@ -17,13 +17,13 @@ def events(
 ) -> None:
     """Print every event of a run, one a line."""
     from holdfast import api
-    from holdfast.cli.lines import line
+    from holdfast.cli.event_text import event_line
 
     found = api.find_run(run)
     for event in api.follow(found) if follow else api.events(found):
         if event is None:
             continue
         if output is Output.JSON:
-            say_json(event)
+            print_json(event)
         else:
-            say(line(event))
+            print_text(event_line(event))

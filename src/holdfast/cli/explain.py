@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import OutputOption
+from holdfast.cli.common_options import OutputOption
+from holdfast.cli.output import Output, print_json, print_rich, print_text
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
@@ -36,22 +36,22 @@ def explain(
 
         rows = _found(" ".join(code))
         if output is Output.JSON:
-            say_json(*rows)
+            print_json(*rows)
         else:
-            show(Text("\n\n").join(map(_block, rows)))
+            print_rich(Text("\n\n").join(map(_block, rows)))
     elif output is Output.JSON:
-        say_json(*(row for rows in GROUPS.values() for row in rows))
+        print_json(*(row for rows in GROUPS.values() for row in rows))
     else:
         for heading, rows in GROUPS.items():
-            say(f"{heading}\n  {'  '.join(row.code for row in rows)}\n")
+            print_text(f"{heading}\n  {'  '.join(row.code for row in rows)}\n")
 
 
 def _found(words: str) -> list[Explanation]:
-    from holdfast.diagnose.knowledge.index import alike, find
+    from holdfast.diagnose.knowledge.index import find, suggest
 
     if rows := find(words):
         return rows
-    near = alike(words)
+    near = suggest(words)
     remedy = f"Did you mean {', '.join(near)}?" if near else "`holdfast explain` lists all that is known."
     raise failure("unknown-code", f"nothing is known of `{words}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import OutputOption
+from holdfast.cli.common_options import OutputOption
+from holdfast.cli.output import Output, print_json, print_rich, print_text
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
@@ -30,19 +30,19 @@ def fabric(
         raise failure("unknown-fabric", f"there is no fabric `{name}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
     rows = [row for row in CATALOG.values() if name in (None, row.name)]
     if output is Output.JSON:
-        say_json([_data(row) for row in rows])
+        print_json([_data(row) for row in rows])
         return
     if name is not None:
         for row in rows:
             for field, value in {**_data(row), "env": _settings(row)}.items():
-                say(f"{field:<20} {value}")
+                print_text(f"{field:<20} {value}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("name", "what", "sets"):
         table.add_column(heading)
     for row in rows:
-        table.add_row(row.name, row.what, _settings(row))
-    show(table)
+        table.add_row(row.name, row.description, _settings(row))
+    print_rich(table)
 
 
 def _data(row: Fabric) -> dict[str, object]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
-from holdfast.cli.request import DEFAULT_FILE, OutputOption
+from holdfast.cli.common_options import DEFAULT_FILE, OutputOption
+from holdfast.cli.output import Output, print_json, print_text
 from holdfast.errors import ExitCode, failure
 
 
@@ -20,9 +20,9 @@ def init(
 
     An existing file is left alone.
     """
-    from holdfast.job.template import starter
+    from holdfast.job.job_template import job_template
 
-    text = starter(file.absolute().parent.name)
+    text = job_template(file.absolute().parent.name)
     try:
         with file.open("x", encoding="utf-8") as target:
             target.write(text)
@@ -35,6 +35,6 @@ def init(
         remedy = f"Make it: `mkdir -p {file.parent}`."
         raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(file), remedy=remedy) from None
     if output is Output.JSON:
-        say_json({"file": str(file)})
+        print_json({"file": str(file)})
     else:
-        say(f"wrote {file}; edit it, then `holdfast validate {file}` and `holdfast run {file}`")
+        print_text(f"wrote {file}; edit it, then `holdfast validate {file}` and `holdfast run {file}`")

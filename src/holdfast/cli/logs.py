@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, is_plain, remark, say, say_json
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, is_plain, print_json, print_stderr, print_text
 from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.folder import RunFolder
     from holdfast.job.spec import Job
-    from holdfast.report.logs import MergedLog, RankLog, Said
+    from holdfast.report.rank_logs import MergedLog, RankChunk, RankLog
+    from holdfast.run_dir import RunDir
 
-LOOK_S = 0.025
+POLL_INTERVAL_S = 0.025
 """How often the files are looked at while a run is followed."""
-SHARE = 0.1
+MAX_POLL_SHARE = 0.1
 """Most of a core that looking takes when nothing comes: with thousands of files it is done less often."""
 BURST_S = 0.25
 """Longest that what the ranks write keeps the run's events waiting."""
@@ -54,15 +54,17 @@ def logs(
     bar is shown every few seconds; the files, which hold every byte, are in the run's folder.
     """
     from holdfast import api
-    from holdfast.report.logs import MergedLog, first_failures, rank_logs
+    from holdfast.report.rank_logs import MergedLog, find_rank_logs, first_failures
 
     found = api.find_run(run)
-    wanted = named_ranks(rank, api.accepted(found).job, found.run)
-    known = {one: path for one, path in rank_logs(found).items() if wanted is None or (one.replica, one.rank) in wanted}
+    wanted = parse_ranks(rank, api.accepted(found).job, found.run_id)
+    known = {
+        one: path for one, path in find_rank_logs(found).items() if wanted is None or (one.replica, one.rank) in wanted
+    }
     if not follow and not any(attempt in (None, source.attempt) for source in known):
         which = f" in attempt {attempt}" if attempt is not None else ""
-        what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run}"
-        remedy = f"See with `holdfast status {found.run}` whether it has started; `-f` waits for it."
+        what = f"no output of {'any rank' if rank is None else f'rank {rank}'}{which} of {found.run_id}"
+        remedy = f"See with `holdfast status {found.run_id}` whether it has started; `-f` waits for it."
         raise failure("no-output", what, exit_code=ExitCode.NOT_FOUND, where=str(found.logs), remedy=remedy)
     colours = output is Output.TEXT and not is_plain(sys.stdout)
     merged = MergedLog(
@@ -76,18 +78,18 @@ def logs(
     printer = Printer(output, colours=colours)
     if follow:
         _follow(found, merged, printer)
-    elif not printer.print(merged.rest(time.monotonic(), first_failures(api.events(found)))):
-        _say_who_wrote(known)
+    elif not printer.print(merged.drain(time.monotonic(), first_failures(api.events(found)))):
+        _hint_at_attempts(known)
 
 
-def _say_who_wrote(logs: Mapping[RankLog, Path]) -> None:
+def _hint_at_attempts(logs: Mapping[RankLog, Path]) -> None:
     """Say where there is something to see: the attempt that was asked for, or the latest, has written nothing."""
     wrote = sorted({source.attempt for source, path in logs.items() if path.lstat().st_size})
     hint = f"; there is output of attempt {wrote[-1]}: `--attempt {wrote[-1]}`" if wrote else " or any other"
-    remark(f"nothing was written in this attempt{hint}")
+    print_stderr(f"nothing was written in this attempt{hint}")
 
 
-def named_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> frozenset[tuple[int, int]] | None:
+def parse_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> frozenset[tuple[int, int]] | None:
     """The ranks, each with its replica, that `0-7,12` names, counted through the replicas; None for all."""
     if text is None:
         return None
@@ -108,33 +110,33 @@ def named_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> f
     return frozenset(divmod(rank, job.replica_world_size) for rank in ranks)
 
 
-def _follow(run: RunFolder, merged: MergedLog, printer: Printer) -> None:
+def _follow(run: RunDir, merged: MergedLog, printer: Printer) -> None:
     """Print what is there and what comes, and say which rank has failed first as soon as that is known."""
     from holdfast import api
-    from holdfast.cli.lines import line as told
-    from holdfast.report.logs import first_failures
+    from holdfast.cli.event_text import event_line as told
+    from holdfast.report.rank_logs import first_failures
 
     failed: frozenset[RankLog] = frozenset()
     look_at = 0.0
     try:
-        for event in api.follow(run, beat_s=LOOK_S):
+        for event in api.follow(run, poll_s=POLL_INTERVAL_S):
             new = first_failures([event] if event else [])
             failed |= new
             if new or time.monotonic() >= look_at:
                 idle_s = _catch_up(merged, failed, printer)
-                look_at = time.monotonic() + max(LOOK_S, idle_s / SHARE)
+                look_at = time.monotonic() + max(POLL_INTERVAL_S, idle_s / MAX_POLL_SHARE)
             if event and new and printer.output is Output.TEXT:
-                say(f"! {told(event)}")
+                print_text(f"! {told(event)}")
     except HoldfastError:  # the run is nobody's any more; what its ranks have written is there all the same
-        printer.print(merged.rest(time.monotonic(), failed))
+        printer.print(merged.drain(time.monotonic(), failed))
         raise
-    printer.print(merged.rest(time.monotonic(), failed))
+    printer.print(merged.drain(time.monotonic(), failed))
 
 
 def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -> float:
     """Print until nothing more has come, but not for ever; seconds that a look takes which brings nothing."""
     began = now = time.monotonic()
-    while printer.print(merged.look(now, failed)):
+    while printer.print(merged.poll(now, failed)):
         if time.monotonic() - began > BURST_S:
             return 0.0
         now = time.monotonic()
@@ -151,7 +153,7 @@ class Printer:
         self._unfinished: dict[RankLog, str] = {}
         """How each rank's last line was shown before its end had come."""
 
-    def print(self, pieces: Iterable[Said]) -> bool:
+    def print(self, pieces: Iterable[RankChunk]) -> bool:
         """Print them; whether there were any."""
         any_came = False
         for said in pieces:
@@ -162,8 +164,8 @@ class Printer:
                 self._print_text(said)
         return any_came
 
-    def _print_text(self, said: Said) -> None:
-        source, piece = said.source, said.piece
+    def _print_text(self, said: RankChunk) -> None:
+        source, piece = said.source, said.chunk
         replica = f"replica {source.replica} " if source.replica else ""
         mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}] "
         if self._colours:
@@ -171,20 +173,20 @@ class Printer:
         if self._bare:
             mark = ""
         if piece.dropped_bytes:
-            say(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
+            print_text(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
         lines = piece.lines
         if lines and self._unfinished.pop(source, None) == lines[0]:
             lines = lines[1:]  # it was shown already, and nothing has come but its end
-        if piece.unfinished:
+        if piece.partial:
             self._unfinished[source] = piece.lines[0]
         if lines:
-            say(mark + f"\n{mark}".join(lines))
+            print_text(mark + f"\n{mark}".join(lines))
 
 
-def _print_json(said: Said) -> None:
-    source, piece = said.source, said.piece
+def _print_json(said: RankChunk) -> None:
+    source, piece = said.source, said.chunk
     who: dict[str, object] = {"attempt": source.attempt, "replica": source.replica, "rank": source.rank}
     if piece.dropped_bytes:
-        say_json(who | {"dropped_bytes": piece.dropped_bytes})
-    kind = {"unfinished": True} if piece.unfinished else {}
-    say_json(*(who | {"text": text} | kind for text in piece.lines))
+        print_json(who | {"dropped_bytes": piece.dropped_bytes})
+    kind = {"partial": True} if piece.partial else {}
+    print_json(*(who | {"text": text} | kind for text in piece.lines))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-_OBEYED = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_CONTROL_CHARS = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
-WIDTH_ELSEWHERE = 240
+PIPE_WIDTH = 240
 """Columns of a table that goes to a file or a pipe."""
 
 
@@ -29,19 +29,19 @@ class Output(StrEnum):
     JSON = "json"
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Write text to standard output as it is."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def say_json(*documents: object) -> None:
+def print_json(*documents: object) -> None:
     """Write each JSON document on a line of its own; dataclasses, events and findings are data."""
     if documents:
-        say("\n".join(map(as_json, documents)))
+        print_text("\n".join(map(to_json, documents)))
 
 
-def as_json(document: object) -> str:
+def to_json(document: object) -> str:
     """One line of JSON; what no UTF-8 can hold, and what a terminal may obey, is written as an escape."""
     import msgspec
 
@@ -49,7 +49,7 @@ def as_json(document: object) -> str:
         text = msgspec.json.encode(document, enc_hook=_as_data).decode()
     except UnicodeEncodeError:
         text = msgspec.json.encode(_printable(msgspec.to_builtins(document, enc_hook=_as_data))).decode()
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _printable(value: object) -> object:
@@ -88,18 +88,18 @@ def console(*, stderr: bool = False) -> Console:
         highlight=False,
         emoji=False,
         soft_wrap=True,
-        width=None if stream.isatty() else WIDTH_ELSEWHERE,
+        width=None if stream.isatty() else PIPE_WIDTH,
         color_system=None if is_plain(stream) else "auto",
     )
 
 
-def remark(renderable: RenderableType) -> None:
+def print_stderr(renderable: RenderableType) -> None:
     """Write to standard error, beside what a verb does; where that fails the verb goes on without."""
     with contextlib.suppress(OSError):
         console(stderr=True).print(renderable)
 
 
-def show(renderable: RenderableType) -> None:
+def print_rich(renderable: RenderableType) -> None:
     """Write a table or coloured text to standard output."""
     console().print(renderable)
 

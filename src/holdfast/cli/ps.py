@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import OutputOption
+from holdfast.cli.common_options import OutputOption
+from holdfast.cli.output import Output, print_json, print_rich, print_text
 
 if TYPE_CHECKING:
-    from holdfast.folder import RunFolder
-    from holdfast.report.brief import Brief
+    from holdfast.report.run_row import RunRow
+    from holdfast.run_dir import RunDir
 
 FIELDS = ("job", "phase", "created_at", "finished_at", "restarts", "exit_code", "step", "nodes", "ranks", "took_s")
 HEADINGS = ("run", "state", "nodes", "ranks", "step", "restarts", "took")
@@ -27,13 +27,13 @@ def ps(
     from holdfast import api
 
     runs = api.runs()[:last]
-    abandoned = {run.run for run in runs if _abandoned(run)}
-    known = {run.run: _glance(run) for run in runs}
+    abandoned = {run.run_id for run in runs if _is_orphaned(run)}
+    known = {run.run_id: _read_row(run) for run in runs}
     if output is Output.JSON:
-        say_json([{"run": run, **_data(brief), "abandoned": run in abandoned} for run, brief in known.items()])
+        print_json([{"run": run, **_data(brief), "orphaned": run in abandoned} for run, brief in known.items()])
         return
     if not runs:
-        say("no runs yet; `holdfast run JOB.yaml` starts one")
+        print_text("no runs yet; `holdfast run JOB.yaml` starts one")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in HEADINGS:
@@ -41,41 +41,41 @@ def ps(
         table.add_column(heading, no_wrap=True, min_width=max(map(len, known)) if heading == "run" else None)
     for run, brief in known.items():
         table.add_row(run, *_cells(brief))
-    show(table)
+    print_rich(table)
     for run, brief in known.items():
         if brief and run in abandoned:
-            say(f"{run} has no controller; `holdfast attach {run}` starts one")
+            print_text(f"{run} has no controller; `holdfast attach {run}` starts one")
 
 
-def _abandoned(run: RunFolder) -> bool:
+def _is_orphaned(run: RunDir) -> bool:
     from holdfast import api
 
     try:
-        return api.abandoned(run)
+        return api.is_orphaned(run)
     except OSError:  # its log is no file
         return False
 
 
-def _glance(run: RunFolder) -> Brief | None:
+def _read_row(run: RunDir) -> RunRow | None:
     """None where the log is damaged, or was written by a newer holdfast: that is no reason to hide the other runs."""
     from holdfast import api
     from holdfast.events.log import UnsupportedFormat
 
     try:
-        brief = api.glance(run)
+        brief = api.run_row(run)
     except (UnsupportedFormat, LookupError, OSError):
         return None
     return None if brief.created_at is None and brief.log_bytes else brief
 
 
-def _data(brief: Brief | None) -> dict[str, object]:
+def _data(brief: RunRow | None) -> dict[str, object]:
     if brief is None:
         return {**dict.fromkeys(FIELDS), "phase": "unreadable"}
     return {name: getattr(brief, name) for name in FIELDS}
 
 
-def _cells(brief: Brief | None) -> tuple[str, ...]:
-    from holdfast.report.words import duration
+def _cells(brief: RunRow | None) -> tuple[str, ...]:
+    from holdfast.report.formatting import duration
 
     if brief is None:
         return ("unreadable",)

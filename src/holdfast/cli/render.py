@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
-from holdfast.cli.request import (
+from holdfast.cli.common_options import (
     LOCAL,
     FileArgument,
     GpusOption,
     NameOption,
     NodesOption,
-    OnOption,
     OutputOption,
     RanksOption,
     SetOption,
-    asked_job,
+    TargetOption,
+    job_from_args,
 )
+from holdfast.cli.output import Output, print_json, print_text
 
 
 def render(
     ctx: typer.Context,
     file: FileArgument = None,
-    on: OnOption = LOCAL,
+    on: TargetOption = LOCAL,
     overrides: SetOption = None,
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
@@ -35,9 +35,9 @@ def render(
     Nothing is started. Secrets are named, not shown.
     """
     from holdfast import api
-    from holdfast.cli.findings import tell
+    from holdfast.cli.finding_text import print_findings
 
-    loaded, base = asked_job(
+    loaded, base = job_from_args(
         file,
         ctx.obj,
         overrides,
@@ -48,9 +48,9 @@ def render(
     )
     rendered = api.render(loaded, on, base=base)
     if rendered.findings:
-        tell(rendered.findings, output)
+        print_findings(rendered.findings, output)
     if output is Output.JSON:
-        answer = {"profile": on, "job": loaded.job.model_dump(mode="json"), "rendered": rendered.text}
-        say_json(answer | ({"objects": rendered.objects} if rendered.objects else {}))
+        answer = {"target": on, "job": loaded.job.model_dump(mode="json"), "rendered": rendered.text}
+        print_json(answer | ({"objects": rendered.objects} if rendered.objects else {}))
     else:
-        say(rendered.text.rstrip("\n"))
+        print_text(rendered.text.rstrip("\n"))

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json
-from holdfast.cli.request import (
+from holdfast.cli.common_options import (
     LOCAL,
     FileArgument,
     GpusOption,
     NameOption,
     NodesOption,
-    OnOption,
     OutputOption,
     RanksOption,
     SetOption,
-    asked_job,
+    TargetOption,
+    job_from_args,
 )
+from holdfast.cli.output import Output, print_json, print_text
 from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(
     ctx: typer.Context,
     file: FileArgument = None,
-    on: OnOption = LOCAL,
+    on: TargetOption = LOCAL,
     overrides: SetOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run is under way.")] = False,
     nodes: NodesOption = None,
@@ -50,13 +50,13 @@ def run(
     once ends the run gently, twice at once. Closing the terminal leaves it running.
     """
     if on != LOCAL:
-        from holdfast.launch.kubernetes.envoy import send_ahead
+        from holdfast.launch.kubernetes.submit.submit_process import prestart
 
-        send_ahead()  # before what takes as long to import as its client does
+        prestart()  # before what takes as long to import as its client does
     from holdfast import api
-    from holdfast.cli.presses import Presses
+    from holdfast.cli.interrupts import InterruptCounter
 
-    loaded, base = asked_job(
+    loaded, base = job_from_args(
         file,
         ctx.obj,
         overrides,
@@ -66,23 +66,23 @@ def run(
         name=name,
     )
     if show not in ("all", "none"):
-        from holdfast.cli.logs import named_ranks
+        from holdfast.cli.logs import parse_ranks
 
-        named_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
-    with Presses() as presses:
-        started = api.start(loaded, on, base=base, tell=lambda findings: _tell(findings, output))
+        parse_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
+    with InterruptCounter() as presses:
+        started = api.start(loaded, on, base=base, on_findings=lambda findings: _tell(findings, output))
         if presses.count or not detach:
-            from holdfast.cli.watching import cancel_run, watch  # the run begins while this is loaded
+            from holdfast.cli.follow import cancel_on_interrupt, follow_run  # the run begins while this is loaded
 
-            code = watch(started, output, cancel_run(started), presses, ranks=show)
+            code = follow_run(started, output, cancel_on_interrupt(started), presses, ranks=show)
             raise typer.Exit(ExitCode.CANCELLED if code is None else code)
     if output is Output.JSON:
-        say_json({"run": started.run, "folder": str(started.path)})
+        print_json({"run": started.run_id, "folder": str(started.path)})
     else:
-        say(f"{started.run} is under way; `holdfast attach` shows it, `holdfast cancel` ends it")
+        print_text(f"{started.run_id} is under way; `holdfast attach` shows it, `holdfast cancel` ends it")
 
 
 def _tell(findings: Sequence[Finding], output: Output) -> None:
-    from holdfast.cli.findings import tell  # few starts have something to say
+    from holdfast.cli.finding_text import print_findings  # few starts have something to say
 
-    tell(findings, output)
+    print_findings(findings, output)

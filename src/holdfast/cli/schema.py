@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from holdfast.cli.output import say
+from holdfast.cli.output import print_text
 
 
 def schema() -> None:
     """Print the JSON Schema of a job file."""
-    from holdfast.job.schema import job_schema
+    from holdfast.job.json_schema import job_schema
 
-    say(json.dumps(job_schema(), indent=2))
+    print_text(json.dumps(job_schema(), indent=2))

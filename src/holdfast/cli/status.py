@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show, with_properties
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
 
 if TYPE_CHECKING:
-    from holdfast.report.status import RunStatus
+    from holdfast.report.run_status import RunStatus
 
 SPLIT_S = 600.0
 """Longest to wait for a profile."""
@@ -28,41 +28,41 @@ def status(
     Of a run that waits, it says what for.
     """
     from holdfast import api
-    from holdfast.cli.findings import below, block, past
-    from holdfast.cli.summary import document, print_summary
-    from holdfast.cli.view import picture
-    from holdfast.report.status import Phase
+    from holdfast.cli.finding_text import join_blocks, render_finding, render_recent
+    from holdfast.cli.live_view import render_status
+    from holdfast.cli.summary_text import print_summary, summary_document
+    from holdfast.report.run_status import RunPhase
 
     found = api.find_run(run)
     if split:
-        api.split(found, within_s=SPLIT_S)
-    abandoned = api.abandoned(found)
+        api.profile_steps(found, timeout_s=SPLIT_S)
+    abandoned = api.is_orphaned(found)
     known = api.status(found)
-    unheard = api.unheard(found)
-    waits = api.waits_for(found) if known.phase in (Phase.PENDING, Phase.RECOVERING) else None
+    unheard = api.staleness(found)
+    waits = api.pending_reason(found) if known.phase in (RunPhase.PENDING, RunPhase.RECOVERING) else None
     if output is Output.JSON:
         summary = api.summary(found)
-        moves = known.moves(known.now)
+        moves = known.is_progressing(known.now)
         speed = {
             "tokens_per_s": known.tokens_per_s if moves else None,
             "tokens_per_s_per_device": known.tokens_per_s_per_device if moves else None,
         }
-        now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "unheard": unheard}
+        now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "stale": unheard}
         now["controller_failing"] = api.controller_failing(found)
-        shown = {"ettr": summary.account.ettr, "abandoned": abandoned, "status": _document(known)}
-        say_json({**now, **speed, **shown, "summary": document(summary)})
+        shown = {"ettr": summary.account.ettr, "orphaned": abandoned, "status": _document(known)}
+        print_json({**now, **speed, **shown, "summary": summary_document(summary)})
     elif known.finished_at is not None:
         print_summary(found, output)
-        if known.phase is Phase.FAILED:
-            say(f"why   `holdfast diagnose {found.run}`")
+        if known.phase is RunPhase.FAILED:
+            print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
-        show(picture(known, known.now, api.summary(found).account.ettr))
+        print_rich(render_status(known, known.now, api.summary(found).account.ettr))
         storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
         present = [finding for finding in (unheard, waits, failing, storage, still) if finding]
-        present += api.controller_gone(found).findings if abandoned else ()
-        if findings := [*past(known, known.now), *map(block, present)]:
-            show(below(findings))
+        present += api.controller_dead(found).findings if abandoned else ()
+        if findings := [*render_recent(known, known.now), *map(render_finding, present)]:
+            print_rich(join_blocks(findings))
 
 
 def _document(known: RunStatus) -> dict[str, object]:
@@ -72,4 +72,4 @@ def _document(known: RunStatus) -> dict[str, object]:
         for number, replica in known.replicas.items()
     }
     nodes = {number: with_properties(node, "name") for number, node in known.nodes.items()}
-    return with_properties(known, "degraded") | {"replicas": replicas, "nodes": nodes}
+    return with_properties(known, "is_degraded") | {"replicas": replicas, "nodes": nodes}

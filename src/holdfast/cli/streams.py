@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode
-from holdfast.findings import Fault, Finding
+from holdfast.findings import Finding, Owner
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
-_WATCHES = ("run", "attach")
+_FOLLOWING_COMMANDS = ("run", "attach")
 """Verbs that show a run, which their own end leaves alone."""
 
 
@@ -69,19 +69,19 @@ def output_failure() -> OSError | None:
     return raw.failure
 
 
-def give_up_output() -> None:
+def discard_output() -> None:
     """Have the interpreter find nothing wrong with standard output when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def explained(error: OSError, words: Sequence[str]) -> tuple[tuple[Finding, ...], ExitCode]:
+def output_lost_finding(error: OSError, words: Sequence[str]) -> tuple[tuple[Finding, ...], ExitCode]:
     """What to say of an output that failed while these words were carried out.
 
     Whoever closes a pipe has read enough (`holdfast logs | head`): only what goes on without a reader is said.
     """
-    watches = words[:1] and words[0] in _WATCHES
+    watches = words[:1] and words[0] in _FOLLOWING_COMMANDS
     if error.errno == errno.EPIPE and not watches:
         return (), ExitCode.OUTPUT_LOST
     gone = error.errno in _GONE
@@ -94,6 +94,6 @@ def explained(error: OSError, words: Sequence[str]) -> tuple[tuple[Finding, ...]
         where="standard output",
         evidence=(str(error),),
         remedy=remedy,
-        fault=Fault.USER if gone else Fault.CLUSTER,
+        owner=Owner.USER if gone else Owner.CLUSTER,
     )
     return (finding,), ExitCode.OUTPUT_LOST

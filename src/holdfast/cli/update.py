@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Output, console, say, say_json
-from holdfast.cli.request import OutputOption, RunArgument
+from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.output import Output, console, print_json, print_text
 from holdfast.errors import ExitCode, failure
 
 NOW, RESTART = "now", "restart"
@@ -25,8 +25,8 @@ def update(
             "--when", metavar="now|restart|SECONDS", help="At once, at the next restart, or then but so soon."
         ),
     ] = NOW,
-    within_s: Annotated[
-        float, typer.Option("--within", metavar="SECONDS", min=0.0, help="Longest to wait for the first step.")
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest to wait for the first step.")
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -36,22 +36,26 @@ def update(
     within ten steps is taken back.
     """
     from holdfast import api
-    from holdfast.report.words import short
+    from holdfast.report.formatting import short_digest
 
     after_s = _after_s(when)
     found = api.find_run(run)
-    with console(stderr=True).status(f"{found.run} is asked to go on with other code, within {within_s:g} s"):
-        updated = api.update(found, code=code, after_s=after_s, within_s=within_s)
+    with console(stderr=True).status(f"{found.run_id} is asked to go on with other code, within {timeout_s:g} s"):
+        updated = api.update(found, code=code, after_s=after_s, timeout_s=timeout_s)
     if output is Output.JSON:
         step = updated.step.step if updated.step else None
-        say_json({"run": found.run, "code": updated.digest, "former": updated.former, "step": step})
+        print_json({"run": found.run_id, "code": updated.digest, "former": updated.previous_digest, "step": step})
         return
-    what = f"code {short(updated.digest)} in place of {short(updated.former)}" if updated.digest else "what lies there"
+    what = (
+        f"code {short_digest(updated.digest)} in place of {short_digest(updated.previous_digest)}"
+        if updated.digest
+        else "what lies there"
+    )
     if updated.step is not None:
-        say(f"{found.run} goes on with {what}: step {updated.step.step} is done")
+        print_text(f"{found.run_id} goes on with {what}: step {updated.step.step} is done")
     else:
         late = "" if after_s is None else f", and in {after_s:g} s at the latest"
-        say(f"{found.run} goes on with {what} from its next restart on{late}")
+        print_text(f"{found.run_id} goes on with {what} from its next restart on{late}")
 
 
 def _after_s(when: str) -> float | None:

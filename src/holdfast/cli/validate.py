@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.output import Output, say, say_json, show
-from holdfast.cli.request import DEFAULT_FILE, LOCAL, OnOption, OutputOption, SetOption, asked_job
+from holdfast.cli.common_options import DEFAULT_FILE, LOCAL, OutputOption, SetOption, TargetOption, job_from_args
+from holdfast.cli.output import Output, print_json, print_rich, print_text
 from holdfast.errors import ExitCode, HoldfastError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def validate(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Job files; job.yaml if none.")] = None,
-    on: OnOption = LOCAL,
+    on: TargetOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -35,7 +35,7 @@ def validate(
         else:
             _print(file, findings, code)
     if output is Output.JSON:
-        say_json(answers)
+        print_json(answers)
     raise typer.Exit(worst)
 
 
@@ -45,17 +45,17 @@ def _examine(file: Path, on: str, overrides: list[str] | None) -> tuple[tuple[Fi
     from holdfast.findings import Severity
 
     try:
-        loaded, base = asked_job(file, (), overrides)
+        loaded, base = job_from_args(file, (), overrides)
         findings = api.check(loaded, on, base=base)
     except HoldfastError as error:
         return error.findings, error.exit_code
     impossible = any(finding.severity is Severity.ERROR for finding in findings)
-    return findings, ExitCode.IMPOSSIBLE if impossible else ExitCode.OK
+    return findings, ExitCode.CANNOT_RUN_HERE if impossible else ExitCode.OK
 
 
 def _print(file: Path, findings: tuple[Finding, ...], code: ExitCode) -> None:
-    from holdfast.cli.findings import blocks
+    from holdfast.cli.finding_text import render_findings
 
     if findings:
-        show(blocks(findings))
-    say(f"{file}: {'can run' if code is ExitCode.OK else 'cannot run'}")
+        print_rich(render_findings(findings))
+    print_text(f"{file}: {'can run' if code is ExitCode.OK else 'cannot run'}")

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.events import AnyEvent, DrillRequested
-from holdfast.job.accepted import Shipped
-from holdfast.job.backend import NodePlace
+from holdfast.events import AnyEvent, FaultRequested
+from holdfast.job.backend import NodeId
+from holdfast.job.run_spec import CodeArchive
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
     """Have the back end make these nodes."""
 
-    places: tuple[NodePlace, ...]
+    node_ids: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceNode:
     """Have the back end remove what is left of a slot's earlier generation and make this one."""
 
-    place: NodePlace
+    node_id: NodeId
     reason: str
 
 
@@ -32,18 +32,18 @@ class ReplaceNode:
 class Cordon:
     """Have the back end put nothing new on the machine under a node."""
 
-    place: NodePlace
+    node_id: NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncordon:
     """Have the back end use the machine that was under a node again."""
 
-    place: NodePlace
+    node_id: NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class StartAttempt:
     """Have these nodes start their ranks of an attempt; the controller fills in what each rank is given."""
 
     replica: int
@@ -51,12 +51,12 @@ class Start:
     nodes: tuple[int, ...]
     master_addr: str
     master_port: int
-    code: Shipped | None = None
+    code: CodeArchive | None = None
     """What they run; none where it lies in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetch:
+class FetchCode:
     """Have these nodes fetch code before ranks are started with it."""
 
     nodes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class FreeState:
     """Have a node give back the memory in which a replica's ranks left their state."""
 
     node: int
@@ -72,46 +72,46 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare:
+class PrepareNode:
     """Have a standby do all that comes before a start."""
 
     node: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class StopRanks:
     """Have these nodes end every rank up to and including an attempt."""
 
     replica: int
     attempt: int
     nodes: tuple[int, ...]
     grace_s: float
-    together: bool = False
+    all_replicas: bool = False
     """Whether all replicas are to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindDown:
+class CheckpointAndExit:
     """Ask the ranks of these nodes to take a checkpoint and leave; those that cannot go on as if nothing was said."""
 
     nodes: tuple[int, ...]
     reason: str
-    hand_over: bool = False
+    transfer_state: bool = False
     """To leave their state in memory instead of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class ReportSilentRanks:
     """Have these nodes report the ranks of an attempt that have yet to speak; or every one that they have."""
 
     replica: int
     attempt: int
     nodes: tuple[int, ...]
-    everyone: bool = False
+    all_ranks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class TellLost:
+class AnnounceReplicaDown:
     """Have these nodes tell their ranks that another replica's attempt is over."""
 
     replica: int
@@ -120,7 +120,7 @@ class TellLost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TellBack:
+class AnnounceReplicaStarting:
     """Have these nodes tell their ranks that another replica is starting."""
 
     replica: int
@@ -129,37 +129,37 @@ class TellBack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inject:
+class InjectFault:
     """Break something on request; `node` is None for the controller itself."""
 
-    drill: DrillRequested
+    fault: FaultRequested
     node: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class TakeCheckpoint:
     """Ask every rank to checkpoint at its next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class ProfileSteps:
     """Ask every rank where the time of its next steps goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacks:
+class DumpStacks:
     """Have every node say where its ranks stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RecordEvent:
     """Write down a decision; it changes no state, so replaying the log does not need it."""
 
     event: AnyEvent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
+class FinishRun:
     """Dismiss the agents, have the back end remove every node, and close the log."""
 
 
@@ -168,20 +168,20 @@ Command = (
     | ReplaceNode
     | Cordon
     | Uncordon
-    | Start
-    | Fetch
-    | Release
-    | Prepare
-    | Stop
-    | WindDown
-    | Look
-    | TellLost
-    | TellBack
-    | Inject
-    | Checkpoint
-    | Split
-    | Stacks
-    | Record
-    | Finish
+    | StartAttempt
+    | FetchCode
+    | FreeState
+    | PrepareNode
+    | StopRanks
+    | CheckpointAndExit
+    | ReportSilentRanks
+    | AnnounceReplicaDown
+    | AnnounceReplicaStarting
+    | InjectFault
+    | TakeCheckpoint
+    | ProfileSteps
+    | DumpStacks
+    | RecordEvent
+    | FinishRun
 )
 Commands = tuple[Command, ...]

@@ -22,89 +22,84 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from holdfast.clock import LOOK_S, Clock, clock_jumped
+from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
+from holdfast.control.agent_connections import AgentConnection, AgentPeer, AgentRegistry, ForeignMessage
+from holdfast.control.command_findings import command_failed
 from holdfast.control.commands import (
     Command,
     Cordon,
-    Finish,
-    Inject,
-    Prepare,
-    Record,
+    FinishRun,
+    InjectFault,
+    PrepareNode,
+    RecordEvent,
     ReplaceNode,
-    Start,
+    StartAttempt,
     SubmitNodes,
     Uncordon,
 )
-from holdfast.control.copies import LogCopies
-from holdfast.control.crowd import GATHER_S, Crowd
-from holdfast.control.dispatch import dispatch_of
-from holdfast.control.effects import failed_effect
-from holdfast.control.links import AgentLink, AgentPeer, Links, NotItsOwn
+from holdfast.control.dispatch import order_for
+from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
+from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
-from holdfast.control.progress import StepLedger
 from holdfast.control.state import NodeState, ReplicaPhase, State
-from holdfast.control.thinning import LONGEST_S, Thinning, drawn_together
+from holdfast.control.step_commit import StepTracker
+from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, merge_steps
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
+    AgentConnected,
+    AgentDisconnected,
     AgentEvent,
-    AgentJoined,
-    AgentLeft,
     AnyEvent,
+    BatchedEvent,
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
-    CrowdEvent,
-    DeadlinePassed,
-    DrillDone,
-    DrillRequested,
+    FaultInjected,
+    FaultRequested,
     FindingRaised,
+    NodeCreated,
     NodeEvicted,
-    NodeGone,
-    NodeMade,
+    NodeTerminated,
     NodeUnavailable,
-    OperatorEvent,
+    RequestEvent,
     RunCreated,
     RunFinished,
     StepCommitted,
+    TimerExpired,
 )
-from holdfast.events.log import EventWriter, Superseded
-from holdfast.events.orders import (
-    GetReady,
-    Leave,
-    Progress,
-    StartRanks,
-)
-from holdfast.findings import Fault, Finding, Severity
-from holdfast.folder import SUPERSEDED_STATUS
-from holdfast.job.backend import Backend, NodeObservation, NodePlace, Sight
-from holdfast.shortage import holding_up, shortage_of
+from holdfast.events.log import AnotherWriter, EventWriter
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
+from holdfast.os_errors import resource_error_of, waiting_finding
+from holdfast.protocol.orders import PrepareStandby, Progress, Shutdown, StartRanks
+from holdfast.run_dir import SUPERSEDED_EXIT_CODE
 
-Timed = TypeVar("Timed", bound=msgspec.Struct)
+TimedMessage = TypeVar("TimedMessage", bound=msgspec.Struct)
 
 log = logging.getLogger("holdfast.controller")
 
 CLOCK_TOLERANCE_S = 0.25
 """Clocks nearer than this are taken as one: the difference may be the message's travel."""
 
-ONE_CLOCK_S = 0.001
+SAME_CLOCK_S = 0.001
 """What two looks at one machine's clock may differ by, at most: the time between reading its two faces."""
 
-AHEAD_STEPS = 100_000
+MAX_STEPS_AHEAD = 100_000
 """Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
 
-HOLD_S = 1.0
+RETRY_S = 1.0
 """Seconds between two tries of what the operating system had no room for."""
 
-LONGEST_HOLD_S = 30.0
+MAX_RETRY_S = 30.0
 """Longest time between two tries of a command that failed; each waits twice as long as the one before."""
 
-SAY_S = 60.0
+REPEAT_FINDING_S = 60.0
 """Seconds between two findings about one subject, however often the words of its failure change."""
 
-ENDING_TRIES = 5
+SHUTDOWN_TRIES = 5
 """Times that the removal of nodes is tried before a run ends without it."""
 
-LEAVE_S = 3.0
+AGENT_SHUTDOWN_S = 3.0
 """Seconds that dismissed agents get to leave by themselves before the back end removes them."""
 
 
@@ -123,10 +118,10 @@ class Controller:
         writer: EventWriter,
         history: Iterable[AnyEvent],
         backend: Backend,
-        start_orders: Callable[[Start, tuple[NodeState, ...]], Callable[[int], StartRanks]],
-        drill: Callable[[DrillRequested], Awaitable[None]],
-        attend: Callable[[Mapping[int, str]], None] | None = None,
-        copies: LogCopies | None = None,
+        start_orders: Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]],
+        inject_fault: Callable[[FaultRequested], Awaitable[None]],
+        on_rendezvous: Callable[[Mapping[int, str]], None] | None = None,
+        log_replicator: LogReplicator | None = None,
         incarnation: str,
         clock: Callable[..., Clock] = Clock,
     ) -> None:
@@ -134,33 +129,33 @@ class Controller:
         self._writer = writer
         self._backend = backend
         self._start_orders = start_orders
-        self._drill = drill
-        self._attend = attend
-        self._copies = copies
+        self._inject_outside = inject_fault
+        self._on_rendezvous = on_rendezvous
+        self._log_replicator = log_replicator
         self._incarnation = incarnation
-        self._links = Links()
-        self._ledgers: dict[int, StepLedger] = {}
-        self._thinning: defaultdict[int, Thinning] = defaultdict(Thinning)
-        self._crowd = Crowd()
-        self._seen: dict[str, int] = {}
-        self._told: set[Finding] = set()
+        self._agents = AgentRegistry()
+        self._step_trackers: dict[int, StepTracker] = {}
+        self._step_samplers: defaultdict[int, StepSampler] = defaultdict(StepSampler)
+        self._batcher = EventBatcher()
+        self._last_seq: dict[str, int] = {}
+        self._reported_info: set[Finding] = set()
         """What is only to be known, without where it was found."""
-        self._said: dict[str, float] = {}
+        self._last_reported_at: dict[str, float] = {}
         """When a finding about a subject was last written (monotonic seconds)."""
-        self._held: tuple[AnyEvent, ...] = ()
+        self._pending: tuple[AnyEvent, ...] = ()
         """Events that wait for the log."""
-        self._short = False
-        self.holding = False
+        self._space_low = False
+        self.write_blocked = False
         """Whether the log cannot be written at the moment."""
         self._state = State()
-        self._began = 0.0
-        self._due: asyncio.TimerHandle | None = None
+        self._created_at = 0.0
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self._done = asyncio.Event()
+        self._finished = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         former, latest = None, 0.0
         for event in history:
-            self._fold(event)
+            self._replay(event)
             latest = max(latest, event.at)
             if isinstance(event, ControllerStarted):
                 former = event.clock
@@ -172,28 +167,28 @@ class Controller:
 
     async def run(self) -> None:
         """Take over the run and see it through to its end."""
-        now = self._clock.anchor
-        self.feed(ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
+        now = self._clock.sample
+        self.handle(ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
         self._spawn(self._watch_nodes())
-        self._spawn(self._watch_time())
+        self._spawn(self._watch_timers())
         self._spawn(self._watch_clock())
-        await self._done.wait()
+        await self._finished.wait()
         for task in self._tasks:
             task.cancel()
 
-    def ask(self, request: OperatorEvent) -> None:
+    def handle_request(self, request: RequestEvent) -> None:
         """Take in what somebody asks for, as an event of ours and of now."""
-        self.feed(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
+        self.handle(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
-    def tell(self, *findings: Finding) -> None:
+    def report(self, *findings: Finding) -> None:
         """Write down what is worth saying and by itself changes nothing."""
-        self.feed(*(FindingRaised(at=self._clock(), finding=finding) for finding in findings))
+        self.handle(*(FindingRaised(at=self._clock(), finding=finding) for finding in findings))
 
-    def feed(self, *events: AnyEvent) -> None:
+    def handle(self, *events: AnyEvent) -> None:
         """Take events in, after what was kept back, or hold them as long as the log cannot be written."""
-        self._enter([*self._kept(), *events])
+        self._enqueue([*self._unflushed(), *events])
 
-    def _enter(self, events: Sequence[AnyEvent]) -> None:
+    def _enqueue(self, events: Sequence[AnyEvent]) -> None:
         """Take in just these, or hold them as long as the log cannot be written; nothing follows `RunFinished`.
 
         What is held changes nothing yet: nothing is acknowledged, nothing is commanded, ranks and agents go on. A
@@ -201,93 +196,95 @@ class Controller:
         """
         if self._state.finished:
             return
-        self._held = (*self._held, *events)
-        if self.holding:
-            self._held = drawn_together(self._held, lambda replica: self._state.replicas[replica].step)
-        if not self.holding or any(isinstance(event, CancelRequested) for event in events):
-            self._take_in()
+        self._pending = (*self._pending, *events)
+        if self.write_blocked:
+            self._pending = merge_steps(self._pending, lambda replica: self._state.replicas[replica].highest_step)
+        if not self.write_blocked or any(isinstance(event, CancelRequested) for event in events):
+            self._commit()
 
-    def _take_in(self) -> None:
+    def _commit(self) -> None:
         """Write what is held, and the decisions it leads to, in one go; then move on and act."""
-        state, events, self._held = self._state, self._held, ()
+        state, events, self._pending = self._state, self._pending, ()
         lines: list[AnyEvent] = []
         commands: list[Command] = []
         for event in events:
             state, more = self._machine.step(state, event)
             lines.append(event)
-            lines.extend(command.event for command in more if isinstance(command, Record))
-            commands.extend(command for command in more if not isinstance(command, Record))
+            lines.extend(command.event for command in more if isinstance(command, RecordEvent))
+            commands.extend(command for command in more if not isinstance(command, RecordEvent))
         decisive = any(isinstance(line, RunCreated | RunFinished) for line in lines)
         try:
             self._writer.append(lines, sync=decisive, ending=state.ending is not None)
-        except Superseded:
-            _leave_to_another()
+        except AnotherWriter:
+            _exit_superseded()
         except OSError as error:
-            self._held = events
-            self._hold(error)
+            self._pending = events
+            self._block_writes(error)
             return
         self._state = state
-        if self._attend is not None:
-            self._attend(state.attendance)
+        if self._on_rendezvous is not None:
+            self._on_rendezvous(state.rendezvous_by_replica)
         for event in events:
-            self._note(event)
-        if self._copies is not None:  # before an order that follows from it: who obeys that knows why
-            self._copies.bring_up_to_date(self._links)
+            self._track(event)
+        if self._log_replicator is not None:  # before an order that follows from it: who obeys that knows why
+            self._log_replicator.replicate(self._agents)
         self._wake.set()
-        again, self.holding = self.holding, False
+        again, self.write_blocked = self.write_blocked, False
         if again:
             log.warning("the log can be written again, and the run goes on")
         for command in commands:
-            self._carry_out(command)
-        if again or any(isinstance(event, StepCommitted | CrowdEvent) for event in events):
-            self._links.acknowledge_all()
+            self._execute(command)
+        if again or any(isinstance(event, StepCommitted | BatchedEvent) for event in events):
+            self._agents.acknowledge_all()
         if state.finished:
-            self._done.set()
-        if more := (*self._settled_steps(), *self._room_findings(), *self._repair_findings()):
-            self._enter(more)
+            self._finished.set()
+        if more := (*self._checkpointed_steps(), *self._disk_space_findings(), *self._repair_findings()):
+            self._enqueue(more)
 
-    def _hold(self, error: OSError) -> None:
-        if not self.holding:
-            self.holding = True
-            self._links.withhold()
-            log.error("%s", holding_up(error, "the event log cannot be written, so the run waits", self._writer.path))
-            self._spawn(self._wait_for_room())
+    def _block_writes(self, error: OSError) -> None:
+        if not self.write_blocked:
+            self.write_blocked = True
+            self._agents.pause_acks()
+            log.error(
+                "%s", waiting_finding(error, "the event log cannot be written, so the run waits", self._writer.path)
+            )
+            self._spawn(self._retry_writes())
 
-    async def _wait_for_room(self) -> None:
-        while self.holding:
-            await asyncio.sleep(HOLD_S)
-            self._take_in()
+    async def _retry_writes(self) -> None:
+        while self.write_blocked:
+            await asyncio.sleep(RETRY_S)
+            self._commit()
 
-    def _room_findings(self) -> tuple[FindingRaised, ...]:
+    def _disk_space_findings(self) -> tuple[FindingRaised, ...]:
         """What is to be said when the log begins, or ceases, to live on the space that is kept for it."""
-        error, path = self._writer.shortage, self._writer.path
-        if (error is not None) is self._short or self._state.finished:
+        error, path = self._writer.space_error, self._writer.path
+        if (error is not None) is self._space_low or self._state.finished:
             return ()
-        self._short = error is not None
+        self._space_low = error is not None
         if error is not None:
-            finding = holding_up(error, "the event log lives on space kept for it", path)
+            finding = waiting_finding(error, "the event log lives on space kept for it", path)
         else:
             what = "there is room for the event log again"
-            finding = Finding(code="disk-has-room", what=what, severity=Severity.INFO, where=str(path))
+            finding = Finding(code="disk-space-recovered", what=what, severity=Severity.INFO, where=str(path))
         return (FindingRaised(at=self._clock(), finding=finding),)
 
     def _check_log(self) -> None:
         """See that the log is as it was left, so that a change is undone before anybody misses what is gone."""
-        if self.holding:
+        if self.write_blocked:
             return
         try:
             self._writer.check()
-        except Superseded:
-            _leave_to_another()
+        except AnotherWriter:
+            _exit_superseded()
         except OSError as error:
             log.warning("the event log cannot be looked at: %s", error)
         if found := self._repair_findings():
-            self._enter(found)
+            self._enqueue(found)
 
     def _repair_findings(self) -> tuple[FindingRaised, ...]:
         """What is to be said of changes to the log that no controller made, and that were undone."""
         repairs, path = self._writer.repairs, str(self._writer.path)
-        if not repairs or not self._may_say(path):
+        if not repairs or not self._may_report(path):
             return ()
         sizes: defaultdict[str, list[int]] = defaultdict(list)
         for repair in repairs:
@@ -303,194 +300,208 @@ class Controller:
                     where=path,
                     evidence=(f"{sum(found):,} bytes{f', {len(found)} times' if len(found) > 1 else ''}",),
                     remedy="Nothing is lost. Find what writes there: another program, a script, a sync of that folder.",
-                    fault=Fault.CLUSTER,
+                    owner=Owner.CLUSTER,
                 ),
             )
             for what, found in sizes.items()
         )
 
-    def _may_say(self, subject: str) -> bool:
+    def _may_report(self, subject: str) -> bool:
         """Whether enough time has passed since the last finding about a subject; if so, it counts from now."""
         now = time.monotonic()
-        if now - self._said.get(subject, -math.inf) < SAY_S:
+        if now - self._last_reported_at.get(subject, -math.inf) < REPEAT_FINDING_S:
             return False
-        self._said[subject] = now
+        self._last_reported_at[subject] = now
         return True
 
-    def _kept(self) -> list[AnyEvent]:
+    def _unflushed(self) -> list[AnyEvent]:
         """What was kept back so that many words, or many steps, are one line."""
-        steps = (line for thinning in self._thinning.values() for line in thinning.give())
-        return [*steps, *self._crowd.give(self._state)]
+        steps = (line for thinning in self._step_samplers.values() for line in thinning.flush())
+        return [*steps, *self._batcher.flush(self._state)]
 
-    def _write_within(self, seconds: float) -> None:
+    def _flush_within(self, seconds: float) -> None:
         """See to it that what is kept back now is written in time."""
         loop = asyncio.get_running_loop()
-        if self._due is not None and loop.time() < self._due.when() <= loop.time() + seconds:
+        if self._flush_timer is not None and loop.time() < self._flush_timer.when() <= loop.time() + seconds:
             return
-        if self._due is not None:
-            self._due.cancel()
-        self._due = loop.call_later(seconds, lambda: self._spawn(self._write_kept()))
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        self._flush_timer = loop.call_later(seconds, lambda: self._spawn(self._flush()))
 
-    async def _write_kept(self) -> None:
-        self.feed()
+    async def _flush(self) -> None:
+        self.handle()
 
     # Agents
 
-    def agent_joined(self, peer: AgentPeer, joined: AgentJoined) -> AgentLink | None:
+    def agent_connected(self, peer: AgentPeer, joined: AgentConnected) -> AgentConnection | None:
         """Greet an agent; None (after telling it to leave) when its node has been given up.
 
-        Raises `NotItsOwn` for one that would speak in another's name.
+        Raises `ForeignMessage` for one that would speak in another's name.
         """
         if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
-            raise NotItsOwn(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
+            raise ForeignMessage(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
-        over = self._state.finished or self._state.dismissing
+        over = self._state.finished or self._state.shutting_down
         if node is None or joined.generation != node.generation or over:
             try:
                 self._writer.check()  # it may be another controller that has given the node this place
-            except Superseded:
-                _leave_to_another()
+            except AnotherWriter:
+                _exit_superseded()
             except OSError as error:
                 log.warning("the event log cannot be looked at: %s", error)
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
-            peer.send(Leave())
+            peer.send(Shutdown())
             return None
-        link = AgentLink(peer=peer, joined=joined, clock_ahead_s=self._lead_s(joined))
-        if self._copies is not None and joined.copy is not None:
-            link.copied = self._copies.known_of(joined.node, joined.copy)
-        self._links.add(link)
-        self.feed(msgspec.structs.replace(joined, at=self._clock(), copy=None))
+        link = AgentConnection(peer=peer, joined=joined, clock_offset_s=self._clock_offset_s(joined))
+        if self._log_replicator is not None and joined.log_replica is not None:
+            link.replicated_bytes = self._log_replicator.position_of(joined.node, joined.log_replica)
+        self._agents.add(link)
+        self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
         return link
 
-    def agent_said(self, link: AgentLink, messages: list[AgentEvent | Progress]) -> None:
+    def agent_messages(self, link: AgentConnection, messages: list[AgentEvent | Progress]) -> None:
         """Take in what an agent sent, each message once, and acknowledge what is safe.
 
-        Raises `NotItsOwn` for a word about another node.
+        Raises `ForeignMessage` for a word about another node.
         """
         events: list[AnyEvent] = []
-        seen = self._seen.get(link.joined.source, 0)
+        seen = self._last_seq.get(link.joined.source, 0)
         replica = self._state.nodes[link.joined.node].replica
         for message in messages:
-            link.check_own(message, replica=replica, world_size=self._machine.job.world_size)
+            link.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
-                events.extend(self._take_progress(link, message))
+                events.extend(self._on_progress(link, message))
             elif message.seq > seen:
-                seen = self._seen[link.joined.source] = message.seq
-                word = _on_our_clock(message, link.clock_ahead_s)
-                if self._crowd.takes(self._state, word):
-                    link.unsettled.append((message.seq, partial(self._crowd.wrote, self._crowd.rounds)))
-                elif _tiding(word) not in self._told:
-                    events += [*self._kept(), word]
-            link.received = max(link.received, message.seq)
-        if self._crowd.complete(self._state):
-            events += self._kept()
-        elif self._crowd:
-            self._write_within(GATHER_S)
-        if events or (events := self._settled_steps()):
-            self._enter(events)
-        if not self.holding:
+                seen = self._last_seq[link.joined.source] = message.seq
+                word = _to_controller_time(message, link.clock_offset_s)
+                if self._batcher.offer(self._state, word):
+                    link.unacked.append((message.seq, partial(self._batcher.is_flushed, self._batcher.rounds)))
+                elif _info_key(word) not in self._reported_info:
+                    events += [*self._unflushed(), word]
+            link.last_received_seq = max(link.last_received_seq, message.seq)
+        if self._batcher.is_complete(self._state):
+            events += self._unflushed()
+        elif self._batcher:
+            self._flush_within(MAX_BATCH_DELAY_S)
+        if events or (events := self._checkpointed_steps()):
+            self._enqueue(events)
+        if not self.write_blocked:
             link.acknowledge()
 
-    def agent_left(self, link: AgentLink) -> None:
+    def agent_disconnected(self, link: AgentConnection) -> None:
         """An agent's connection has closed."""
-        if not self._links.remove(link):
+        if not self._agents.remove(link):
             return
         joined = link.joined
-        self.feed(
-            AgentLeft(at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation)
+        self.handle(
+            AgentDisconnected(
+                at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation
+            )
         )
 
-    def _lead_s(self, joined: AgentJoined) -> float:
+    def _clock_offset_s(self, joined: AgentConnected) -> float:
         """How far an agent's clock is ahead of ours: exactly on one machine, else as far as its greeting tells."""
-        exact = self._clock.lead_s(joined.clock)
-        ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, ONE_CLOCK_S)
+        exact = self._clock.offset_s(joined.clock)
+        ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
         return ahead_s if abs(ahead_s) > alike_s else 0.0
 
-    def _take_progress(self, link: AgentLink, progress: Progress) -> list[AnyEvent]:
-        ledger = self._ledger(progress.replica)
+    def _on_progress(self, link: AgentConnection, progress: Progress) -> list[AnyEvent]:
+        ledger = self._step_tracker(progress.replica)
         if progress.attempt != ledger.attempt or not progress.steps:
             return []
-        if ledger.ahead(progress.node) >= AHEAD_STEPS:
-            raise NotItsOwn(f"node{progress.node} is {AHEAD_STEPS} steps ahead of others")
+        if ledger.ahead(progress.node) >= MAX_STEPS_AHEAD:
+            raise ForeignMessage(f"node{progress.node} is {MAX_STEPS_AHEAD} steps ahead of others")
         last = progress.steps[-1].step
-        link.unsettled.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
-        steps = ledger.take(_on_our_clock(progress, link.clock_ahead_s), self._clock())
-        return [line for step in steps for line in self._lines(step)]
+        link.unacked.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
+        steps = ledger.add(_to_controller_time(progress, link.clock_offset_s), self._clock())
+        return [line for step in steps for line in self._sampled(step)]
 
-    def _lines(self, step: StepCommitted) -> list[StepCommitted]:
+    def _sampled(self, step: StepCommitted) -> list[StepCommitted]:
         """What is written of a step now that it is committed; a drill that waits for one has it at once."""
-        thinning, highest = self._thinning[step.replica], self._state.replicas[step.replica].step
-        lines = thinning.take(
+        thinning, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
+        lines = thinning.add(
             step,
-            age_s=step.ended - self._began,
+            age_s=step.ended - self._created_at,
             highest=highest,
-            at_once=bool(self._state.drills),
-            sparing=self._short,
+            at_once=bool(self._state.pending_faults),
+            low_space=self._space_low,
         )
-        if thinning.kept:
-            self._write_within(LONGEST_S)
+        if thinning.pending:
+            self._flush_within(MAX_INTERVAL_S)
         return lines
 
     def _is_written(self, replica: int, attempt: int, step: int) -> bool:
         """Whether a step need not be said again: it is in the log, or its attempt is over."""
-        ledger = self._ledger(replica)
+        ledger = self._step_tracker(replica)
         return attempt != ledger.attempt or step <= ledger.written
 
-    def _settled_steps(self) -> list[AnyEvent]:
+    def _checkpointed_steps(self) -> list[AnyEvent]:
         """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
         return [
             line
-            for index, ledger in self._ledgers.items()
-            if ledger.proven > ledger.committed and self._has_ended(ledger)
-            for step in ledger.settle(self._clock())
-            for line in self._thinning[index].take(step, age_s=0.0, highest=step.step, at_once=True)
+            for index, ledger in self._step_trackers.items()
+            if ledger.checkpointed > ledger.committed and self._has_ended(ledger)
+            for step in ledger.commit_checkpointed(self._clock())
+            for line in self._step_samplers[index].add(step, age_s=0.0, highest=step.step, at_once=True)
         ]
 
-    def _has_ended(self, ledger: StepLedger) -> bool:
+    def _has_ended(self, ledger: StepTracker) -> bool:
         """Whether its attempt is the replica's last, and is no longer at work."""
         replica = self._state.replicas[ledger.replica]
-        at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+        at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.HANG_SUSPECTED)
         return not at_work and replica.attempt == ledger.attempt
 
-    def _ledger(self, index: int) -> StepLedger:
+    def _step_tracker(self, index: int) -> StepTracker:
         """The ledger of a replica's attempt in hand."""
         replica = self._state.replicas[index]
-        ledger = self._ledgers.get(index)
+        ledger = self._step_trackers.get(index)
         if ledger is None or ledger.attempt != replica.attempt:
-            ledger = self._ledgers[index] = StepLedger(index, replica.attempt, replica.members)
+            ledger = self._step_trackers[index] = StepTracker(index, replica.attempt, replica.members)
         return ledger
 
     # Commands
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
-            case SubmitNodes(places=places):
+            case SubmitNodes(node_ids=places):
                 submit = partial(self._backend.submit, places)
-                self._spawn(self._insist("nodes cannot be made yet", submit, partial(self._wanted, places)))
-            case ReplaceNode(place=place, reason=reason):
+                self._spawn(
+                    self._retry_until_done(
+                        "nodes cannot be made yet", submit, partial(self._is_still_requested, places)
+                    )
+                )
+            case ReplaceNode(node_id=place, reason=reason):
                 replace = partial(self._backend.replace_node, place, reason)
                 subject = f"node{place.node} cannot be replaced yet"
-                self._spawn(self._insist(subject, replace, partial(self._wanted, (place,))))
-            case Cordon(place=place):
+                self._spawn(self._retry_until_done(subject, replace, partial(self._is_still_requested, (place,))))
+            case Cordon(node_id=place):
                 cordon = partial(self._backend.cordon, place)
-                self._spawn(self._insist(f"the machine of node{place.node} cannot be put out of use yet", cordon))
-            case Uncordon(place=place):
+                self._spawn(
+                    self._retry_until_done(f"the machine of node{place.node} cannot be put out of use yet", cordon)
+                )
+            case Uncordon(node_id=place):
                 uncordon = partial(self._backend.uncordon, place)
-                self._spawn(self._insist(f"the machine of node{place.node} cannot be used again yet", uncordon))
-            case Start(replica=replica, attempt=attempt):
-                current = partial(self._current, replica, attempt)
-                self._send(f"attempt {attempt} cannot be started yet", partial(self._send_start, command), current)
-            case Prepare(node=node):
-                self._send(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
-            case Inject(drill=drill, node=None):
-                self._spawn(self._break(drill))
-            case Finish():
+                self._spawn(
+                    self._retry_until_done(f"the machine of node{place.node} cannot be used again yet", uncordon)
+                )
+            case StartAttempt(replica=replica, attempt=attempt):
+                current = partial(self._is_current_attempt, replica, attempt)
+                self._send_or_retry(
+                    f"attempt {attempt} cannot be started yet", partial(self._send_start, command), current
+                )
+            case PrepareNode(node=node):
+                self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
+            case InjectFault(fault=drill, node=None):
+                self._spawn(self._inject_fault(drill))
+            case FinishRun():
                 self._spawn(self._finish())
             case _:
-                nodes, order = dispatch_of(command, replica_world_size=self._machine.job.replica_world_size)
-                self._links.send(nodes, lambda _: order)
+                nodes, order = order_for(command, replica_world_size=self._machine.job.replica_world_size)
+                self._agents.send(nodes, lambda _: order)
 
-    def _send(self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True) -> None:
+    def _send_or_retry(
+        self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True
+    ) -> None:
         """Send orders that are worked out for each node; try again later where that fails."""
         try:
             send()
@@ -499,27 +510,27 @@ class Controller:
             async def again() -> None:
                 send()
 
-            self._spawn(self._insist(subject, again, current))
+            self._spawn(self._retry_until_done(subject, again, current))
 
-    def _send_start(self, command: Start) -> None:
+    def _send_start(self, command: StartAttempt) -> None:
         numbers = self._state.replicas[command.replica].members
         members = tuple(self._state.nodes[number] for number in numbers)
-        self._links.send(command.nodes, self._start_orders(command, members))
+        self._agents.send(command.nodes, self._start_orders(command, members))
 
     def _send_prepare(self, node: int) -> None:
         members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])
-        start = Start(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
+        start = StartAttempt(replica=0, attempt=0, nodes=(node,), master_addr="", master_port=0, code=self._state.code)
         launches = self._start_orders(start, members)
-        self._links.send((node,), lambda node: GetReady(start=launches(node)))
+        self._agents.send((node,), lambda node: PrepareStandby(start=launches(node)))
 
-    def _wanted(self, places: Iterable[NodePlace]) -> bool:
+    def _is_still_requested(self, places: Iterable[NodeId]) -> bool:
         """Whether any of these nodes is still to be made: others may have been asked for in their place."""
         return any(self._state.nodes[place.node].generation == place.generation for place in places)
 
-    def _current(self, replica: int, attempt: int) -> bool:
+    def _is_current_attempt(self, replica: int, attempt: int) -> bool:
         return self._state.replicas[replica].attempt == attempt
 
-    async def _insist(
+    async def _retry_until_done(
         self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
     ) -> None:
         """Carry a command out; try again until it succeeds, is not `current` any more, or the run ends.
@@ -527,69 +538,69 @@ class Controller:
         Whatever goes wrong is this command's failure and no other's: its cause is written down, and the machine, which
         waits for what the command was to bring about, decides what follows when it does not come.
         """
-        written, pauses = "", _pauses()
+        written, pauses = "", _retry_delays()
         while not self._state.ending and current():
             try:
                 await act()
                 return
             except Exception as error:
-                finding = failed_effect(error, subject)
-                if shortage_of(error) is None:
+                finding = command_failed(error, subject)
+                if resource_error_of(error) is None:
                     log.exception("%s", subject)
-            if finding.what != written and self._may_say(subject):
-                self.tell(finding)
+            if finding.what != written and self._may_report(subject):
+                self.report(finding)
                 written = finding.what
             await asyncio.sleep(next(pauses))
 
-    async def _break(self, drill: DrillRequested) -> None:
+    async def _inject_fault(self, drill: FaultRequested) -> None:
         """Do what no agent can, said first: it may be this process that breaks."""
         log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
-        node = drill.index if drill.target.numbered else -1
-        done = DrillDone(
+        node = drill.index if drill.target.is_numbered else -1
+        done = FaultInjected(
             at=self._clock(), node=node, requested_at=drill.at, target=drill.target.value, action=drill.action.value
         )
-        self.feed(done)
+        self.handle(done)
         try:
-            await self._drill(drill)
+            await self._inject_outside(drill)
         except HoldfastError as error:
-            self.tell(*error.findings)
+            self.report(*error.findings)
         except Exception as error:
             log.exception("the drill failed")
-            self.tell(failed_effect(error, f"the drill {drill.action} {drill.target} failed", retried=False))
+            self.report(command_failed(error, f"the drill {drill.action} {drill.target} failed", retried=False))
 
     async def _finish(self) -> None:
         ending = self._state.ending
         assert ending is not None, "Finish follows the decision to end"
-        conclude = partial(self._backend.conclude, ending.outcome, ending.exit_code, ending.reason)
-        await self._try("the run's place cannot be told how the run ended", conclude)
-        self._links.send(None, lambda _: Leave())
+        conclude = partial(self._backend.report_outcome, ending.outcome, ending.exit_code, ending.reason)
+        await self._try_at_shutdown("the run's place cannot be told how the run ended", conclude)
+        self._agents.send(None, lambda _: Shutdown())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._links.emptied()
-        await self._try("what is left of the run's nodes could not be removed", self._backend.cancel)
-        self.feed(
+            async with asyncio.timeout(AGENT_SHUTDOWN_S):
+                await self._agents.wait_empty()
+        await self._try_at_shutdown("what is left of the run's nodes could not be removed", self._backend.cancel)
+        self.handle(
             RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
         )
 
-    async def _try(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
+    async def _try_at_shutdown(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
         """Do what belongs to the end of a run, which must come: after some tries the run ends without it."""
-        for left in reversed(range(ENDING_TRIES)):
+        for left in reversed(range(SHUTDOWN_TRIES)):
             try:
                 await act()
                 return
             except Exception as error:
                 log.exception("%s", subject)
                 if not left:
-                    self.tell(failed_effect(error, subject, retried=False))
+                    self.report(command_failed(error, subject, retried=False))
                     return
-            await asyncio.sleep(HOLD_S)
+            await asyncio.sleep(RETRY_S)
 
     # Watching
 
     async def _watch_nodes(self) -> None:
         """Write down what becomes of nodes, until they are all to go: that they went then is no news."""
         subject = "nodes cannot be watched"
-        observations, written, pauses = None, "", _pauses()
+        observations, written, pauses = None, "", _retry_delays()
         while True:
             try:
                 observations = observations or self._backend.observe()
@@ -598,92 +609,92 @@ class Controller:
                 return
             except Exception as error:
                 log.exception("%s", subject)
-                finding, observations = failed_effect(error, subject), None
-                if finding.what != written and self._may_say(subject):
-                    self.tell(finding)
+                finding, observations = command_failed(error, subject), None
+                if finding.what != written and self._may_report(subject):
+                    self.report(finding)
                     written = finding.what
                 await asyncio.sleep(next(pauses))
                 continue
-            pauses = _pauses()
-            if not self._state.dismissing:
-                self.feed(_as_event(seen, self._clock()))
+            pauses = _retry_delays()
+            if not self._state.shutting_down:
+                self.handle(_to_event(seen, self._clock()))
 
-    async def _watch_time(self) -> None:
+    async def _watch_timers(self) -> None:
         while True:
             self._wake.clear()
             now = self._clock()
-            due = [key for key, at in self._state.deadlines.items() if at <= now]
-            if due and not self.holding:
-                self.feed(*(DeadlinePassed(at=now, deadline=key) for key in due))
+            due = [key for key, at in self._state.timers.items() if at <= now]
+            if due and not self.write_blocked:
+                self.handle(*(TimerExpired(at=now, timer=key) for key in due))
                 continue
-            next_at = None if self.holding else min(self._state.deadlines.values(), default=None)
+            next_at = None if self.write_blocked else min(self._state.timers.values(), default=None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
 
     async def _watch_clock(self) -> None:
         """Say when the wall clock is set; nothing here goes by it. Look at the log as often."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(JUMP_POLL_S)
             self._check_log()
             if jump_s := self._clock.jumped_s():
-                self.tell(clock_jumped("the controller", jump_s))
+                self.report(clock_jumped("the controller", jump_s))
 
-    def _fold(self, event: AnyEvent) -> None:
+    def _replay(self, event: AnyEvent) -> None:
         self._state, _ = self._machine.step(self._state, event)
         if isinstance(event, StepCommitted):
-            self._thinning[event.replica].wrote(event)
-        self._note(event)
+            self._step_samplers[event.replica].on_written(event)
+        self._track(event)
 
-    def _note(self, event: AnyEvent) -> None:
+    def _track(self, event: AnyEvent) -> None:
         """Keep what is not the machine's: how far each source was heard, how far each attempt's steps are known."""
         if event.source:
-            self._seen[event.source] = max(self._seen.get(event.source, 0), event.seq)
-        if tiding := _tiding(event):
-            self._told.add(tiding)
+            self._last_seq[event.source] = max(self._last_seq.get(event.source, 0), event.seq)
+        if tiding := _info_key(event):
+            self._reported_info.add(tiding)
         if isinstance(event, RunCreated):
-            self._began = event.at
+            self._created_at = event.at
         if isinstance(event, StepCommitted | CheckpointCommitted):
-            ledger = self._ledger(event.replica)
+            ledger = self._step_tracker(event.replica)
             if event.attempt == ledger.attempt and isinstance(event, StepCommitted):
                 ledger.written = max(ledger.written, event.step)
                 ledger.committed = max(ledger.committed, event.step)
             elif event.attempt == ledger.attempt:
-                ledger.proven = max(ledger.proven, event.step)
+                ledger.checkpointed = max(ledger.checkpointed, event.step)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._settled)
+        task.add_done_callback(self._on_task_done)
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """A task fails here only where it feeds the machine what the machine holds to be impossible."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            give_way(error)
+            crash(error)
 
 
-def _pauses() -> Iterator[float]:
+def _retry_delays() -> Iterator[float]:
     """Seconds to wait between the tries of what fails again and again."""
-    pause_s = HOLD_S
+    pause_s = RETRY_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, LONGEST_HOLD_S)
+        pause_s = min(2 * pause_s, MAX_RETRY_S)
 
 
-def _as_event(seen: NodeObservation, at: float) -> AnyEvent:
-    node, generation = seen.place.node, seen.place.generation
-    match seen.sight:
-        case Sight.MADE:
-            return NodeMade(at=at, node=node, generation=generation, known_as=seen.known_as)
-        case Sight.UNAVAILABLE:
+def _to_event(seen: NodeObservation, at: float) -> AnyEvent:
+    node, generation = seen.node_id.node, seen.node_id.generation
+    match seen.state:
+        case BackendNodeState.CREATED:
+            return NodeCreated(at=at, node=node, generation=generation, backend_id=seen.backend_id)
+        case BackendNodeState.UNAVAILABLE:
             return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
-        case Sight.EVICTED:
+        case BackendNodeState.EVICTED:
             return NodeEvicted(at=at, node=node, generation=generation, reason=seen.reason)
-        case Sight.GONE:
-            return NodeGone(at=at, node=node, generation=generation, reason=seen.reason)
+        case BackendNodeState.TERMINATED:
+            return NodeTerminated(at=at, node=node, generation=generation, reason=seen.reason)
 
 
-def give_way(error: BaseException) -> NoReturn:
+def crash(error: BaseException) -> NoReturn:
     """What must not go unseen, such as what the machine holds to be impossible, ends this process.
 
     Another controller starts from the log.
@@ -692,10 +703,10 @@ def give_way(error: BaseException) -> NoReturn:
     os._exit(ExitCode.INTERNAL)
 
 
-def _leave_to_another() -> NoReturn:
+def _exit_superseded() -> NoReturn:
     """Everything a controller does follows a line in the log; one that may write no more has nothing left to do."""
     log.critical("another controller has taken this run over; this one leaves, and touches nothing")
-    os._exit(SUPERSEDED_STATUS)
+    os._exit(SUPERSEDED_EXIT_CODE)
 
 
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
@@ -705,7 +716,7 @@ _OF_EVERY_NODE = frozenset({"code-edited"})
 """Warnings that all nodes raise alike, since they read the same files."""
 
 
-def _tiding(event: AnyEvent) -> Finding | None:
+def _info_key(event: AnyEvent) -> Finding | None:
     """What an event only lets know, without where: many nodes find the same, and once is enough for who reads it."""
     if not isinstance(event, FindingRaised):
         return None
@@ -714,11 +725,13 @@ def _tiding(event: AnyEvent) -> Finding | None:
     return None
 
 
-def _on_our_clock(message: Timed, ahead_s: float) -> Timed:
+def _to_controller_time(message: TimedMessage, ahead_s: float) -> TimedMessage:
     """Move the times of a message from its sender's clock to the controller's."""
     if not ahead_s:
         return message
     if isinstance(message, Progress):
-        return msgspec.structs.replace(message, steps=tuple(_on_our_clock(step, ahead_s) for step in message.steps))
+        return msgspec.structs.replace(
+            message, steps=tuple(_to_controller_time(step, ahead_s) for step in message.steps)
+        )
     times = {name: getattr(message, name) - ahead_s for name in _CLOCK_FIELDS if hasattr(message, name)}
     return msgspec.structs.replace(message, **times)

@@ -6,48 +6,48 @@ Not the orders to start ranks: what a rank is given is the launcher's business.
 from __future__ import annotations
 
 from holdfast.control.commands import (
-    Checkpoint,
+    AnnounceReplicaDown,
+    AnnounceReplicaStarting,
+    CheckpointAndExit,
     Command,
-    Fetch,
-    Inject,
-    Look,
-    Release,
-    Split,
-    Stacks,
-    Stop,
-    TellBack,
-    TellLost,
-    WindDown,
+    DumpStacks,
+    FetchCode,
+    FreeState,
+    InjectFault,
+    ProfileSteps,
+    ReportSilentRanks,
+    StopRanks,
+    TakeCheckpoint,
 )
-from holdfast.events import orders
-from holdfast.events.orders import Order
+from holdfast.protocol import orders
+from holdfast.protocol.orders import Order
 
 Dispatch = tuple[tuple[int, ...] | None, Order]
 """Nodes (None: all that are connected) and what each of them is ordered."""
 
 
-def dispatch_of(command: Command, *, replica_world_size: int) -> Dispatch:
+def order_for(command: Command, *, replica_world_size: int) -> Dispatch:
     """The order that a command is, and to whom; `replica_world_size` is the ranks of one replica.
 
     Raises `AssertionError` for a command that is no order.
     """
     match command:
-        case Stop(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, together=together):
-            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s, together=together)
-        case WindDown(nodes=nodes, reason=reason, hand_over=hand_over):
-            return nodes, orders.WindDown(reason=reason, hand_over=hand_over)
-        case Fetch(nodes=nodes, digest=digest):
+        case StopRanks(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, all_replicas=together):
+            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s, all_replicas=together)
+        case CheckpointAndExit(nodes=nodes, reason=reason, transfer_state=hand_over):
+            return nodes, orders.CheckpointAndExit(reason=reason, transfer_state=hand_over)
+        case FetchCode(nodes=nodes, digest=digest):
             return nodes, orders.FetchCode(digest=digest)
-        case Release(node=node, replica=replica):
-            return (node,), orders.Release(replica=replica)
-        case Look(replica=replica, attempt=attempt, nodes=nodes, everyone=everyone):
-            return nodes, orders.Look(replica=replica, attempt=attempt, everyone=everyone)
-        case TellLost(replica=replica, attempt=attempt, nodes=nodes):
-            return nodes, orders.ReplicaLost(replica=replica, attempt=attempt)
-        case TellBack(replica=replica, attempt=attempt, nodes=nodes):
-            return nodes, orders.ReplicaBack(replica=replica, attempt=attempt)
-        case Inject(drill=drill, node=int(node)):
-            return (node,), orders.Break(
+        case FreeState(node=node, replica=replica):
+            return (node,), orders.FreeState(replica=replica)
+        case ReportSilentRanks(replica=replica, attempt=attempt, nodes=nodes, all_ranks=everyone):
+            return nodes, orders.ReportSilentRanks(replica=replica, attempt=attempt, all_ranks=everyone)
+        case AnnounceReplicaDown(replica=replica, attempt=attempt, nodes=nodes):
+            return nodes, orders.AnnounceReplicaDown(replica=replica, attempt=attempt)
+        case AnnounceReplicaStarting(replica=replica, attempt=attempt, nodes=nodes):
+            return nodes, orders.AnnounceReplicaStarting(replica=replica, attempt=attempt)
+        case InjectFault(fault=drill, node=int(node)):
+            return (node,), orders.InjectFault(
                 requested_at=drill.at,
                 target=drill.target,
                 rank=drill.index % replica_world_size,
@@ -57,11 +57,11 @@ def dispatch_of(command: Command, *, replica_world_size: int) -> Dispatch:
                 for_s=drill.for_s,
                 amount=drill.amount,
             )
-        case Checkpoint():
-            return None, orders.AskCheckpoint()
-        case Split():
-            return None, orders.AskSplit()
-        case Stacks():
-            return None, orders.TakeStacks()
+        case TakeCheckpoint():
+            return None, orders.TakeCheckpoint()
+        case ProfileSteps():
+            return None, orders.ProfileSteps()
+        case DumpStacks():
+            return None, orders.DumpStacks()
         case _:
             raise AssertionError(f"{command} is no order")

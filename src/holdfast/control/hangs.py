@@ -10,107 +10,117 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.blame import Suspicion, stands_apart, suspicion, waits_for_replicas, waits_within
-from holdfast.control.course import enough, halt, judge_soon, look
-from holdfast.control.state import Deadline, ReplicaPhase, ReplicaState, State, Transition
+from holdfast.control.lifecycle import arm_hang_verdict, has_quorum, report_silent_command, stop_replica
+from holdfast.control.root_cause import (
+    HangSuspicion,
+    hang_suspicion,
+    is_not_waiting,
+    waits_for_other_replicas,
+    waits_inside_replica,
+)
+from holdfast.control.state import ReplicaPhase, ReplicaState, State, Timer, Transition
 from holdfast.events import RankHung, StepCommitted
-from holdfast.job.patience import EARLY_MORE_S, EARLY_STEPS, Patience
 from holdfast.job.spec import Job
+from holdfast.job.step_timeouts import EARLY_MARGIN_S, EARLY_STEPS, StepTimeouts
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
     """Wait for the other ranks' word, unless this one says enough."""
     replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or not replica.at_work:
+    if event.attempt != replica.attempt or not replica.is_running:
         return state, ()
-    if state.several and not enough(job, state):
+    if state.has_replicas and not has_quorum(job, state):
         return state, ()  # it waits for replicas that are lost
-    heard = replica.heard | 1 << event.rank
-    state = state.with_replica(replace(replica, heard=heard, hangs=(*replica.hangs, event)))
-    if state.several and _says_enough(job, state, event):
-        return _expel(job, state, event.replica, event.at)
-    return judge_soon(job, state, event.replica, event.at)
+    heard = replica.reported | 1 << event.rank
+    state = state.with_replica(replace(replica, reported=heard, hangs=(*replica.hangs, event)))
+    if state.has_replicas and _is_conclusive(job, state, event):
+        return _stop_suspect(job, state, event.replica, event.at)
+    return arm_hang_verdict(job, state, event.replica, event.at)
 
 
-def judged(job: Job, state: State, index: int, at: float) -> Transition:
+def on_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition:
     """Nobody will say more: the replica to blame is expelled; of several it may be another, or one that is gone."""
-    if not state.several:
-        return halt(job, state, index, at)
-    if state.replicas[index].phase is not ReplicaPhase.JUDGING:
+    if not state.has_replicas:
+        return stop_replica(job, state, index, at)
+    if state.replicas[index].phase is not ReplicaPhase.HANG_SUSPECTED:
         return state, ()
     others = [replica for replica in state.replicas if replica.replica != index]
-    if any(_holds_up(replica) for replica in others):
-        return _pardoned(state, index), ()
-    judging = [replica for replica in state.replicas if replica.phase is ReplicaPhase.JUDGING]
+    if any(_is_recovering(replica) for replica in others):
+        return _clear_suspicion(state, index), ()
+    judging = [replica for replica in state.replicas if replica.phase is ReplicaPhase.HANG_SUSPECTED]
     suspect = min(judging, key=_suspicion)
-    if _waits_for_one_that_compiles(job, state, suspect):
-        return _pardoned(state, index), ()
-    return _expel(job, state, suspect.replica, at)
+    if _waits_for_compiling_replica(job, state, suspect):
+        return _clear_suspicion(state, index), ()
+    return _stop_suspect(job, state, suspect.replica, at)
 
 
-def goes_on(state: State, event: StepCommitted) -> State:
+def on_progress(state: State, event: StepCommitted) -> State:
     """A replica that has passed a step since it was reported does not hang."""
     replica = state.replicas[event.replica]
-    if replica.phase is ReplicaPhase.JUDGING and event.ended > max(hung.at for hung in replica.hangs):
-        return _pardoned(state, event.replica)
+    if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > max(hung.at for hung in replica.hangs):
+        return _clear_suspicion(state, event.replica)
     return state
 
 
-def begun(state: State, event: StepCommitted) -> State:
+def on_first_step(state: State, event: StepCommitted) -> State:
     """An attempt has taken its first step: so long may others take."""
     took_s = event.ended - state.replicas[event.replica].started_at
-    state = replace(state, first_step_s=max(state.first_step_s, took_s))
-    return state.with_deadline(Deadline.BEGIN.of(event.replica), None)
+    state = replace(state, longest_first_step_s=max(state.longest_first_step_s, took_s))
+    return state.with_timer(Timer.FIRST_STEP.key(event.replica), None)
 
 
-def not_begun(job: Job, state: State, index: int, at: float) -> Transition:
+def on_first_step_timeout(job: Job, state: State, index: int, at: float) -> Transition:
     """Those that have yet to open their Session are asked for, since no deadline of theirs watches them."""
     replica = state.replicas[index]
-    busy = tuple(node for node in state.nodes_of(index) if node.busy)
-    return (state, (look(replica, busy),)) if replica.phase is ReplicaPhase.RUNNING else (state, ())
+    busy = tuple(node for node in state.nodes_of(index) if node.has_processes)
+    return (state, (report_silent_command(replica, busy),)) if replica.phase is ReplicaPhase.RUNNING else (state, ())
 
 
-def _expel(job: Job, state: State, index: int, at: float) -> Transition:
+def _stop_suspect(job: Job, state: State, index: int, at: float) -> Transition:
     """Stop a replica; others that were reported have waited for it."""
     for replica in state.replicas:
-        if replica.phase is ReplicaPhase.JUDGING and replica.replica != index:
-            state = _pardoned(state, replica.replica)
-    return halt(job, state, index, at)
+        if replica.phase is ReplicaPhase.HANG_SUSPECTED and replica.replica != index:
+            state = _clear_suspicion(state, replica.replica)
+    return stop_replica(job, state, index, at)
 
 
-def _pardoned(state: State, index: int) -> State:
-    replica = replace(state.replicas[index], phase=ReplicaPhase.RUNNING, heard=0, hangs=())
-    return state.with_replica(replica).with_deadline(Deadline.JUDGE.of(index), None)
+def _clear_suspicion(state: State, index: int) -> State:
+    replica = replace(state.replicas[index], phase=ReplicaPhase.RUNNING, reported=0, hangs=())
+    return state.with_replica(replica).with_timer(Timer.HANG_VERDICT.key(index), None)
 
 
-def _says_enough(job: Job, state: State, hung: RankHung) -> bool:
+def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
     """Whether what is heard of a replica shows that it holds up the others; that it is stopped says more than a stack.
 
     While another replica is on its way back, which keeps the cores busy, any other may be slow for a while.
     """
     replica = state.replicas[hung.replica]
-    excused = any(_holds_up(other) for other in state.replicas if other is not replica)
-    if excused and hung.waited_s < EARLY_MORE_S:
+    excused = any(_is_recovering(other) for other in state.replicas if other is not replica)
+    if excused and hung.waited_s < EARLY_MARGIN_S:
         return hung.process_state == "T"
-    all_heard = (replica.heard | replica.well).bit_count() >= len(replica.members) * job.local_world_size
-    return hung.process_state == "T" or stands_apart(hung) or (all_heard and all(map(waits_within, replica.hangs)))
+    all_heard = (replica.reported | replica.succeeded).bit_count() >= len(replica.members) * job.local_world_size
+    return (
+        hung.process_state == "T"
+        or is_not_waiting(hung)
+        or (all_heard and all(map(waits_inside_replica, replica.hangs)))
+    )
 
 
-def _holds_up(replica: ReplicaState) -> bool:
+def _is_recovering(replica: ReplicaState) -> bool:
     """Whether others may rightly wait for a replica: it is on its way back, and has yet to commit its first step."""
     coming = replica.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
-    return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.stepped)
+    return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.has_stepped)
 
 
-def _waits_for_one_that_compiles(job: Job, state: State, suspect: ReplicaState) -> bool:
+def _waits_for_compiling_replica(job: Job, state: State, suspect: ReplicaState) -> bool:
     """Whether it waits for a replica that may take longer in its early steps, of which its own agent will speak.
 
     No step takes that much longer than the longest.
     """
-    longest_s = 2 * Patience(deadline_s=job.recovery.step_deadline_s or "auto").aside_s
-    early = any(other.phase is ReplicaPhase.RUNNING and other.steps <= EARLY_STEPS for other in state.replicas)
-    return early and all(waits_for_replicas(hung) and hung.waited_s < longest_s for hung in suspect.hangs)
+    longest_s = 2 * StepTimeouts(step_timeout_s=job.recovery.step_timeout_s or "auto").non_step_s
+    early = any(other.phase is ReplicaPhase.RUNNING and other.attempt_steps <= EARLY_STEPS for other in state.replicas)
+    return early and all(waits_for_other_replicas(hung) and hung.waited_s < longest_s for hung in suspect.hangs)
 
 
-def _suspicion(replica: ReplicaState) -> Suspicion:
-    return min(map(suspicion, replica.hangs))
+def _suspicion(replica: ReplicaState) -> HangSuspicion:
+    return min(map(hang_suspicion, replica.hangs))

@@ -1,7 +1,7 @@
 """Owns every decision of a run: a pure function from (state, event) to (state, commands), over a table by event type.
 
 The log holds the events this machine was fed, so folding the log through it gives back the state; commands are then
-dropped, except those that `ControllerStarted` and `AgentJoined` ask for again. Clock, randomness and processes come in
+dropped, except those that `ControllerStarted` and `AgentConnected` ask for again. Clock, randomness and processes come in
 as events. The rows are in nodes.py, ranks.py, hangs.py, growth.py, drills.py, updates.py and requests.py, and what
 follows from them in course.py. Policy (policy.py) says what a failure deserves; blame (blame.py) which one came first.
 """
@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from holdfast.control import course, drills, growth, hangs, nodes, ranks, requests, updates
-from holdfast.control.state import Deadline, NodeState, ReplicaState, State, Transition
+from holdfast.control import (
+    fault_requests,
+    hangs,
+    lifecycle,
+    node_handlers,
+    rank_handlers,
+    request_handlers,
+    rollout,
+    scale_up,
+)
+from holdfast.control.state import NodeState, ReplicaState, State, Timer, Transition
 from holdfast.events import (
-    AgentJoined,
-    AgentLeft,
+    AgentConnected,
+    AgentDisconnected,
     AnyEvent,
     CancelRequested,
     CheckpointCommitted,
@@ -24,31 +33,31 @@ from holdfast.events import (
     CodeFetched,
     CodeShipped,
     ControllerStarted,
-    DeadlinePassed,
-    DrillDone,
-    DrillRequested,
+    FaultInjected,
+    FaultRequested,
+    NodeCreated,
     NodeEvicted,
-    NodeGone,
-    NodeLeaving,
-    NodeMade,
+    NodePreemptionNotice,
     NodesStopped,
+    NodeTerminated,
     NodeUnavailable,
+    ProfileRequested,
     RankExited,
     RankHung,
+    RanksDrained,
     RanksExited,
     RanksHung,
-    RanksLeaving,
     RanksStopped,
     RunCreated,
     RunEvent,
     RunFinished,
-    SplitRequested,
-    StacksRequested,
+    StackDumpRequested,
     StandbyReady,
     StepCommitted,
+    TimerExpired,
     UpdateRequested,
 )
-from holdfast.job.accepted import Shipped
+from holdfast.job.run_spec import CodeArchive
 from holdfast.job.spec import Job
 
 
@@ -63,8 +72,8 @@ class Machine:
         if state.finished:
             return state, ()
         if isinstance(event, RunCreated):
-            return self._first(event.at), ()
-        handler = _TABLE.get(type(event))
+            return self._initial_state(event.at), ()
+        handler = _HANDLERS.get(type(event))
         return handler(self.job, state, event) if handler else (state, ())
 
     def replay(self, events: Iterable[AnyEvent]) -> State:
@@ -75,89 +84,89 @@ class Machine:
         return state
 
     @staticmethod
-    def takes(kind: type[AnyEvent]) -> bool:
+    def is_input(kind: type[AnyEvent]) -> bool:
         """Whether events of a kind move the state."""
-        return kind is RunCreated or kind in _TABLE
+        return kind is RunCreated or kind in _HANDLERS
 
     @staticmethod
-    def decides(kind: type[AnyEvent]) -> bool:
+    def is_output(kind: type[AnyEvent]) -> bool:
         """Whether events of a kind are the machine's own, written down as it decides them."""
-        return kind in get_args(RunEvent) and not Machine.takes(kind)
+        return kind in get_args(RunEvent) and not Machine.is_input(kind)
 
-    def _first(self, at: float) -> State:
+    def _initial_state(self, at: float) -> State:
         """The state in which every run begins: no node is there, and none was asked for."""
         replicas = self.job.recovery.replicas
         per_replica = self.job.nodes.max // replicas
-        nodes = tuple(
+        node_handlers = tuple(
             NodeState(
-                node=slot, seat=slot, since=at, replica=slot // per_replica if slot < self.job.nodes.max else None
+                node=slot, node_rank=slot, since=at, replica=slot // per_replica if slot < self.job.nodes.max else None
             )
             for slot in range(self.job.node_slots)
         )
         whole = (1 << per_replica) - 1
         domains = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(replicas))
-        waits = {Deadline.WAIT.of(index): at + self.job.nodes.wait_s for index in range(replicas)}
-        return State(nodes=nodes, replicas=tuple(domains), deadlines=waits)
+        waits = {Timer.MIN_NODES.key(index): at + self.job.nodes.min_nodes_wait_s for index in range(replicas)}
+        return State(nodes=node_handlers, replicas=tuple(domains), timers=waits)
 
 
-def _deadline_passed(job: Job, state: State, event: DeadlinePassed) -> Transition:
-    if event.deadline not in state.deadlines:
+def _timer_expired(job: Job, state: State, event: TimerExpired) -> Transition:
+    if event.timer not in state.timers:
         return state, ()
-    kind, index = Deadline.read(event.deadline)
-    return _DEADLINES[kind](job, state.with_deadline(event.deadline, None), index, event.at)
+    kind, index = Timer.parse(event.timer)
+    return _TIMER_HANDLERS[kind](job, state.with_timer(event.timer, None), index, event.at)
 
 
-def _shipped(job: Job, state: State, event: CodeShipped) -> Transition:
-    code = Shipped(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
+def _code_shipped(job: Job, state: State, event: CodeShipped) -> Transition:
+    code = CodeArchive(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
     return replace(state, code=code), ()
 
 
-def _finished(job: Job, state: State, event: RunFinished) -> Transition:
-    return replace(state, finished=True, deadlines={}), ()
+def _run_finished(job: Job, state: State, event: RunFinished) -> Transition:
+    return replace(state, finished=True, timers={}), ()
 
 
-_TABLE: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
-    ControllerStarted: nodes.controller_started,
-    AgentJoined: nodes.agent_joined,
-    AgentLeft: nodes.agent_left,
-    NodeMade: nodes.node_made,
-    NodeUnavailable: nodes.node_unavailable,
-    NodeEvicted: nodes.node_evicted,
-    NodeGone: nodes.node_gone,
-    NodeLeaving: nodes.node_leaving,
-    StandbyReady: nodes.standby_ready,
-    RankExited: ranks.rank_exited,
+_HANDLERS: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
+    ControllerStarted: node_handlers.controller_started,
+    AgentConnected: node_handlers.agent_connected,
+    AgentDisconnected: node_handlers.agent_disconnected,
+    NodeCreated: node_handlers.node_created,
+    NodeUnavailable: node_handlers.node_unavailable,
+    NodeEvicted: node_handlers.node_evicted,
+    NodeTerminated: node_handlers.node_terminated,
+    NodePreemptionNotice: node_handlers.node_preemption_notice,
+    StandbyReady: node_handlers.standby_ready,
+    RankExited: rank_handlers.rank_exited,
     RankHung: hangs.rank_hung,
-    RanksLeaving: ranks.ranks_leaving,
-    RanksStopped: ranks.ranks_stopped,
-    NodesStopped: ranks.nodes_stopped,
-    RanksExited: ranks.ranks_exited,
-    RanksHung: ranks.ranks_hung,
-    StepCommitted: ranks.step_committed,
-    CancelRequested: requests.cancel,
-    CheckpointCommitted: growth.checkpoint_committed,
-    DrillRequested: drills.requested,
-    DrillDone: drills.done,
-    CheckpointRequested: requests.checkpoint,
-    SplitRequested: requests.split,
-    StacksRequested: requests.stacks,
-    UpdateRequested: updates.requested,
-    CodeFetched: updates.fetched,
-    CodeShipped: _shipped,
-    DeadlinePassed: _deadline_passed,
-    RunFinished: _finished,
+    RanksDrained: rank_handlers.ranks_drained,
+    RanksStopped: rank_handlers.ranks_stopped,
+    NodesStopped: rank_handlers.nodes_stopped,
+    RanksExited: rank_handlers.ranks_exited,
+    RanksHung: rank_handlers.ranks_hung,
+    StepCommitted: rank_handlers.step_committed,
+    CancelRequested: request_handlers.cancel,
+    CheckpointCommitted: scale_up.checkpoint_committed,
+    FaultRequested: fault_requests.fault_requested,
+    FaultInjected: fault_requests.fault_injected,
+    CheckpointRequested: request_handlers.checkpoint,
+    ProfileRequested: request_handlers.profile,
+    StackDumpRequested: request_handlers.dump_stacks,
+    UpdateRequested: rollout.update_requested,
+    CodeFetched: rollout.code_fetched,
+    CodeShipped: _code_shipped,
+    TimerExpired: _timer_expired,
+    RunFinished: _run_finished,
 }
 
-_DEADLINES: dict[Deadline, Callable[[Job, State, int, float], Transition]] = {
-    Deadline.AWAY: nodes.out_of_reach,
-    Deadline.STOP: nodes.stubborn,
-    Deadline.JUDGE: hangs.judged,
-    Deadline.BEGIN: hangs.not_begun,
-    Deadline.JOIN: nodes.not_joined,
-    Deadline.STANDBY: nodes.standby_not_joined,
-    Deadline.WAIT: course.waited,
-    Deadline.BACK_OFF: course.proceed,
-    Deadline.GROW: growth.consider,
-    Deadline.LEAVE: growth.not_left,
-    Deadline.UPDATE: updates.is_due,
+_TIMER_HANDLERS: dict[Timer, Callable[[Job, State, int, float], Transition]] = {
+    Timer.RECONNECT: node_handlers.on_reconnect_timeout,
+    Timer.STOP: node_handlers.on_stop_timeout,
+    Timer.HANG_VERDICT: hangs.on_hang_verdict,
+    Timer.FIRST_STEP: hangs.on_first_step_timeout,
+    Timer.JOIN: node_handlers.on_join_timeout,
+    Timer.STANDBY_JOIN: node_handlers.on_standby_join_timeout,
+    Timer.MIN_NODES: lifecycle.on_min_nodes_timeout,
+    Timer.BACK_OFF: lifecycle.advance,
+    Timer.SCALE_UP: scale_up.maybe_scale_up,
+    Timer.EXIT: scale_up.on_exit_timeout,
+    Timer.UPDATE: rollout.on_update_timeout,
 }

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.control.signature import normalized
+from holdfast.control.error_signature import normalize_error
 from holdfast.errors import ExitCode
-from holdfast.findings import Fault, Finding, Severity, of_replica
+from holdfast.findings import Finding, Owner, Severity, replica_suffix
 from holdfast.host.processes import signal_name
-from holdfast.job.patience import EARLY_STEPS
 from holdfast.job.spec import Recovery
-from holdfast.shortage import shortage_in
+from holdfast.job.step_timeouts import EARLY_STEPS
+from holdfast.os_errors import resource_error_in
 
 CRASH_LOOP_LENGTH = 3
 """Equal failures in a row, without a step between them, that are called a crash loop."""
 
-LOOP_HORIZON_S = 60.0
+CRASH_LOOP_HORIZON_S = 60.0
 """A program that reports no steps is taken to have made some in an attempt that lived longer than this, in seconds,
 unless it ended by an error of its own: equal errors count however long it lived."""
 
@@ -35,21 +35,21 @@ FIRST_STEP_HORIZON_S = 30.0
 STOP_GRACE_S = 20.0
 """Seconds beyond the asked grace that a node may take to end its ranks before it counts as lost."""
 
-JUDGE_S = 8.0
+HANG_VERDICT_S = 8.0
 """Seconds the other ranks get to report after the first reported a hang; longer than py-spy takes for a node."""
 
 
 JOIN_TRIES = 3
 """Times in a row that a node is made again because it does not join."""
 
-LEAVE_S = 5.0
+EXIT_GRACE_S = 5.0
 """Seconds that ranks which were asked to leave get for it after their checkpoint, before they are told to end."""
 
-GROW_PAUSE_S = 60.0
+SCALE_UP_PAUSE_S = 60.0
 """Seconds between the first two times that a run grows; each later time waits twice as long as the one before."""
 
 
-FAULT_SIGNALS = (
+CRASH_SIGNALS = (
     signal.SIGSEGV,
     signal.SIGABRT,
     signal.SIGBUS,
@@ -64,16 +64,16 @@ _SHELL_SIGNALS = range(129, 193)
 """Exit codes by which a shell says that a signal ended its program."""
 
 
-FLAPS = 3
+FLAP_LIMIT = 3
 """Failures in a row, each soon after the last, with which a replica among several is given another node."""
 
 FLAP_S = 60.0
 """A replica that lived this long, in seconds, does not flap."""
 
-BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
+BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
 """Seconds that a replica waits before its second try in a row, twice as long before each further one, up to so long."""
 
-HEADWAY_STEPS = EARLY_STEPS
+PROGRESS_STEPS = EARLY_STEPS
 """Steps of a replica's attempt after which it has been of use, and compiles no more: the next try waits for nothing."""
 
 
@@ -81,23 +81,23 @@ class FailureKind(StrEnum):
     """What ended an attempt; the value is the finding's code."""
 
     NOT_STARTED = "program-not-started"
-    NO_CODE = "code-not-delivered"
+    CODE_DELIVERY_FAILED = "code-not-delivered"
     CRASHED = "rank-crashed"
-    LEFT = "rank-told-to-stop"
+    TERMINATED_EXTERNALLY = "rank-terminated-externally"
     """Somebody else sent it SIGTERM: it saved, and left with the code for that."""
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
-    LEFT_RANKS = "launcher-left-ranks"
+    LAUNCHER_ORPHANED_RANKS = "launcher-orphaned-ranks"
     DISK_FULL = "disk-full"
     READ_ONLY = "read-only-file-system"
-    NO_ROOM = "no-room-to-start"
+    SPAWN_RESOURCES_EXHAUSTED = "spawn-resources-exhausted"
     """The node had no files, processes or memory to give."""
-    PORT_TAKEN = "rendezvous-port-taken"
+    PORT_IN_USE = "rendezvous-port-in-use"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
     NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
-    UNEXPLAINED = "attempt-unexplained"
+    CAUSE_UNKNOWN = "failure-cause-unknown"
     """It ended without any word of why: a log that lost a line can tell no more."""
 
 
@@ -112,7 +112,7 @@ class Failure:
     attempt: int
     replica: int = 0
     rank: int | None = None
-    log_rank: int | None = None
+    log_owner_rank: int | None = None
     """The rank in whose file its output is, where that is another's."""
     code: int = 0
     """Exit code, or the signal's number."""
@@ -122,33 +122,33 @@ class Failure:
     where: str = ""
     step: int = 0
     """Highest step committed when it happened."""
-    headway: bool = False
+    made_progress: bool = False
     """Whether its replica had committed as many steps in the attempt as make it of use."""
-    said_hello: bool = False
-    lived_s: float = 0.0
-    secondary: bool = False
+    has_session: bool = False
+    uptime_s: float = 0.0
+    is_peer_symptom: bool = False
     """Whether its error only speaks of a peer that went away."""
-    network: bool = False
+    is_network_error: bool = False
     """Whether its error speaks of a connection, which may be one to a server that will be there again."""
     evicted: bool = False
     """Whether the run's queue took the node back: that is no fault of the run's, and costs no restart."""
-    awaited_by: int | None = None
+    waiting_rank: int | None = None
     """The rank that gave up waiting for this one."""
 
     @property
-    def who(self) -> str:
+    def subject(self) -> str:
         """What it happened to."""
-        whose = "" if self.rank is None else f"rank {self.rank}{of_replica(self.replica)} on "
+        whose = "" if self.rank is None else f"rank {self.rank}{replica_suffix(self.replica)} on "
         return f"{whose}node{self.node}"
 
     @property
-    def own_error(self) -> bool:
+    def is_program_error(self) -> bool:
         """Whether the program ended by an error of its own, for which no peer, node or person is needed."""
-        if self.secondary or self.kind not in (FailureKind.CRASHED, FailureKind.KILLED):
+        if self.is_peer_symptom or self.kind not in (FailureKind.CRASHED, FailureKind.KILLED):
             return False
         number = self.code if self.kind is FailureKind.KILLED else self.code - 128
         by_signal = self.kind is FailureKind.KILLED or self.code in _SHELL_SIGNALS
-        return not by_signal or number in FAULT_SIGNALS
+        return not by_signal or number in CRASH_SIGNALS
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
@@ -157,17 +157,17 @@ class Failure:
         Which rank meets an error of the program first, or a full disk, is chance. What comes from outside, such as
         SIGKILL, a lost connection or a hang, is the same again only on the same rank; so is an error without words.
         """
-        anywhere = (self.own_error and self.error != "") or self.kind in _OF_ANY_RANK
-        return (self.kind, None if anywhere else self.rank, self.code, normalized(self.error))
+        anywhere = (self.is_program_error and self.error != "") or self.kind in _OF_ANY_RANK
+        return (self.kind, None if anywhere else self.rank, self.code, normalize_error(self.error))
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _KindText:
     """What is said of a kind of failure, and how a run leaves that ends with it."""
 
     words: str
     """A clause about `who`."""
-    fault: Fault
+    owner: Owner
     exit_code: Callable[[int], int]
     """Given the failure's own."""
 
@@ -176,7 +176,7 @@ def _own(code: int) -> int:
     return code
 
 
-def _as_shells_do(number: int) -> int:
+def _signal_exit_code(number: int) -> int:
     return 128 + number
 
 
@@ -184,47 +184,58 @@ def _always(code: int) -> Callable[[int], int]:
     return lambda _: code
 
 
-_KINDS: dict[FailureKind, _Kind] = {
-    FailureKind.NOT_STARTED: _Kind("{who} could not be started", Fault.USER, _own),
-    FailureKind.NO_CODE: _Kind("{who} did not get its code", Fault.CLUSTER, _always(ExitCode.UNAVAILABLE)),
-    FailureKind.CRASHED: _Kind("{who} exited with code {failure.code}", Fault.USER, _own),
-    FailureKind.LEFT: _Kind(
-        "{who} was told to stop by somebody else, and left after a checkpoint", Fault.CLUSTER, _own
+_KINDS: dict[FailureKind, _KindText] = {
+    FailureKind.NOT_STARTED: _KindText("{who} could not be started", Owner.USER, _own),
+    FailureKind.CODE_DELIVERY_FAILED: _KindText(
+        "{who} did not get its code", Owner.CLUSTER, _always(ExitCode.UNAVAILABLE)
     ),
-    FailureKind.KILLED: _Kind("{who} was ended by {signal}", Fault.CLUSTER, _as_shells_do),
-    FailureKind.OUT_OF_MEMORY: _Kind("{who} was ended for lack of memory", Fault.USER, _as_shells_do),
-    FailureKind.LEFT_RANKS: _Kind(
-        "the launcher of {who} ended with code 0 and left ranks at work", Fault.CLUSTER, _always(1)
+    FailureKind.CRASHED: _KindText("{who} exited with code {failure.code}", Owner.USER, _own),
+    FailureKind.TERMINATED_EXTERNALLY: _KindText(
+        "{who} was told to stop by somebody else, and left after a checkpoint", Owner.CLUSTER, _own
     ),
-    FailureKind.PORT_TAKEN: _Kind("{who} found the port taken at which its attempt was to meet", Fault.CLUSTER, _own),
-    FailureKind.HUNG: _Kind("{who} passed no step within its deadline", Fault.USER, _always(ExitCode.HUNG)),
-    FailureKind.NODE_LOST: _Kind("{who} was lost", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
-    FailureKind.NODE_PREEMPTED: _Kind("{who} is taken away", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
-    FailureKind.NEVER_JOINED: _Kind("{who} has not joined", Fault.CLUSTER, _always(ExitCode.NODES_LOST)),
-    FailureKind.DISK_FULL: _Kind("{who} ended because a disk is full", Fault.CLUSTER, _always(ExitCode.STORAGE)),
-    FailureKind.READ_ONLY: _Kind(
-        "{who} ended because a file system is read-only", Fault.CLUSTER, _always(ExitCode.STORAGE)
+    FailureKind.KILLED: _KindText("{who} was ended by {signal}", Owner.CLUSTER, _signal_exit_code),
+    FailureKind.OUT_OF_MEMORY: _KindText("{who} was ended for lack of memory", Owner.USER, _signal_exit_code),
+    FailureKind.LAUNCHER_ORPHANED_RANKS: _KindText(
+        "the launcher of {who} ended with code 0 and left ranks at work", Owner.CLUSTER, _always(1)
     ),
-    FailureKind.NO_ROOM: _Kind(
+    FailureKind.PORT_IN_USE: _KindText(
+        "{who} found the port taken at which its attempt was to meet", Owner.CLUSTER, _own
+    ),
+    FailureKind.HUNG: _KindText("{who} passed no step within its deadline", Owner.USER, _always(ExitCode.HUNG)),
+    FailureKind.NODE_LOST: _KindText("{who} was lost", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.NODE_PREEMPTED: _KindText("{who} is taken away", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.NEVER_JOINED: _KindText("{who} has not joined", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.DISK_FULL: _KindText(
+        "{who} ended because a disk is full", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
+    ),
+    FailureKind.READ_ONLY: _KindText(
+        "{who} ended because a file system is read-only", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
+    ),
+    FailureKind.SPAWN_RESOURCES_EXHAUSTED: _KindText(
         "{who} could not be started: its node has no files, processes or memory to give",
-        Fault.CLUSTER,
-        _always(ExitCode.IMPOSSIBLE),
+        Owner.CLUSTER,
+        _always(ExitCode.CANNOT_RUN_HERE),
     ),
-    FailureKind.UNEXPLAINED: _Kind(
-        "attempt {failure.attempt} ended, and the log does not say why", Fault.CLUSTER, _always(ExitCode.STORAGE)
+    FailureKind.CAUSE_UNKNOWN: _KindText(
+        "attempt {failure.attempt} ended, and the log does not say why", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
 }
-_AWAITED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
+_NEVER_ARRIVED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
 """Of one that hung, where another gave up."""
 
-_OF_ANY_RANK = (FailureKind.OUT_OF_MEMORY, FailureKind.DISK_FULL, FailureKind.READ_ONLY, FailureKind.NO_ROOM)
+_OF_ANY_RANK = (
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.DISK_FULL,
+    FailureKind.READ_ONLY,
+    FailureKind.SPAWN_RESOURCES_EXHAUSTED,
+)
 """Beside a program's own errors: what any rank may be the first to meet."""
 
 _BEFORE_THE_PROGRAM = (
     FailureKind.NOT_STARTED,
-    FailureKind.NO_CODE,
-    FailureKind.NO_ROOM,
-    FailureKind.PORT_TAKEN,
+    FailureKind.CODE_DELIVERY_FAILED,
+    FailureKind.SPAWN_RESOURCES_EXHAUSTED,
+    FailureKind.PORT_IN_USE,
     FailureKind.NEVER_JOINED,
 )
 """What fails before the program has done any work."""
@@ -263,8 +274,8 @@ class Action(StrEnum):
     REPLACE_NODE = "replace the node and restart"
     PROMOTE = "put a standby in its place and restart"
     STOP = "stop"
-    TAKE_BACK = "go back to the code before the update"
-    LEAVE = "leave it: another replica has finished"
+    ROLL_BACK = "roll back to the code before the update"
+    IGNORE = "ignore: another replica has finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,45 +287,45 @@ class Verdict:
     exit_code: int = 0
     wait_s: float = 0.0
     """Seconds to wait before the next attempt."""
-    renews: bool = False
+    replace_node: bool = False
     """Whether the node, which is there, is to be replaced nonetheless."""
-    repeats_s: float = 0.0
+    recomputed_s: float = 0.0
     """Seconds of running that the next attempt repeats, unless the program loads a checkpoint of its own; 0 where steps
     are reported, and where another replica has the state."""
 
 
-def left(failure: Failure) -> Verdict:
+def ignored(failure: Failure) -> Verdict:
     """A failure that matters no more, because another replica has come to the end of the training."""
-    return Verdict(action=Action.LEAVE, finding=_finding(failure, "", "Nothing: another replica has finished."))
+    return Verdict(action=Action.IGNORE, finding=_finding(failure, "", "Nothing: another replica has finished."))
 
 
-def taken_back(failure: Failure) -> Verdict:
+def rolled_back(failure: Failure) -> Verdict:
     """A failure of code that was on trial, whose former code goes on."""
     told = "Mend the code and update again: the former goes on from what was handed over, or a newer checkpoint."
-    return Verdict(action=Action.TAKE_BACK, finding=_finding(failure, "soon after it got other code", told))
+    return Verdict(action=Action.ROLL_BACK, finding=_finding(failure, "soon after it got other code", told))
 
 
-def replicas_told(at_work: int, replicas: int, least: int) -> Finding:
+def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
     """What there is to say when there begin to be too few replicas for a step, or enough again."""
     few = at_work < least
     rest = f"no step is committed until {least} are" if few else "steps are committed again"
     return Finding(
-        code="too-few-replicas" if few else "enough-replicas",
+        code="replica-quorum-lost" if few else "replica-quorum-regained",
         severity=Severity.WARNING if few else Severity.INFO,
         what=f"{at_work} of {replicas} replicas are at work, and {rest}",
         where="recovery.min_replicas" if few else "",
         remedy="Nothing: those that are lost are being started again." if few else "",
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 
-def growth_due(growths: tuple[float, ...], at: float, window_s: float) -> float:
+def scale_up_due(growths: tuple[float, ...], at: float, restart_window_s: float) -> float:
     """When a run that has grown at these times may grow again, in Unix seconds: at once, unless it did so of late."""
-    recent = [growth for growth in growths if growth > at - window_s]
-    return recent[-1] + GROW_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
+    recent = [growth for growth in growths if growth > at - restart_window_s]
+    return recent[-1] + SCALE_UP_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
 
-def judge(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
+def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
     """Decide what follows from a failure, given those before it (oldest first) and the job's recovery settings."""
     for rule in _RULES:
         verdict = rule(failure, earlier, recovery)
@@ -335,13 +346,13 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
     """A program that fails by itself before it has done anything would fail again."""
     if recovery.replicas > 1 and failure.attempt > 0:
         return None
-    young = all(one.lived_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
-    before = failure.step == 0 and not failure.secondary and (failure.said_hello or young)
+    young = all(one.uptime_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
+    before = failure.step == 0 and not failure.is_peer_symptom and (failure.has_session or young)
     if failure.kind is not FailureKind.CRASHED or not before:
         return None
     soon = "before its first step, so a restart would fail too"
-    if not failure.said_hello:  # nobody knows what it did in that time
-        soon = f"within {max(1, math.ceil(failure.lived_s))} s of its start, so a restart would most likely fail too"
+    if not failure.has_session:  # nobody knows what it did in that time
+        soon = f"within {max(1, math.ceil(failure.uptime_s))} s of its start, so a restart would most likely fail too"
     return _stop(
         failure,
         f"it failed by itself {soon}",
@@ -355,20 +366,20 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     An error of its own, in its own words, is the same error again, however late it comes; one that speaks of a
     connection is not. A lost node and a taken port are nothing the program does again.
     """
-    if failure.kind in (*_OF_NODES, FailureKind.PORT_TAKEN):
+    if failure.kind in (*_OF_NODES, FailureKind.PORT_IN_USE):
         return None
-    unseen = not failure.said_hello and failure.lived_s > LOOP_HORIZON_S
-    if unseen and not (failure.own_error and failure.error and not failure.network):
+    unseen = not failure.has_session and failure.uptime_s > CRASH_LOOP_HORIZON_S
+    if unseen and not (failure.is_program_error and failure.error and not failure.is_network_error):
         return None
     # Of several replicas one that fails so is given another node first.
-    length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAPS + CRASH_LOOP_LENGTH
+    length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAP_LIMIT + CRASH_LOOP_LENGTH
     last = (*earlier, failure)[-length:]
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
     if len(last) < length or not same:
         return None
-    stepless = failure.step == 0 and not any(one.said_hello for one in last)
+    stepless = failure.step == 0 and not any(one.has_session for one in last)
     between = "and no Session reports steps" if stepless else "without a step between"
-    row = shortage_in(failure.error)
+    row = resource_error_in(failure.error)
     return _stop(
         failure,
         f"the same failure came {length} times in a row, {_on_whom(last)}, {between}, so the run stops",
@@ -386,7 +397,7 @@ def _on_whom(last: tuple[Failure, ...]) -> str:
 
 def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     if stepless:
-        lived = ", ".join(f"{one.lived_s:.0f} s" for one in last)
+        lived = ", ".join(f"{one.uptime_s:.0f} s" for one in last)
         return (
             f"Fix what ends it; the attempts lasted {lived}. If the program does get further each time, have it open a "
             "Session (holdfast.train): then only failures without a step between count."
@@ -410,10 +421,10 @@ def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recov
 
 
 def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    recent = [one for one in earlier if one.at > failure.at - recovery.window_s and not one.evicted]
+    recent = [one for one in earlier if one.at > failure.at - recovery.restart_window_s and not one.evicted]
     if failure.evicted or len(recent) < recovery.max_restarts:
         return None
-    why = f"{len(recent)} restarts within {recovery.window_s:g} s, and recovery.max_restarts is {recovery.max_restarts}"
+    why = f"{len(recent)} restarts within {recovery.restart_window_s:g} s, and recovery.max_restarts is {recovery.max_restarts}"
     if recovery.max_restarts == 0:
         why = "recovery.max_restarts is 0"
     return _stop(failure, why, "If these failures are expected, raise recovery.max_restarts.")
@@ -426,7 +437,7 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
     remedy = _ADMITTED_AGAIN if failure.evicted else "Nothing: the node is replaced."
     if repeats_s:
         remedy = f"{remedy if failure.evicted else 'The node is replaced.'} {_STARTS_OVER}"
-    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy), repeats_s=repeats_s)
+    return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -435,15 +446,15 @@ def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery
     One that makes steps in between pays for that with them, and only moves.
     """
     known = (*earlier, failure)
-    tries = _in_a_row(known, lambda one: one.lived_s < FLAP_S)
-    vain = _in_a_row(known, lambda one: one.lived_s < FLAP_S and not one.headway)
-    renews = tries > 0 and tries % FLAPS == 0
+    tries = _in_a_row(known, lambda one: one.uptime_s < FLAP_S)
+    vain = _in_a_row(known, lambda one: one.uptime_s < FLAP_S and not one.made_progress)
+    renews = tries > 0 and tries % FLAP_LIMIT == 0
     if recovery.replicas == 1 or (vain < 2 and not renews):
         return None
-    wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** (vain - 2)) if vain > 1 else 0.0
+    wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (vain - 2)) if vain > 1 else 0.0
     told = f"Nothing: it is tried again {f'in {wait_s:g} s' if wait_s else 'at once'}{', on another node' * renews}."
     action = Action.REPLACE_NODE if renews else Action.RESTART
-    return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, renews=renews)
+    return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, replace_node=renews)
 
 
 def _in_a_row(known: tuple[Failure, ...], holds: Callable[[Failure], bool]) -> int:
@@ -461,12 +472,12 @@ def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
         remedy = "Nothing: all ranks restart from the last checkpoint."
     else:
         remedy = "Nothing: all ranks restart."
-    return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), repeats_s=repeats_s)
+    return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
 
 
 def _has_reported(failure: Failure, earlier: tuple[Failure, ...]) -> bool:
     """Whether the program is known to have a Session."""
-    return any(one.said_hello or one.step > 0 for one in (*earlier, failure))
+    return any(one.has_session or one.step > 0 for one in (*earlier, failure))
 
 
 def _repeats_s(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> float:
@@ -474,7 +485,7 @@ def _repeats_s(failure: Failure, earlier: tuple[Failure, ...], recovery: Recover
     judged = any(one.attempt == failure.attempt for one in earlier)
     ran = failure.attempt >= 0 and not judged and failure.kind not in _BEFORE_THE_PROGRAM
     known = recovery.replicas == 1 and not _has_reported(failure, earlier)
-    return max(0.0, failure.lived_s) if ran and known else 0.0
+    return max(0.0, failure.uptime_s) if ran and known else 0.0
 
 
 _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None], ...] = (
@@ -494,7 +505,7 @@ def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
     return Verdict(action=Action.STOP, finding=_finding(failure, why, remedy), exit_code=exit_code)
 
 
-def never_joined(node: int, reason: str) -> Finding:
+def never_joined_finding(node: int, reason: str) -> Finding:
     """What there is to say of a node that was waited for in vain, whether or not it was needed."""
     return Finding(
         code=FailureKind.NEVER_JOINED.value,
@@ -503,7 +514,7 @@ def never_joined(node: int, reason: str) -> Finding:
         where=f"node{node}",
         evidence=(reason,),
         remedy=_WHERE_TO_LOOK.format(node=node),
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 
@@ -512,14 +523,14 @@ def _finding(failure: Failure, because: str, remedy: str) -> Finding:
     return Finding(
         code=failure.kind.value,
         what=f"{what}; {because}" if because else what,
-        where=failure.where or failure.who,
+        where=failure.where or failure.subject,
         evidence=tuple(line for line in (failure.error, *failure.evidence) if line),
         remedy=remedy,
-        fault=_KINDS[failure.kind].fault,
+        owner=_KINDS[failure.kind].owner,
     )
 
 
 def _describe(failure: Failure) -> str:
     """One plain clause: who, and what happened to it."""
-    words = _KINDS[failure.kind].words if failure.awaited_by is None else _AWAITED
-    return words.format(who=failure.who, signal=signal_name(failure.code), failure=failure)
+    words = _KINDS[failure.kind].words if failure.waiting_rank is None else _NEVER_ARRIVED
+    return words.format(who=failure.subject, signal=signal_name(failure.code), failure=failure)

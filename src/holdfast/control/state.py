@@ -9,43 +9,43 @@ from typing import Any
 
 from holdfast.control.commands import Commands
 from holdfast.control.policy import Failure
-from holdfast.events import DrillRequested, Outcome, RankExited, RankHung
-from holdfast.job.accepted import Shipped
-from holdfast.job.backend import NodePlace
+from holdfast.events import FaultRequested, Outcome, RankExited, RankHung
+from holdfast.job.backend import NodeId
+from holdfast.job.run_spec import CodeArchive
 
 
-class Deadline(StrEnum):
+class Timer(StrEnum):
     """What the machine waits for, each for one node or replica."""
 
-    AWAY = "away"
+    RECONNECT = "reconnect"
     """A node whose connection closed is to come back."""
     STOP = "stop"
     """A replica's ranks are to end."""
-    JUDGE = "judge"
+    HANG_VERDICT = "hang-verdict"
     """A hung replica's other ranks are to report."""
-    BEGIN = "begin"
+    FIRST_STEP = "first-step"
     """A replica's ranks are to have taken a step, in a run whose ranks have taken some before."""
     JOIN = "join"
     """A replica's nodes that were made are to join."""
-    STANDBY = "standby"
+    STANDBY_JOIN = "standby-join"
     """A standby that was made is to join."""
-    WAIT = "wait"
+    MIN_NODES = "min-nodes"
     """A replica's missing nodes are to come, or it does without them."""
     BACK_OFF = "back-off"
     """A replica that fails again and again is to try once more."""
-    GROW = "grow"
+    SCALE_UP = "scale-up"
     """A replica that could have more nodes is to take them in."""
-    LEAVE = "leave"
+    EXIT = "exit"
     """A replica that is winding down is to have left."""
     UPDATE = "update"
     """Ranks are to be stopped for an update, unless they restart before."""
 
-    def of(self, index: int) -> str:
+    def key(self, index: int) -> str:
         """The key of this deadline of a node or replica."""
         return f"{self.value}:{index}"
 
     @classmethod
-    def read(cls, key: str) -> tuple[Deadline, int]:
+    def parse(cls, key: str) -> tuple[Timer, int]:
         """The deadline that a key names, and of which node or replica."""
         kind, _, index = key.partition(":")
         return cls(kind), int(index)
@@ -58,10 +58,10 @@ class NodePhase(StrEnum):
     """Asked of the back end, which has not answered."""
     UNAVAILABLE = "unavailable"
     """The back end cannot make it now, and will as soon as it can."""
-    MADE = "made"
+    CREATED = "created"
     """It exists; its agent has not been heard of."""
     JOINED = "joined"
-    AWAY = "away"
+    DISCONNECTED = "disconnected"
     """Its agent's connection closed; it has until its deadline to come back."""
 
 
@@ -71,7 +71,7 @@ class ReplicaPhase(StrEnum):
     GATHERING = "gathering"
     """Waiting until every one of its nodes is joined and quiet."""
     RUNNING = "running"
-    JUDGING = "judging"
+    HANG_SUSPECTED = "hang-suspected"
     """A hang was reported; the other ranks' stacks are awaited."""
     STOPPING = "stopping"
     """Its ranks are being ended."""
@@ -86,7 +86,7 @@ class NodeState:
     node: int
     replica: int | None
     """None for a standby."""
-    seat: int
+    node_rank: int
     """Its place among the nodes, by which ranks are numbered: one that takes another's place has its ranks."""
     generation: int = 0
     phase: NodePhase = NodePhase.REQUESTED
@@ -94,46 +94,46 @@ class NodeState:
     """Unix seconds at which a missing node was asked for, or made."""
     reason: str = ""
     """Why it is missing."""
-    doubted: bool = False
+    join_timed_out: bool = False
     """Whether a node in this slot did not join in time, and none has since."""
-    haunted: bool = False
+    maybe_alive: bool = False
     """Whether ranks of the node that was lost may still live: its back end has yet to say that nothing is left."""
     evicted: bool = False
     """Whether its queue takes this node back."""
     incarnation: str = ""
     address: str = ""
     port: int = 0
-    busy: bool = False
+    has_processes: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
 
-    def but(self, **changes: Any) -> NodeState:
+    def with_changes(self, **changes: Any) -> NodeState:
         """This slot with some fields changed; `replace` takes five times as long, and a restart changes thousands."""
         node = object.__new__(NodeState)
         node.__dict__.update(self.__dict__, **changes)
         return node
 
     @property
-    def place(self) -> NodePlace:
-        return NodePlace(node=self.node, generation=self.generation)
+    def node_id(self) -> NodeId:
+        return NodeId(node=self.node, generation=self.generation)
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """Whether nobody is there, nor known to be out of reach."""
-        return self.phase in (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.MADE)
+        return self.phase in (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.CREATED)
 
     @property
-    def coming(self) -> bool:
+    def is_expected(self) -> bool:
         """Whether it is worth waiting for a while: it will join, or be missing for good."""
-        on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.MADE) and not self.doubted
-        return on_its_way or self.phase is NodePhase.AWAY
+        on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.CREATED) and not self.join_timed_out
+        return on_its_way or self.phase is NodePhase.DISCONNECTED
 
     @property
-    def ready(self) -> bool:
-        return self.phase is NodePhase.JOINED and not self.busy
+    def is_ready(self) -> bool:
+        return self.phase is NodePhase.JOINED and not self.has_processes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class StepRate:
     """What a replica's steps have shown of themselves."""
 
     step_s: float | None = None
@@ -147,16 +147,16 @@ class Pace:
 class Update:
     """Other code that ranks are to run; over when it has made some steps, or is taken back."""
 
-    code: Shipped | None
+    code: CodeArchive | None
     """None where it lies in place."""
     due: float | None
     """Unix seconds at which ranks are stopped for it; none waits for a restart."""
-    had_by: int = 0
+    fetched_by: int = 0
     """Nodes that have the code, a bit each."""
 
-    def is_had_by(self, nodes: Iterable[int]) -> bool:
+    def is_fetched_by(self, nodes: Iterable[int]) -> bool:
         """Whether all of these nodes have its code."""
-        return self.code is None or all(self.had_by >> node & 1 for node in nodes)
+        return self.code is None or all(self.fetched_by >> node & 1 for node in nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,45 +174,45 @@ class ReplicaState:
     started_at: float = 0.0
     master_addr: str = ""
     master_port: int = 0
-    step: int = 0
+    highest_step: int = 0
     """Highest step ever committed."""
-    steps: int = 0
+    attempt_steps: int = 0
     """How many it has committed in the attempt in hand."""
-    pace: Pace = Pace()
-    winding_down: bool = False
+    step_rate: StepRate = StepRate()
+    exit_requested: bool = False
     """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
-    hands_over: bool = False
+    transfers_state: bool = False
     """Whether they leave their state in memory instead, for the same ranks with other code."""
-    code: Shipped | None = None
+    code: CodeArchive | None = None
     """What the attempt in hand runs; none where code lies in place."""
-    leaves: bool = False
+    draining: bool = False
     """Whether its ranks are being ended and may take a step till then, since their node is only about to go."""
-    trial: int | None = None
+    rollout_base_step: int | None = None
     """The step after which it runs code of an update that is on trial."""
-    growths: tuple[float, ...] = ()
+    scale_ups: tuple[float, ...] = ()
     """Unix seconds at which it stopped for that, oldest first."""
-    well: int = 0
+    succeeded: int = 0
     """Ranks of this attempt that ended by themselves with code 0, a bit each."""
-    exits: tuple[RankExited, ...] = ()
+    rank_failures: tuple[RankExited, ...] = ()
     """How ranks of this attempt failed, in the order it was learnt."""
-    heard: int = 0
+    reported: int = 0
     """Ranks of this attempt that were reported hung, or gave up waiting for others, a bit each."""
     hangs: tuple[RankHung, ...] = ()
-    losses: tuple[Failure, ...] = ()
+    node_failures: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
-    lost: int = 0
+    lost_slots: int = 0
     """Node slots lost since its last attempt was running, a bit each: together they are one disruption."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 
     @property
-    def at_work(self) -> bool:
-        return self.phase in (ReplicaPhase.RUNNING, ReplicaPhase.JUDGING)
+    def is_running(self) -> bool:
+        return self.phase in (ReplicaPhase.RUNNING, ReplicaPhase.HANG_SUSPECTED)
 
     @property
-    def stepped(self) -> bool:
+    def has_stepped(self) -> bool:
         """Whether it has committed a step in the attempt in hand."""
-        return self.steps > 0
+        return self.attempt_steps > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,25 +230,25 @@ class State:
     """All that a controller knows of its run; the fold of its log."""
 
     nodes: tuple[NodeState, ...] = ()
-    busy: int = 0
+    nodes_with_processes: int = 0
     """Nodes that are `busy`, a bit each: asked at every word of every node, where looking at all would be square."""
-    ready: int = 0
+    ready_nodes: int = 0
     """Nodes that are `ready`, a bit each."""
-    prepared: int = 0
+    ready_standbys: int = 0
     """Standbys that have said that they can start at once, a bit each."""
     replicas: tuple[ReplicaState, ...] = ()
-    deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
+    timers: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unix seconds at which the machine wants to be told that time has passed, by key."""
-    drills: tuple[DrillRequested, ...] = ()
+    pending_faults: tuple[FaultRequested, ...] = ()
     """Drills that wait: the controller's own for a step, others for an agent's word that they were done."""
-    code: Shipped | None = None
+    code: CodeArchive | None = None
     """What ranks run, but for an update; none where it lies in place."""
     update: Update | None = None
-    cordoned: tuple[NodePlace, ...] = ()
+    cordoned: tuple[NodeId, ...] = ()
     """Places whose machine is out of use, by a drill."""
     ending: Ending | None = None
     finished: bool = False
-    first_step_s: float = 0.0
+    longest_first_step_s: float = 0.0
     """Longest, in seconds, that an attempt took from its start to the end of its first step; 0 before any has."""
 
     @property
@@ -257,77 +257,80 @@ class State:
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     @property
-    def dismissing(self) -> bool:
+    def shutting_down(self) -> bool:
         """Whether only the end is left: agents are told to leave, and the back end removes every node."""
         return self.ending is not None and self.done
 
     @property
-    def several(self) -> bool:
+    def has_replicas(self) -> bool:
         """Whether there are replicas that survive one another."""
         return len(self.replicas) > 1
 
     @property
-    def at_work(self) -> tuple[ReplicaState, ...]:
+    def running_replicas(self) -> tuple[ReplicaState, ...]:
         """Replicas whose ranks run."""
-        return tuple(replica for replica in self.replicas if replica.at_work)
+        return tuple(replica for replica in self.replicas if replica.is_running)
 
     @property
-    def attendance(self) -> dict[int, str]:
+    def rendezvous_by_replica(self) -> dict[int, str]:
         """Where the ranks of each replica's attempt meet; empty for one that has none at work."""
         return {
-            replica.replica: f"{replica.master_addr}:{replica.master_port}" if self.attends(replica) else ""
+            replica.replica: f"{replica.master_addr}:{replica.master_port}" if self.may_step(replica) else ""
             for replica in self.replicas
         }
 
-    def attends(self, replica: ReplicaState) -> bool:
+    def may_step(self, replica: ReplicaState) -> bool:
         """Whether a replica's ranks may take a step: they are at work, or have time to end after one."""
-        parting = replica.leaves or (self.ending is not None and self.ending.grace_s > 0)
-        return replica.at_work or (parting and replica.phase is ReplicaPhase.STOPPING)
+        parting = replica.draining or (self.ending is not None and self.ending.grace_s > 0)
+        return replica.is_running or (parting and replica.phase is ReplicaPhase.STOPPING)
 
     @property
-    def trained(self) -> bool:
+    def training_complete(self) -> bool:
         """Whether a replica has finished by itself: what it holds is what all of them were to come to."""
         return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
-        busy, ready = _with_bit(self.busy, node.node, node.busy), _with_bit(self.ready, node.node, node.ready)
+        busy, ready = (
+            _with_bit(self.nodes_with_processes, node.node, node.has_processes),
+            _with_bit(self.ready_nodes, node.node, node.is_ready),
+        )
         nodes = (*self.nodes[: node.node], node, *self.nodes[node.node + 1 :])
-        return replace(self, nodes=nodes, busy=busy, ready=ready)
+        return replace(self, nodes=nodes, nodes_with_processes=busy, ready_nodes=ready)
 
     def with_nodes(self, changed: Iterable[NodeState]) -> State:
         """Many at once: all are looked at, which beats thousands of changes of single bits."""
         nodes = list(self.nodes)
         for node in changed:
             nodes[node.node] = node
-        busy, ready = _bits(node.busy for node in nodes), _bits(node.ready for node in nodes)
-        return replace(self, nodes=tuple(nodes), busy=busy, ready=ready)
+        busy, ready = _bits(node.has_processes for node in nodes), _bits(node.is_ready for node in nodes)
+        return replace(self, nodes=tuple(nodes), nodes_with_processes=busy, ready_nodes=ready)
 
     def with_replica(self, replica: ReplicaState) -> State:
         index = replica.replica
         return replace(self, replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
 
-    def with_deadline(self, key: str, at: float | None) -> State:
+    def with_timer(self, key: str, at: float | None) -> State:
         """Set a deadline, or take it away with None."""
-        if self.deadlines.get(key) == at:
+        if self.timers.get(key) == at:
             return self
-        deadlines = dict(self.deadlines)
+        deadlines = dict(self.timers)
         if at is None:
             del deadlines[key]
         else:
             deadlines[key] = at
-        return replace(self, deadlines=deadlines)
+        return replace(self, timers=deadlines)
 
-    def with_prepared(self, node: int, prepared: bool) -> State:
-        return replace(self, prepared=_with_bit(self.prepared, node, prepared))
+    def with_ready_standby(self, node: int, ready: bool) -> State:
+        return replace(self, ready_standbys=_with_bit(self.ready_standbys, node, ready))
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
         """Its slots, filled or not, in the order of their ranks."""
-        return tuple(sorted((node for node in self.nodes if node.replica == replica), key=lambda node: node.seat))
+        return tuple(sorted((node for node in self.nodes if node.replica == replica), key=lambda node: node.node_rank))
 
-    def holder(self, replica: int, place: int) -> int | None:
+    def node_at(self, replica: int, node_rank: int) -> int | None:
         """The node at a place of a replica's attempt in hand; none where it has not so many."""
         members = self.replicas[replica].members
-        return members[place] if place < len(members) else None
+        return members[node_rank] if node_rank < len(members) else None
 
 
 def _bits(flags: Iterable[bool]) -> int:

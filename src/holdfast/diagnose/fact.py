@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.diagnose.rules.row import Rule
+from holdfast.diagnose.rules.rule import Rule
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 """No job has more, whatever a line says; time grows with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Who:
+class ProcessRef:
     """Whom a line is about, or who wrote it, as far as it says."""
 
     host: str | None = None
@@ -36,12 +36,12 @@ class Fact:
     """Its line from 1; 0 for what is said by the source as a whole."""
     text: str
     """The line as written, cut where it is long; for structured input the value in a few words."""
-    who: Who = field(default_factory=Who)
+    process: ProcessRef = field(default_factory=ProcessRef)
     at: float | None = None
     """Seconds since the epoch by the writer's clock; None when nothing says."""
-    dated: bool = True
+    has_year: bool = True
     """Whether that clock says the year, which is guessed else."""
-    near: float | None = None
+    at_of_previous_line: float | None = None
     """The same of the line that has a clock next above, for one that has none."""
     values: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the rule's pattern captured, by name."""

@@ -11,29 +11,32 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
-LOOK_BYTES = 64 << 10
+LOOKBACK_BYTES = 64 << 10
 """A traceback that begins further up is not looked for, nor frames that are further down."""
 LINES_BELOW = 6
 """Most lines between the last frame and the exception: its source, marks below it, what the exception says first."""
 
-_BEGIN = b"Traceback (most recent call last)"
-_DIES, _DIES_BYTES = b"Fatal Python error: ", 200
-_HEAD, _HEAD_BYTES = re.compile(rb"(?:Current t|T)hread 0x[^\n]{1,120}most recent call first\):\n"), 400
+_TRACEBACK_HEADER = b"Traceback (most recent call last)"
+_FATAL_ERROR, _FATAL_ERROR_BYTES = b"Fatal Python error: ", 200
+_THREAD_HEADER, _THREAD_HEADER_BYTES = (
+    re.compile(rb"(?:Current t|T)hread 0x[^\n]{1,120}most recent call first\):\n"),
+    400,
+)
 #   File "/home/ada/train.py", line 42, in step                          traceback
 #   File "/home/ada/train.py", line 42 in step                           faulthandler
 _FRAME = re.compile(rb'File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7}),? in (?P<function>[\w.<>]{1,100})')
 #     all_reduce (torch/distributed/distributed_c10d.py:2841)            py-spy
-_SPIED = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
+_PY_SPY_FRAME = re.compile(rb"\s+(?P<function>[\w.<>]{1,100}) \((?P<file>[^()\n:]{1,300}):(?P<line>\d{1,7})\)\s*$")
 # failed (exitcode: -9) local_rank: 1 (pid: 92)      traceback : Signal 9 (SIGKILL) received by PID 92
-_ENDED = re.compile(rb"exit ?code\b|Signal \d{1,3} \(SIG|return code = -?\d", re.IGNORECASE)
+_EXIT_STATUS = re.compile(rb"exit ?code\b|Signal \d{1,3} \(SIG|return code = -?\d", re.IGNORECASE)
 #   File "/home/ada/train.py", line 7                                    what Python could not parse
-_UNPARSED = re.compile(rb"\b(?:SyntaxError|IndentationError|TabError)\b")
-_UNPARSED_FILE = re.compile(rb'[^"\n]{0,200}File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7})\s*$')
+_SYNTAX_ERROR = re.compile(rb"\b(?:SyntaxError|IndentationError|TabError)\b")
+_SYNTAX_ERROR_FILE = re.compile(rb'[^"\n]{0,200}File "(?P<file>[^"\n]{1,300})", line (?P<line>\d{1,7})\s*$')
 _CLIENTS = re.compile(
     rb"/(?P<name>urllib3?|requests|http|httpx|httpcore|aiohttp|huggingface_hub|datasets|fsspec|s3fs|gcsfs|botocore|boto3"
     rb"|google/cloud|wandb|mlflow|comet_ml|neptune|webdataset|streaming)/"
 )
-_NOT_OWN = (
+_LIBRARY_PATHS = (
     b"/torch/",
     b"/site-packages/",
     b"/dist-packages/",
@@ -44,8 +47,8 @@ _NOT_OWN = (
     b"/bin/deepspeed",
     b"<",
 )
-_NAMES_NOT_OWN = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
-_TOGETHER = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
+_LIBRARY_NAMES = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
+_COLLECTIVE_PATHS = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
 """Where a thread waits for other ranks, or may."""
 
 
@@ -54,65 +57,65 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
 
     What a launcher says of a process's end comes below the traceback of whichever rank wrote last, and is not of it.
     """
-    if _ENDED.search(data, start, end):
+    if _EXIT_STATUS.search(data, start, end):
         return None
-    if _UNPARSED.search(data, start, end):
-        return _unparsed_at(data, start)
-    begin = data.rfind(_BEGIN, max(0, start - LOOK_BYTES), start)
+    if _SYNTAX_ERROR.search(data, start, end):
+        return _syntax_error_at(data, start)
+    begin = data.rfind(_TRACEBACK_HEADER, max(0, start - LOOKBACK_BYTES), start)
     if begin < 0:
         return None
     frames = list(_FRAME.finditer(data, begin, start))
     if not frames or data.count(b"\n", frames[-1].end(), start) > LINES_BELOW:
         return None
-    return _place(next((frame for frame in reversed(frames) if _is_own(frame["file"])), frames[-1]))
+    return _location(next((frame for frame in reversed(frames) if _is_user_code(frame["file"])), frames[-1]))
 
 
-def _unparsed_at(data: bytes, start: int) -> str | None:
+def _syntax_error_at(data: bytes, start: int) -> str | None:
     """`file:line`, for a file that Python could not parse: it stands above its source and a mark, in no frame."""
-    above = data[max(0, start - _HEAD_BYTES) : start].splitlines()[-4:]
-    found = next((found for line in reversed(above) if (found := _UNPARSED_FILE.match(line))), None)
+    above = data[max(0, start - _THREAD_HEADER_BYTES) : start].splitlines()[-4:]
+    found = next((found for line in reversed(above) if (found := _SYNTAX_ERROR_FILE.match(line))), None)
     return f"{PurePosixPath(found['file'].decode('utf-8', 'replace')).name}:{found['line'].decode()}" if found else None
 
 
-def client_of(data: bytes, start: int) -> str | None:
+def service_client(data: bytes, start: int) -> str | None:
     """The library for services on the internet in whose frames the exception was raised; None for ranks that meet."""
-    begin = data.rfind(_BEGIN, max(0, start - LOOK_BYTES), start)
+    begin = data.rfind(_TRACEBACK_HEADER, max(0, start - LOOKBACK_BYTES), start)
     frames = list(_FRAME.finditer(data, begin, start)) if begin >= 0 else []
-    if any(part in frame["file"] for frame in frames for part in _TOGETHER):
+    if any(part in frame["file"] for frame in frames for part in _COLLECTIVE_PATHS):
         return None
     found = (client for frame in reversed(frames) if (client := _CLIENTS.search(frame["file"])))
     return next((client["name"].decode() for client in found), None)
 
 
-def died_at(data: bytes, start: int, end: int) -> str | None:
+def crashed_at(data: bytes, start: int, end: int) -> str | None:
     """`file:line in function`, where this line begins what faulthandler writes of a process that dies."""
-    if _DIES not in data[start:end]:
+    if _FATAL_ERROR not in data[start:end]:
         return None
-    head = _HEAD.search(data, end, end + _HEAD_BYTES)
-    frames = list(_below(data, head.end())) if head else []
-    return _place(next((frame for frame in frames if _is_own(frame["file"])), frames[0])) if frames else None
+    head = _THREAD_HEADER.search(data, end, end + _THREAD_HEADER_BYTES)
+    frames = list(_frames_below(data, head.end())) if head else []
+    return _location(next((frame for frame in frames if _is_user_code(frame["file"])), frames[0])) if frames else None
 
 
-def stands(data: bytes, start: int, end: int) -> Mapping[str, str]:
+def thread_position(data: bytes, start: int, end: int) -> Mapping[str, str]:
     """Where the thread stands whose frames follow its line: its place, and the call in which it waits for others.
 
     Empty where no frame follows, and for the frames that a process writes as it dies: it waits for nobody any more.
     """
-    if _DIES in data[max(0, start - _DIES_BYTES) : start]:
+    if _FATAL_ERROR in data[max(0, start - _FATAL_ERROR_BYTES) : start]:
         return {}
-    frames = list(_below(data, end))
-    own = next((number for number, frame in enumerate(frames) if _is_own(frame["file"])), None)
+    frames = list(_frames_below(data, end))
+    own = next((number for number, frame in enumerate(frames) if _is_user_code(frame["file"])), None)
     if not frames:
         return {}
     inner = frames[: len(frames) if own is None else own]
-    call = next((frame["function"] for frame in inner if any(part in frame["file"] for part in _TOGETHER)), b"")
-    return {"stands_at": _place(frames[own or 0])} | ({"op": call.decode()} if call else {})
+    call = next((frame["function"] for frame in inner if any(part in frame["file"] for part in _COLLECTIVE_PATHS)), b"")
+    return {"stack_location": _location(frames[own or 0])} | ({"op": call.decode()} if call else {})
 
 
-def _below(data: bytes, end: int) -> Iterator[re.Match[bytes]]:
+def _frames_below(data: bytes, end: int) -> Iterator[re.Match[bytes]]:
     """The frames on the lines that follow, up to one that is none; variables that py-spy can show are passed over."""
     for line in _lines(data, end):
-        frame = _FRAME.search(line) or _SPIED.search(line)
+        frame = _FRAME.search(line) or _PY_SPY_FRAME.search(line)
         if frame is not None:
             yield frame
         elif not line.startswith(b"    "):
@@ -120,16 +123,16 @@ def _below(data: bytes, end: int) -> Iterator[re.Match[bytes]]:
 
 
 def _lines(data: bytes, begin: int) -> Iterable[bytes]:
-    return data[begin : begin + LOOK_BYTES].splitlines()
+    return data[begin : begin + LOOKBACK_BYTES].splitlines()
 
 
-def _is_own(file: bytes) -> bool:
+def _is_user_code(file: bytes) -> bool:
     """Whether it is the user's; py-spy leaves out the folder in which a package or a module of Python's lies."""
     first = file.partition(b"/")[0].removesuffix(b".py")
     compiled = file.endswith((b".pyx", b".pxi"))
-    return not compiled and first not in _NAMES_NOT_OWN and not any(part in file for part in _NOT_OWN)
+    return not compiled and first not in _LIBRARY_NAMES and not any(part in file for part in _LIBRARY_PATHS)
 
 
-def _place(frame: re.Match[bytes]) -> str:
+def _location(frame: re.Match[bytes]) -> str:
     file, function = PurePosixPath(frame["file"].decode("utf-8", "replace")), frame["function"].decode()
     return f"{file.name}:{frame['line'].decode()} in {function}"

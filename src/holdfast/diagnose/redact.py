@@ -17,14 +17,14 @@ from typing import Any, cast
 import msgspec
 import re2
 
-from holdfast.diagnose import secrets
-from holdfast.diagnose.answer import Answer, Consequence, Culprit, Evidence, Other
-from holdfast.diagnose.transport import Transport
+from holdfast.diagnose import secret_patterns
+from holdfast.diagnose.diagnosis import Diagnosis, Evidence, FirstFailure, OtherRun, Symptom
+from holdfast.diagnose.nccl_transport import TransportReport
 
-_PART = r"[^\s/:'\"<>()\[\]{},;=|]"
+_PATH_PART = r"[^\s/:'\"<>()\[\]{},;=|]"
 """What a part of a path may hold."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
-_OF_HOST = r"(?:node|remote|endpoint)"
+_HOST_KEYS = r"(?:node|remote|endpoint)"
 """What a host follows, or a sentence."""
 _BEFORE_HOST = r"['\"\[]?(?:[a-z]\w*://)?"
 _USER = r"(?:user(?:[_-]?name)?|login|logname)"
@@ -45,10 +45,13 @@ _KINDS: tuple[tuple[str, Any], ...] = tuple(
         # '/data/of ada/train.py'
         ("path", r"['\"](?P<hidden>~?/(?:[^'\"/]+/)+)[^'\"/]*['\"]"),
         # /home/alice/run/train.py      home/alice/train.py      /home/alice
-        ("path", rf"(?:^|[^\w.<>/~-])(?P<hidden>(?:{_PART}*/)*(?:home|[Uu]sers)/{_PART}+(?:/(?:{_PART}+/)*)?)"),
+        (
+            "path",
+            rf"(?:^|[^\w.<>/~-])(?P<hidden>(?:{_PATH_PART}*/)*(?:home|[Uu]sers)/{_PATH_PART}+(?:/(?:{_PATH_PART}+/)*)?)",
+        ),
         # /data/run/train.py      ~alice/run/train.py      ~alice
-        ("path", rf"(?:^|[^\w.<>/~-])(?P<hidden>~?/(?:{_PART}+/)+){_PART}"),
-        ("path", rf"(?:^|[^\w.<>/-])(?P<hidden>~{_PART}*/(?:{_PART}+/)*){_PART}"),
+        ("path", rf"(?:^|[^\w.<>/~-])(?P<hidden>~?/(?:{_PATH_PART}+/)+){_PATH_PART}"),
+        ("path", rf"(?:^|[^\w.<>/-])(?P<hidden>~{_PATH_PART}*/(?:{_PATH_PART}+/)*){_PATH_PART}"),
         ("path", r"(?:^|[^\w.<>/-])(?P<hidden>~[A-Za-z][\w.-]*)"),
         # gpu-a7.corp.example.com
         ("host", r"(?:^|[^\w./-])(?P<hidden>[A-Za-z][\w-]*(?:\.[\w-]+){2,})(?:[\s:,<\])/'\"]|$)"),
@@ -59,11 +62,11 @@ _KINDS: tuple[tuple[str, Any], ...] = tuple(
             "host",
             rf"(?i)\b(?:host(?:name)?|nodename|master_addr|addr|rdzv[_-]endpoint)['\"]?\s?[=:]\s?{_BEFORE_HOST}(?P<hidden>{_HOST})\b",
         ),
-        ("host", rf"(?i)\b{_OF_HOST}['\"]?(?:\s?=\s?|:){_BEFORE_HOST}(?P<hidden>{_HOST})\b"),
+        ("host", rf"(?i)\b{_HOST_KEYS}['\"]?(?:\s?=\s?|:){_BEFORE_HOST}(?P<hidden>{_HOST})\b"),
         # node: ada1      remote: "ada"      endpoint: https://ada:443      node: ada, and not: node: not ready
-        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s{_BEFORE_HOST}(?P<hidden>[a-z]\w*(?:\d|[.-]\w)(?:[\w.-]*\w)?)\b"),
-        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s(?:['\"\[]|[a-z]\w*://)(?P<hidden>{_HOST})\b"),
-        ("host", rf"(?i)\b{_OF_HOST}['\"]?\s?:\s(?P<hidden>[a-z]\w*)(?:$|[^\s\w]|\s[^a-z])"),
+        ("host", rf"(?i)\b{_HOST_KEYS}['\"]?\s?:\s{_BEFORE_HOST}(?P<hidden>[a-z]\w*(?:\d|[.-]\w)(?:[\w.-]*\w)?)\b"),
+        ("host", rf"(?i)\b{_HOST_KEYS}['\"]?\s?:\s(?:['\"\[]|[a-z]\w*://)(?P<hidden>{_HOST})\b"),
+        ("host", rf"(?i)\b{_HOST_KEYS}['\"]?\s?:\s(?P<hidden>[a-z]\w*)(?:$|[^\s\w]|\s[^a-z])"),
         (
             "host",
             rf"(?i)(?:^|[\s'\"])--?(?:rdzv[_-]endpoint|master[_-]addr)(?:=|['\"]?,?\s+['\"]?)(?P<hidden>{_HOST})\b",
@@ -91,7 +94,24 @@ _MODULES = sys.stdlib_module_names | {
     *("nemo", "jax", "jaxlib", "numpy", "google", "botocore", "requests", "urllib3", "huggingface_hub", "torchvision"),
     *("hydra", "omegaconf", "tyro", "wandb", "mlflow", "model", "module", "self"),
 }
-_ENDINGS = {"py", "so", "cc", "cpp", "cu", "h", "json", "yaml", "yml", "log", "txt", "pt", "gz", "sh", "weight", "bias"}
+_FILE_SUFFIXES = {
+    "py",
+    "so",
+    "cc",
+    "cpp",
+    "cu",
+    "h",
+    "json",
+    "yaml",
+    "yml",
+    "log",
+    "txt",
+    "pt",
+    "gz",
+    "sh",
+    "weight",
+    "bias",
+}
 _STAND_IN = re.compile(r"<(?:secret|mail|user|host|path|address)-\d+>")
 _PUBLIC = ("huggingface.co", "github.com", "pypi.org", "pytorch.org", "googleapis.com", "amazonaws.com", "nvidia.com")
 """Ends of hosts that are everybody's."""
@@ -118,17 +138,19 @@ class Redactor:
     def secrets(self, text: str) -> str:
         """One text with every secret in it replaced; this goes first, before anything is cut."""
         text = text.encode("utf-8", "replace").decode()
-        for pattern in secrets.patterns():
-            text = _replaced(text, secrets.spans(pattern, text), lambda name: self._stand_in("secret", name))
-        return _replaced(text, secrets.random_words(text), lambda name: self._stand_in("secret", name))
+        for pattern in secret_patterns.patterns():
+            text = _replace_spans(
+                text, secret_patterns.secret_spans(pattern, text), lambda name: self._stand_in("secret", name)
+            )
+        return _replace_spans(text, secret_patterns.random_words(text), lambda name: self._stand_in("secret", name))
 
     def learn(self, texts: Iterable[str], hosts: set[str]) -> None:
         """Know these hosts, and those that the texts name as such, so that they are replaced wherever they stand."""
         for text in texts:
             self.text(text)
-        self._know(hosts | {name for kind, name in self._stand_ins if kind == "host" and not name.isalpha()})
+        self._learn_hosts(hosts | {name for kind, name in self._stand_ins if kind == "host" and not name.isalpha()})
 
-    def _know(self, hosts: set[str]) -> None:
+    def _learn_hosts(self, hosts: set[str]) -> None:
         known = "|".join(re2.escape(host) for host in sorted(hosts, key=len, reverse=True))
         if known:
             self._hosts = re2.compile(rf"(?:^|[^\w<-])(?P<hidden>{known})\b")
@@ -159,24 +181,24 @@ def _is_kept(kind: str, name: str) -> bool:
         return name.lower() in _KEPT_VALUES
     if kind not in {"host", "user"}:
         return False
-    return name.lower() in _KEPT_NAMES or name.lower().endswith(_PUBLIC) or _is_dotted(name.split("."))
+    return name.lower() in _KEPT_NAMES or name.lower().endswith(_PUBLIC) or _is_dotted_name(name.split("."))
 
 
-def _is_dotted(parts: list[str]) -> bool:
+def _is_dotted_name(parts: list[str]) -> bool:
     """Whether a name of several parts is a module of Python, a class in it, a parameter of a model, or a file."""
     if len(parts) < 3:
         return False
     numbered = any(map(str.isdecimal, parts))
-    return parts[0] in _MODULES or numbered or parts[-1] != parts[-1].lower() or parts[-1] in _ENDINGS
+    return parts[0] in _MODULES or numbered or parts[-1] != parts[-1].lower() or parts[-1] in _FILE_SUFFIXES
 
 
 def _sub(pattern: Any, text: str, stand_in: Callable[[str], str]) -> str:
     """The text with what the pattern finds, or its group `hidden`, replaced; a stand-in is not replaced again."""
     group = pattern.groupindex.get("hidden", 0)
-    return _replaced(text, (found.span(group) for found in pattern.finditer(text)), stand_in)
+    return _replace_spans(text, (found.span(group) for found in pattern.finditer(text)), stand_in)
 
 
-def _replaced(text: str, spans: Iterator[tuple[int, int]], stand_in: Callable[[str], str]) -> str:
+def _replace_spans(text: str, spans: Iterator[tuple[int, int]], stand_in: Callable[[str], str]) -> str:
     parts: list[str] = []
     done = 0
     for start, end in spans:
@@ -186,9 +208,9 @@ def _replaced(text: str, spans: Iterator[tuple[int, int]], stand_in: Callable[[s
     return "".join([*parts, text[done:]]) if parts else text
 
 
-def redacted(answer: Answer, redactor: Redactor | None = None) -> Answer:
+def redact_diagnosis(answer: Diagnosis, redactor: Redactor | None = None) -> Diagnosis:
     """The answer with every name in it replaced; `redactor` is the one that hid secrets before lines were cut."""
-    culprit = answer.culprit
+    culprit = answer.first_failure
     hosts = {name for name in (culprit.host, culprit.node) if name} if culprit else set[str]()
     if answer.transport is not None:
         hosts |= {name for process in answer.transport.processes for name in (process.host, process.node)}
@@ -198,40 +220,40 @@ def redacted(answer: Answer, redactor: Redactor | None = None) -> Answer:
     def shown(evidence: Evidence) -> Evidence:
         return replace(evidence, where=redactor.text(evidence.where), text=redactor.text(evidence.text))
 
-    def followed(consequence: Consequence) -> Consequence:
-        return replace(consequence, says=redactor.text(consequence.says), first=shown(consequence.first))
+    def followed(consequence: Symptom) -> Symptom:
+        return replace(consequence, message=redactor.text(consequence.message), first=shown(consequence.first))
 
-    def other(each: Other) -> Other:
+    def other(each: OtherRun) -> OtherRun:
         return replace(each, what=redactor.text(each.what), first=shown(each.first))
 
     return replace(
         answer,
-        transport=_nameless_transport(answer.transport, redactor) if answer.transport else None,
+        transport=_redact_transport(answer.transport, redactor) if answer.transport else None,
         what=redactor.text(answer.what),
-        culprit=_nameless(culprit, redactor) if culprit else None,
+        first_failure=_redact_first_failure(culprit, redactor) if culprit else None,
         evidence=tuple(map(shown, answer.evidence)),
         last_lines=tuple(map(shown, answer.last_lines)),
-        consequences=tuple(map(followed, answer.consequences)),
+        symptoms=tuple(map(followed, answer.symptoms)),
         remedy=tuple(map(redactor.text, answer.remedy)),
-        also=tuple(map(shown, answer.also)),
-        others=tuple(map(other, answer.others)),
+        also_seen=tuple(map(shown, answer.also_seen)),
+        other_runs=tuple(map(other, answer.other_runs)),
         notes=tuple(map(redactor.text, answer.notes)),
     )
 
 
-def _texts(answer: Answer) -> Iterator[str]:
+def _texts(answer: Diagnosis) -> Iterator[str]:
     """What lines of logs say of hosts."""
     yield answer.what
     for each in (
         *answer.evidence,
         *answer.last_lines,
-        *answer.also,
-        *(each.first for each in (*answer.consequences, *answer.others)),
+        *answer.also_seen,
+        *(each.first for each in (*answer.symptoms, *answer.other_runs)),
     ):
         yield each.text
 
 
-def _nameless_transport(transport: Transport, redactor: Redactor) -> Transport:
+def _redact_transport(transport: TransportReport, redactor: Redactor) -> TransportReport:
     """The same with every text in it replaced; names of fields are no texts."""
 
     def walked(value: Any) -> Any:
@@ -243,10 +265,10 @@ def _nameless_transport(transport: Transport, redactor: Redactor) -> Transport:
             return [walked(each) for each in cast("list[Any]", value)]
         return value
 
-    return msgspec.convert(walked(msgspec.to_builtins(transport)), Transport)
+    return msgspec.convert(walked(msgspec.to_builtins(transport)), TransportReport)
 
 
-def _nameless(culprit: Culprit, redactor: Redactor) -> Culprit:
+def _redact_first_failure(culprit: FirstFailure, redactor: Redactor) -> FirstFailure:
     host = redactor.text(culprit.host) if culprit.host else None
     node = redactor.text(culprit.node) if culprit.node else None
     return replace(culprit, host=host, node=node)

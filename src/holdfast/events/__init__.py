@@ -5,79 +5,79 @@ State, status, accounting, live view and report are folds over these. Readers ig
 
 from __future__ import annotations
 
-from holdfast.events.agent import (
-    AgentJoined,
+from holdfast.events.agent_events import (
+    AgentConnected,
     CheckpointCommitted,
     CodeFetched,
-    DrillDone,
-    NodeLeaving,
-    RankExit,
+    ExitReason,
+    FaultInjected,
+    NodePreemptionNotice,
     RankExited,
     RankHung,
-    RanksLeaving,
+    RanksDrained,
+    RanksPrewarmed,
     RanksStarted,
     RanksStopped,
     RankState,
-    RanksWarmed,
-    StacksTaken,
+    StacksDumped,
     StandbyReady,
 )
 from holdfast.events.base import Event
-from holdfast.events.crowd import NodesStarted, NodesStopped, RanksExited, RanksHung, Spans, numbers, spans
-from holdfast.events.operator import (
-    CancelRequested,
-    CheckpointRequested,
-    DrillAction,
-    DrillRequested,
-    DrillTarget,
-    SplitRequested,
-    StacksRequested,
-    UpdateRequested,
-)
-from holdfast.events.run import (
+from holdfast.events.batched import NodesStarted, NodesStopped, Ranges, RanksExited, RanksHung, from_ranges, to_ranges
+from holdfast.events.controller_events import (
     FORMAT,
-    AgentLeft,
+    AgentDisconnected,
     AttemptStarted,
     CodeShipped,
     ControllerStarted,
-    DeadlinePassed,
-    Effect,
     FindingRaised,
+    NodeCreated,
     NodeEvicted,
-    NodeGone,
-    NodeMade,
     NodeRequested,
+    NodeTerminated,
     NodeUnavailable,
     Outcome,
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    ScalingEffect,
+    ShutdownDecided,
     StandbyPromoted,
     StepCommitted,
-    StopDecided,
+    TimerExpired,
     UpdateEnded,
     UpdateOutcome,
-    WorldChanged,
+    WorldSizeChanged,
+)
+from holdfast.events.requests import (
+    CancelRequested,
+    CheckpointRequested,
+    FaultAction,
+    FaultRequested,
+    FaultTarget,
+    ProfileRequested,
+    StackDumpRequested,
+    UpdateRequested,
 )
 
 AgentEvent = (
-    AgentJoined
+    AgentConnected
     | RanksStarted
-    | RanksWarmed
-    | StacksTaken
+    | RanksPrewarmed
+    | StacksDumped
     | CodeFetched
     | StandbyReady
     | RankExited
     | RanksStopped
     | RankHung
     | CheckpointCommitted
-    | NodeLeaving
-    | RanksLeaving
-    | DrillDone
+    | NodePreemptionNotice
+    | RanksDrained
+    | FaultInjected
     | FindingRaised
 )
-OperatorEvent = (
-    CancelRequested | DrillRequested | CheckpointRequested | SplitRequested | StacksRequested | UpdateRequested
+RequestEvent = (
+    CancelRequested | FaultRequested | CheckpointRequested | ProfileRequested | StackDumpRequested | UpdateRequested
 )
 RunEvent = (
     RunCreated
@@ -89,28 +89,77 @@ RunEvent = (
     | UpdateEnded
     | NodeRequested
     | StandbyPromoted
-    | StopDecided
+    | ShutdownDecided
     | RunFinished
-    | DeadlinePassed
+    | TimerExpired
     | NodeEvicted
-    | NodeGone
-    | NodeMade
+    | NodeTerminated
+    | NodeCreated
     | NodeUnavailable
-    | AgentLeft
-    | WorldChanged
+    | AgentDisconnected
+    | WorldSizeChanged
 )
-CrowdEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
-AnyEvent = AgentEvent | CrowdEvent | OperatorEvent | RunEvent
+BatchedEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
+AnyEvent = AgentEvent | BatchedEvent | RequestEvent | RunEvent
 
 __all__ = [
-    "FORMAT", "AgentEvent", "AgentJoined", "AgentLeft", "AnyEvent", "AttemptStarted", "CancelRequested",
-    "CheckpointCommitted", "CheckpointRequested", "CodeFetched", "CodeShipped", "ControllerStarted", "CrowdEvent",
-    "DeadlinePassed", "DrillAction", "DrillDone", "DrillRequested", "DrillTarget", "Effect", "Event",
-    "FindingRaised", "NodeEvicted", "NodeGone", "NodeLeaving", "NodeMade", "NodeRequested", "NodeUnavailable",
-    "NodesStarted", "NodesStopped", "OperatorEvent", "Outcome", "RankExit", "RankExited", "RankHung", "RankState",
-    "RanksExited", "RanksHung", "RanksLeaving", "RanksStarted", "RanksStopped", "RanksWarmed", "RecoveryDecided",
-    "RunCreated", "RunEvent", "RunFinished", "Spans", "SplitRequested", "StacksRequested", "StacksTaken",
-    "StandbyPromoted", "StandbyReady",
-    "StepCommitted", "StopDecided", "UpdateEnded", "UpdateOutcome", "UpdateRequested", "WorldChanged", "numbers",
-    "spans",
+    "FORMAT",
+    "AgentConnected",
+    "AgentDisconnected",
+    "AgentEvent",
+    "AnyEvent",
+    "AttemptStarted",
+    "BatchedEvent",
+    "CancelRequested",
+    "CheckpointCommitted",
+    "CheckpointRequested",
+    "CodeFetched",
+    "CodeShipped",
+    "ControllerStarted",
+    "Event",
+    "ExitReason",
+    "FaultAction",
+    "FaultInjected",
+    "FaultRequested",
+    "FaultTarget",
+    "FindingRaised",
+    "NodeCreated",
+    "NodeEvicted",
+    "NodePreemptionNotice",
+    "NodeRequested",
+    "NodeTerminated",
+    "NodeUnavailable",
+    "NodesStarted",
+    "NodesStopped",
+    "Outcome",
+    "ProfileRequested",
+    "Ranges",
+    "RankExited",
+    "RankHung",
+    "RankState",
+    "RanksDrained",
+    "RanksExited",
+    "RanksHung",
+    "RanksPrewarmed",
+    "RanksStarted",
+    "RanksStopped",
+    "RecoveryDecided",
+    "RequestEvent",
+    "RunCreated",
+    "RunEvent",
+    "RunFinished",
+    "ScalingEffect",
+    "ShutdownDecided",
+    "StackDumpRequested",
+    "StacksDumped",
+    "StandbyPromoted",
+    "StandbyReady",
+    "StepCommitted",
+    "TimerExpired",
+    "UpdateEnded",
+    "UpdateOutcome",
+    "UpdateRequested",
+    "WorldSizeChanged",
+    "from_ranges",
+    "to_ranges",
 ]  # fmt: skip

@@ -7,11 +7,11 @@ import re
 import msgspec
 
 
-def _kebab(class_name: str) -> str:
+def _kebab_case(class_name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "-", class_name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=_kebab):
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=_kebab_case):
     """A fact that changed a run's state.
 
     `at` is Unix time in seconds on the controller's clock (agents' times are mapped to it on arrival). `source` names

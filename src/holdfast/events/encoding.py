@@ -17,7 +17,7 @@ def encode(word: msgspec.Struct) -> bytes:
         return _encoder.encode(_encodable(msgspec.to_builtins(word)))
 
 
-def readable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """The same text with lone surrogates spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -25,10 +25,10 @@ def readable(text: str) -> str:
 def _encodable(value: Any) -> Any:
     match value:
         case str():
-            return readable(value)
+            return escape_surrogates(value)
         case dict():
             items = cast("dict[str, Any]", value).items()
-            return {readable(name): _encodable(inner) for name, inner in items}
+            return {escape_surrogates(name): _encodable(inner) for name, inner in items}
         case list() | tuple():
             return [_encodable(inner) for inner in cast("list[Any]", value)]
         case _:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 AUTO = "auto"
-"""What a job says that takes the profile's fabric."""
+"""What a job says that takes the target's fabric."""
 LOCAL_DEFAULT = "tcp"
 
 _NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -20,7 +20,7 @@ _NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 
 @dataclass(frozen=True, kw_only=True)
 class PodAccess:
-    """What a pod on Kubernetes needs to reach a fabric, beyond its own network; a profile's `fabric_device` goes over
+    """What a pod on Kubernetes needs to reach a fabric, beyond its own network; a target's `fabric_device` goes over
     the first three.
     """
 
@@ -28,8 +28,8 @@ class PodAccess:
     """Name under which a device plugin offers the fabric's devices, where it has one that most clusters use."""
     per_node: int = 0
     """Devices that a node of the job asks for; none where no device plugin is needed, or where machines differ."""
-    attached: bool = False
-    """Whether Multus gives the pod an interface for each device, by a network that the profile names."""
+    multus_attached: bool = False
+    """Whether Multus gives the pod an interface for each device, by a network that the target names."""
     capabilities: tuple[str, ...] = ()
     host_network: bool = False
     """The pod shares its machine's network: addresses, names and all."""
@@ -45,7 +45,7 @@ class Fabric:
     """A network that can carry collectives."""
 
     name: str
-    what: str
+    description: str
     """One line for a person."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables for every rank; the job's own `fabric.env` and `env` go over them."""
@@ -60,14 +60,14 @@ class Fabric:
 
 
 # One request gives the pod all of its machine's adapters. Clusters call it `rdma/ib`, `rdma/shared_ib` and otherwise;
-# the profile says. RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
+# the target says. RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
 _SHARED = PodAccess(per_node=1, capabilities=("IPC_LOCK",))
 
 # NCCL_NET names the one network module NCCL may use; where it cannot be had, NCCL fails instead of falling back.
 _ROWS = (
     Fabric(
         name="tcp",
-        what="Plain TCP sockets over whatever network there is; runs everywhere.",
+        description="Plain TCP sockets over whatever network there is; runs everywhere.",
         env=MappingProxyType({"NCCL_NET": "Socket"}),
         network="Socket",
         expected_bandwidth="that of the network card, less what one core can copy",
@@ -76,7 +76,7 @@ _ROWS = (
     ),
     Fabric(
         name="infiniband",
-        what="InfiniBand verbs through NCCL's own IB transport.",
+        description="InfiniBand verbs through NCCL's own IB transport.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
@@ -88,7 +88,7 @@ _ROWS = (
         # NCCL_IB_GID_INDEX is left alone: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a
         # well-known way to lose it.
         name="roce",
-        what="RDMA over Ethernet (RoCE v2) through NCCL's own IB transport.",
+        description="RDMA over Ethernet (RoCE v2) through NCCL's own IB transport.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: 100, 200 or 400 Gbit/s Ethernet",
@@ -99,7 +99,7 @@ _ROWS = (
         # The plugin called its network "AWS Libfabric" alone up to 1.11 and answers to both names since, so the old
         # name is the one that every version knows.
         name="efa",
-        what="AWS Elastic Fabric Adapter through libfabric and the aws-ofi-nccl plugin, which the image must have.",
+        description="AWS Elastic Fabric Adapter through libfabric and the aws-ofi-nccl plugin, which the image must have.",
         env=MappingProxyType({"NCCL_NET": "AWS Libfabric", "FI_PROVIDER": "efa"}),
         network="AWS Libfabric",
         expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
@@ -112,7 +112,7 @@ _ROWS = (
     ),
     Fabric(
         name="rdma-shared",
-        what="InfiniBand or RoCE adapters that pods share, given out by the RDMA shared device plugin.",
+        description="InfiniBand or RoCE adapters that pods share, given out by the RDMA shared device plugin.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
@@ -121,17 +121,17 @@ _ROWS = (
     ),
     Fabric(
         name="sriov",
-        what="InfiniBand or RoCE virtual functions of the pod's own, each attached by Multus.",
+        description="InfiniBand or RoCE virtual functions of the pod's own, each attached by Multus.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per function: what the adapter's port gives it",
         source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
-        pod=PodAccess(per_node=1, attached=True, capabilities=("IPC_LOCK",)),
+        pod=PodAccess(per_node=1, multus_attached=True, capabilities=("IPC_LOCK",)),
     ),
     Fabric(
         # As published for bare-metal shapes on their host network; the adapters named are those of BM.GPU.H100.8.
         name="oke-roce",
-        what="RoCE of Oracle's bare-metal GPU shapes (OKE) on the host network; the adapters are those of H100.",
+        description="RoCE of Oracle's bare-metal GPU shapes (OKE) on the host network; the adapters are those of H100.",
         env=MappingProxyType(
             {
                 "NCCL_NET": "IB",
@@ -160,10 +160,10 @@ NAMES: tuple[str, ...] = (AUTO, *CATALOG)
 """What a job may write as its fabric."""
 
 
-def resolve(job_fabric: str, profile_fabric: str | None) -> Fabric:
-    """The fabric of a run: the job's own, or for `auto` the profile's, or else that of one machine.
+def resolve(job_fabric: str, target_fabric: str | None) -> Fabric:
+    """The fabric of a run: the job's own, or for `auto` the target's, or else that of one machine.
 
-    Raises KeyError for a name that is not in the catalogue; jobs and profiles are checked before.
+    Raises KeyError for a name that is not in the catalogue; jobs and targets are checked before.
     """
-    name = job_fabric if job_fabric != AUTO else profile_fabric or LOCAL_DEFAULT
+    name = job_fabric if job_fabric != AUTO else target_fabric or LOCAL_DEFAULT
     return CATALOG[LOCAL_DEFAULT if name == AUTO else name]

@@ -3,7 +3,7 @@
 Groups without a limit (v2 only) keep track of what an attempt starts, whatever it does to its environment and session.
 Each group is noted in a folder before it is made, so that whoever cleans up after a dead process finds it.
 
-Refuses to own what is read from a group: kills (agent/memory.py) and pressure (agent/pressure.py).
+Refuses to own what is read from a group: kills (agent/oom.py) and pressure (agent/memory_pressure.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KILL_COUNTERS = ("memory.events", "memory.oom_control")
 PREFIX = "holdfast-"
 """Of the names of groups that are made here."""
 
-_EMPTY_S, _LOOK_S = 2.0, 0.01
-_NOTES = "group"
+_REMOVE_TIMEOUT_S, _REMOVE_POLL_S = 2.0, 0.01
+_NOTE_PREFIX = "group"
 """Beginning of the names of notes."""
 
 
@@ -54,19 +54,19 @@ def memory_group(root: Path = Path("/")) -> Path | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class CgroupParent:
     """Where groups with a limit can be made."""
 
-    above: Path
-    second: bool
+    path: Path
+    is_v2: bool
     """Whether it is of cgroup v2."""
 
     def group(self, name: str) -> Path:
         """The folder of a group that may be made here."""
-        return self.above / f"{PREFIX}{name}"
+        return self.path / f"{PREFIX}{name}"
 
 
-def ground(root: Path = Path("/")) -> Ground | str:
+def cgroup_parent(root: Path = Path("/")) -> CgroupParent | str:
     """Where this process can make groups, or why it cannot.
 
     With v1 within its own group; with v2 beside it, because there a group that has processes divides nothing.
@@ -83,16 +83,16 @@ def ground(root: Path = Path("/")) -> Ground | str:
     # Whoever moves a process must be allowed to write the group above both places.
     if not (os.access(above, os.W_OK | os.X_OK) and os.access(above / "cgroup.procs", os.W_OK)):
         return f"{above} may not be written"
-    return Ground(above=above, second=second)
+    return CgroupParent(path=above, is_v2=second)
 
 
-def confine(pid: int, group: Path, limit_bytes: int, *, second: bool) -> None:
+def confine(pid: int, group: Path, limit_bytes: int, *, is_v2: bool) -> None:
     """Hold a process, and all it starts from now on, to a limit, swap included; makes the group. Raises OSError."""
     group.mkdir(exist_ok=True)
     # v1 wants the limit without swap to be the lower one at any time, so it comes first.
     limit, swap, allowed = (
         ("memory.max", "memory.swap.max", 0)
-        if second
+        if is_v2
         else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit_bytes)
     )
     (group / limit).write_text(f"{limit_bytes}")
@@ -160,9 +160,9 @@ def _below(group: Path) -> list[Path]:
     return found[:0:-1]
 
 
-def dissolve(group: Path) -> None:
+def remove(group: Path) -> None:
     """Remove a group whose processes have ended; the kernel may take a moment to see that they have."""
-    deadline = time.monotonic() + _EMPTY_S
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
     while True:
         try:
             for folder in (*_below(group), group):
@@ -172,20 +172,20 @@ def dissolve(group: Path) -> None:
         except OSError:
             if time.monotonic() >= deadline:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_REMOVE_POLL_S)
 
 
-def note(folder: Path, group: Path, name: str = "") -> Path:
+def record_group(folder: Path, group: Path, name: str = "") -> Path:
     """Write down in a folder that a group may have been made; the note."""
-    path = folder / f"{_NOTES}{name}"
+    path = folder / f"{_NOTE_PREFIX}{name}"
     path.write_text(str(group))
     return path
 
 
-def noted(folder: Path) -> dict[Path, Path]:
+def recorded_groups(folder: Path) -> dict[Path, Path]:
     """The groups that were written down in a folder, by their notes; one that holdfast never makes is left out."""
     found: dict[Path, Path] = {}
-    for path in sorted(folder.glob(f"{_NOTES}*")):
+    for path in sorted(folder.glob(f"{_NOTE_PREFIX}*")):
         with contextlib.suppress(OSError, ValueError):
             group = Path(read_line(path))
             if group.name.startswith(PREFIX) and ".." not in group.parts:

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-SMALL_BYTES = 64 << 20
+MAX_SMALL_FILE_BYTES = 64 << 20
 """Largest file that is read as a whole: a thousand times what any of ours holds."""
 
 _KINDS = {
@@ -26,7 +26,7 @@ _KINDS = {
 }
 
 
-_REFUSED = {
+_OPEN_ERRORS = {
     errno.ENXIO: "a FIFO, a socket or a device",
     errno.EISDIR: "a folder",
     errno.ELOOP: "a link that leads to itself or is not followed",
@@ -39,19 +39,19 @@ class UnexpectedFile(OSError):
     """A file is not what holdfast wrote there."""
 
 
-def private(path: str, flags: int) -> int:
+def private_opener(path: str, flags: int) -> int:
     """For `open(..., opener=private)`: a file that it makes is its user's alone."""
     return os.open(path, flags, 0o600)
 
 
-def plain(path: str, flags: int) -> int:
+def regular_opener(path: str, flags: int) -> int:
     """For `open(..., opener=plain)`: a private file, and `UnexpectedFile` where something else than a file is there."""
     try:
         with contextlib.suppress(FileNotFoundError):  # it may be one to make
             _refuse_irregular(path, os.stat(path))  # before it is opened: to open a device may do something
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)  # nothing is waited for
     except OSError as error:
-        if (what := _REFUSED.get(error.errno or 0)) and not isinstance(error, UnexpectedFile):
+        if (what := _OPEN_ERRORS.get(error.errno or 0)) and not isinstance(error, UnexpectedFile):
             raise UnexpectedFile(error.errno, f"it is {what}, not a file", path) from None
         raise
     try:
@@ -68,18 +68,18 @@ def _refuse_irregular(path: str, found: os.stat_result) -> None:
         raise UnexpectedFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", path)
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading; raises `UnexpectedFile` where something else than a file is there."""
-    return open(path, "rb", opener=plain)
+    return open(path, "rb", opener=regular_opener)
 
 
-def read_small(path: Path, *, limit_bytes: int = SMALL_BYTES) -> bytes:
+def read_small(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
     """All of a file that holdfast or its user wrote.
 
     Raises `UnexpectedFile` for what is no file, is larger than any of ours, or belongs to neither this user nor root
     nor the owner of its folder.
     """
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         owner = os.fstat(file.fileno()).st_uid
         if owner not in (os.geteuid(), 0) and owner != path.parent.stat().st_uid:
             raise UnexpectedFile(errno.EPERM, f"it belongs to another user ({owner})", str(path))
@@ -114,7 +114,7 @@ def open_lock(path: Path) -> BinaryIO:
     Whoever can open a file, if only for reading, can lock it, and so keep others away for as long as they like. Raises
     `UnexpectedFile` for a link of either kind: the mode of another file would be changed.
     """
-    file = open(path, "ab", opener=lambda name, flags: plain(name, flags | os.O_NOFOLLOW))  # noqa: SIM115 - locked while it is open
+    file = open(path, "ab", opener=lambda name, flags: regular_opener(name, flags | os.O_NOFOLLOW))  # noqa: SIM115 - locked while it is open
     found = os.fstat(file.fileno())
     wanted = stat.S_IMODE(path.parent.stat().st_mode) & 0o222
     wanted = wanted << 1 | wanted | 0o600
@@ -132,12 +132,12 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-def put(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Have a private file hold this; who reads it meanwhile finds what was there before, whoever else puts it too."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)  # of an earlier process with this number
     try:
-        with open(fresh, "xb", opener=private) as file:
+        with open(fresh, "xb", opener=private_opener) as file:
             file.write(content)
         fresh.rename(path)
     except OSError:

@@ -23,8 +23,8 @@ from holdfast.host.files import read_object
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_KTHREAD = 0x200000
-_EXEC_LOOKS, _EXEC_LOOK_S = 10, 0.001
-_PIDS = 1 << 22
+_EXEC_POLLS, _EXEC_POLL_S = 10, 0.001
+_MAX_PID = 1 << 22
 """More than Linux ever numbers processes."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,19 +41,19 @@ class ProcessId:
         return started_at(self.pid) == self.started
 
 
-def recorded(record: Path) -> ProcessId | None:
+def read_process_id(record: Path) -> ProcessId | None:
     """The process that a file names by `pid` and `started`; None where it names none."""
     try:
         found = read_object(record)
     except OSError:
         return None
     pid, started = found.get("pid"), found.get("started")
-    if not isinstance(pid, int) or not isinstance(started, int) or not 0 < pid < _PIDS:
+    if not isinstance(pid, int) or not isinstance(started, int) or not 0 < pid < _MAX_PID:
         return None
     return ProcessId(pid, started)
 
 
-def this_machine() -> dict[str, str]:
+def machine_id() -> dict[str, str]:
     """Names the machine whose processes are seen here, by `hostname` and `boot`; the latter may be empty."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -80,7 +80,7 @@ def state_letter(pid: int) -> str:
     return fields[0] if fields else ""
 
 
-def queued_s(pid: int) -> float:
+def cpu_wait_s(pid: int) -> float:
     """Seconds that a process's main thread has waited for a CPU while it could run; 0 where the kernel does not say."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
@@ -140,7 +140,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def marked(pids: Iterable[int], **marks: str) -> list[int]:
+def by_env(pids: Iterable[int], **marks: str) -> list[int]:
     """Those of the processes whose environment carries all of these variables."""
     wanted = [f"{name}={value}".encode() for name, value in marks.items()]
     found: list[int] = []
@@ -151,17 +151,17 @@ def marked(pids: Iterable[int], **marks: str) -> list[int]:
     return found
 
 
-def marked_below(pids: Iterable[int], **marks: str) -> list[int]:
+def by_env_prefix(pids: Iterable[int], **marks: str) -> list[int]:
     """Those of the processes whose environment carries all of these variables, with values that begin so."""
     wanted = [f"{name}={value}".encode() for name, value in marks.items()]
-    return [pid for pid in pids if _begins(_environ(pid), wanted)]
+    return [pid for pid in pids if _has_prefixes(_environ(pid), wanted)]
 
 
-def _begins(environ: list[bytes], wanted: list[bytes]) -> bool:
+def _has_prefixes(environ: list[bytes], wanted: list[bytes]) -> bool:
     return all(any(word.startswith(mark) for word in environ) for mark in wanted)
 
 
-def grouped(pids: Iterable[int], groups: Container[int]) -> list[int]:
+def by_process_group(pids: Iterable[int], groups: Container[int]) -> list[int]:
     """Those of the processes that are in one of these process groups."""
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[2]) in groups]
 
@@ -183,30 +183,30 @@ def strays(pids: Sequence[int], *, own: Container[int], known: Iterable[str], si
         if fields is None or int(fields[3]) in own:
             continue
         session = int(fields[3])
-        if carrying((pid,), *known):
+        if with_env_names((pid,), *known):
             accounted.add(session)
         elif int(fields[19]) >= since:
             others.append((pid, session))
     return [pid for pid, session in others if session not in accounted]
 
 
-def carrying(pids: Iterable[int], *names: str) -> list[int]:
+def with_env_names(pids: Iterable[int], *names: str) -> list[int]:
     """Those of the processes whose environment has one of these variables."""
     prefixes = tuple(f"{name}=".encode() for name in names)
     return [pid for pid in pids if any(entry.startswith(prefixes) for entry in _environ(pid))]
 
 
-def in_sessions(pids: Iterable[int], sessions: Container[int]) -> list[int]:
+def by_session(pids: Iterable[int], sessions: Container[int]) -> list[int]:
     """Those of the processes that are in one of these sessions."""
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) in sessions]
 
 
-def ticks() -> int:
+def boot_ticks() -> int:
     """The time now in clock ticks since boot, as `started_at` counts it."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def command_of(pid: int) -> str:
+def command_line(pid: int) -> str:
     """The words a process was started with, at most 200 characters; its bare name when it shows none."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
@@ -221,14 +221,14 @@ def _environ(pid: int) -> list[bytes]:
 
     In the middle of an exec it reads as empty for a moment, in which nothing marked may escape.
     """
-    for _ in range(_EXEC_LOOKS):
+    for _ in range(_EXEC_POLLS):
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return []
         if environ or not _runs_a_program(pid):
             return environ.split(b"\0")
-        time.sleep(_EXEC_LOOK_S)
+        time.sleep(_EXEC_POLL_S)
     return []
 
 
@@ -238,7 +238,7 @@ def _runs_a_program(pid: int) -> bool:
     return fields is not None and fields[0] not in ("Z", "X") and not int(fields[6]) & _PF_KTHREAD
 
 
-def send(pid: int, number: signal.Signals) -> bool:
+def send_signal(pid: int, number: signal.Signals) -> bool:
     """Send a signal; False when the process is gone or not ours."""
     try:
         os.kill(pid, number)
@@ -255,7 +255,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def port_holder(port: int) -> str:
+def port_owner(port: int) -> str:
     """Who has a TCP port of this network, as `process 42 (python)`; empty where nobody has.
 
     `an unknown process` where /proc does not tell.
@@ -270,13 +270,13 @@ def port_holder(port: int) -> str:
     return "an unknown process"
 
 
-def ports_of(pid: int) -> list[int]:
+def listening_ports(pid: int) -> list[int]:
     """The TCP ports that a process listens on; none where /proc does not tell."""
     listening = _sockets(str(pid), states=("0A",))
     return sorted({listening[inode] for inode in listening.keys() & _open_sockets(pid)})
 
 
-def meets(pid: int, port: int) -> bool:
+def is_networked_with(pid: int, port: int) -> bool:
     """Whether a process listens on any TCP port, or is connected to this one; also where /proc does not tell."""
     own = _open_sockets(pid)
     found = _sockets(str(pid), states=("0A",)).keys() | {
@@ -316,17 +316,17 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def pause(pids: Sequence[int], for_s: float | None = None) -> None:
+def stop_processes(pids: Sequence[int], for_s: float | None = None) -> None:
     """Stop processes with SIGSTOP, this one among them or not; they go on after so many seconds, or never."""
     if for_s is None:
         for pid in pids:
-            send(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
         return
     # By one process, so that none is let go before it is stopped, however late this one is.
     _start("sh", "-c", 'kill -STOP "$@"; sleep "$0"; kill -CONT "$@"', f"{for_s:.3f}", *map(str, pids))
 
 
-def later(delay_s: float, *argv: str) -> None:
+def run_later(delay_s: float, *argv: str) -> None:
     """Run a command after so many seconds, from a process that outlives this one."""
     _start("sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv)
 
@@ -343,10 +343,10 @@ def _start(*argv: str) -> None:
     )
 
 
-def end_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
+def kill_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
     """Kill what `find` finds until it finds nothing; what is left when the time is up (a process the kernel holds)."""
     deadline = time.monotonic() + within_s
-    while pids := [pid for pid in find() if send(pid, signal.SIGKILL)]:
+    while pids := [pid for pid in find() if send_signal(pid, signal.SIGKILL)]:
         if time.monotonic() >= deadline:
             return pids
         wait_for_end(pids, deadline)

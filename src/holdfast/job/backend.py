@@ -15,23 +15,23 @@ from holdfast.events import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodePlace:
+class NodeId:
     """One node slot to be filled: its number in the job and how often it has been replaced."""
 
     node: int
     generation: int
 
 
-class Sight(StrEnum):
+class BackendNodeState(StrEnum):
     """What a back end sees of a node."""
 
-    MADE = "made"
+    CREATED = "created"
     """It exists, and its agent is on its way."""
     UNAVAILABLE = "unavailable"
     """There is no machine for it now; it is made, unasked, as soon as there is one."""
     EVICTED = "evicted"
     """It is there, and its queue takes it back: the whole run is to wait for admission again."""
-    GONE = "gone"
+    TERMINATED = "terminated"
     """It, or the agent on it, has ceased to exist."""
 
 
@@ -39,17 +39,17 @@ class Sight(StrEnum):
 class NodeObservation:
     """What a back end sees of a node."""
 
-    place: NodePlace
-    sight: Sight
+    node_id: NodeId
+    state: BackendNodeState
     reason: str = ""
-    known_as: str = ""
+    backend_id: str = ""
     """What the back end knows a node by that is made."""
 
 
 class Backend(Protocol):
     """A place where nodes come from."""
 
-    async def submit(self, places: tuple[NodePlace, ...]) -> None:
+    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
         """Make these nodes and start an agent on each; a node that exists already is left alone.
 
         One that cannot be made now is made as soon as it can, unless a later generation has been asked for by then.
@@ -67,19 +67,19 @@ class Backend(Protocol):
         """
         ...
 
-    async def replace_node(self, place: NodePlace, reason: str) -> None:
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
         """Remove what is left of the slot's earlier generation, then submit this one."""
         ...
 
-    async def cordon(self, place: NodePlace) -> None:
+    async def cordon(self, node_id: NodeId) -> None:
         """Put nothing new on the machine under this node."""
         ...
 
-    async def uncordon(self, place: NodePlace) -> None:
+    async def uncordon(self, node_id: NodeId) -> None:
         """Use the machine that was under this node again."""
         ...
 
-    async def conclude(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
         """Say how the run ended wherever the place has a word for it; its nodes are told to leave after this."""
         ...
 

@@ -1,6 +1,6 @@
 """Owns what must hold between the fields of a job that are each right by themselves; one row a rule.
 
-Refuses to own what a place can do (launch/local/possible.py) and what is not a job at all (complaints.py).
+Refuses to own what a place can do (launch/local/local_preflight.py) and what is not a job at all (complaints.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import PurePath
 from msgspec.structs import replace
 
 from holdfast.findings import Finding, Severity
-from holdfast.job.complaints import nearest
-from holdfast.job.launchers import LAUNCHERS, Launcher, find_launcher
-from holdfast.job.replicas import parts
-from holdfast.job.source import shown
+from holdfast.job.launcher_catalog import LAUNCHER_CATALOG, Launcher, find_launcher
 from holdfast.job.spec import GlobalBatch, Job, Launch, LearningRate
+from holdfast.job.validation_messages import suggest
+from holdfast.job.virtual_nodes import replicas_per_node
+from holdfast.job.yaml_source import printable
 
 RESERVED_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"}
@@ -29,10 +29,10 @@ RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
 RESERVED_WITH_REPLICAS = frozenset({"TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"})
 """What one of several replicas is given; a job that is one replica may itself be one of somebody's."""
 
-LARGEST_WORD_BYTES = 32 * os.sysconf("SC_PAGE_SIZE")
+MAX_ARGUMENT_BYTES = 32 * os.sysconf("SC_PAGE_SIZE")
 """Of an argument or a variable with its name, in bytes."""
 
-_SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
+_SHELL_OPERATORS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish"})
@@ -51,21 +51,25 @@ def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
     """The fabric's name must be in the catalogue, where one is given."""
     name = job.fabric.name
     if fabrics and name not in fabrics:
-        remedy = nearest(name, fabrics) or f"Use one of {', '.join(sorted(fabrics))}."
+        remedy = suggest(name, fabrics) or f"Use one of {', '.join(sorted(fabrics))}."
         yield _error("unknown-fabric", "fabric.name", f"there is no fabric `{name}`", remedy)
 
 
-def learning_rate_of_a_kept_batch(job: Job) -> Iterator[Finding]:
+def learning_rate_without_scaling(job: Job) -> Iterator[Finding]:
     """The learning rate follows the global batch, and that is kept unless the job says otherwise."""
     recovery = job.recovery
     if recovery.learning_rate is LearningRate.KEEP:
         return
     if recovery.replicas > 1:
         what = f"`learning_rate: {recovery.learning_rate}` changes nothing with several replicas"
-        yield _warning("learning-rate-kept", "recovery.learning_rate", what, "Remove it: it is for a range of nodes.")
+        yield _warning(
+            "learning-rate-not-scaled", "recovery.learning_rate", what, "Remove it: it is for a range of nodes."
+        )
     elif recovery.global_batch is GlobalBatch.KEEP:
         what = f"`learning_rate: {recovery.learning_rate}` changes nothing while the global batch is kept"
-        yield _warning("learning-rate-kept", "recovery.learning_rate", what, "Add `global_batch: scale`, or remove it.")
+        yield _warning(
+            "learning-rate-not-scaled", "recovery.learning_rate", what, "Add `global_batch: scale`, or remove it."
+        )
 
 
 def reserved_names(job: Job) -> Iterator[Finding]:
@@ -88,7 +92,7 @@ def name_clashes(job: Job) -> Iterator[Finding]:
             yield _error("name-clash", f"{field}.{name}", what, "Keep one of the two.")
 
 
-def too_large_to_start(job: Job) -> Iterator[Finding]:
+def argument_list_too_long(job: Job) -> Iterator[Finding]:
     """Linux starts no program with an argument or variable of more than 32 pages (MAX_ARG_STRLEN)."""
     variables = [("env", job.env), ("fabric.env", job.fabric.env)]
     sizes = {
@@ -100,9 +104,9 @@ def too_large_to_start(job: Job) -> Iterator[Finding]:
         f"command[{at}]": len(f"{word}\0".encode(errors="surrogateescape")) for at, word in enumerate(job.command)
     }
     for where, size in sizes.items():
-        if size > LARGEST_WORD_BYTES:
-            what = f"it takes {size:,} bytes, and Linux starts no program with more than {LARGEST_WORD_BYTES:,} in one"
-            yield _error("too-large-to-start", where, what, "Write it to a file, and name that file here.")
+        if size > MAX_ARGUMENT_BYTES:
+            what = f"it takes {size:,} bytes, and Linux starts no program with more than {MAX_ARGUMENT_BYTES:,} in one"
+            yield _error("argument-list-too-long", where, what, "Write it to a file, and name that file here.")
 
 
 def secrets_in_env(job: Job) -> Iterator[Finding]:
@@ -152,9 +156,9 @@ def launcher_unaware_of_nodes(job: Job) -> Iterator[Finding]:
         yield _warning("launcher-unaware-of-nodes", "launch", what, f"Write `launch: {kind}`.")
 
 
-def launcher_that_is_none(job: Job) -> Iterator[Finding]:
+def launcher_mismatch(job: Job) -> Iterator[Finding]:
     """What is given to a launcher by name means something to that launcher only."""
-    wired = next((one for one in LAUNCHERS if one.launch is job.launch), None)
+    wired = next((one for one in LAUNCHER_CATALOG if one.launch is job.launch), None)
     if wired is None or job.launch is Launch.PER_NODE:
         return
     found = find_launcher(job.command)
@@ -162,7 +166,7 @@ def launcher_that_is_none(job: Job) -> Iterator[Finding]:
         line = " ".join(wired.heads[0])
         what = f"`launch: {job.launch}` gives the command options of `{line}`, and the command is `{job.command[0]}`"
         remedy = f"Begin the command with `{line}`, or write `launch: per-rank` to have holdfast start the ranks."
-        yield _error("not-that-launcher", "command", what, remedy)
+        yield _error("launcher-mismatch", "command", what, remedy)
 
 
 def launcher_options(job: Job) -> Iterator[Finding]:
@@ -201,7 +205,7 @@ def shell_syntax(job: Job) -> Iterator[Finding]:
             "shell-syntax", "command", f"`{name}=...` is taken for the program", f"Set `{name}` under `env`."
         )
     for word in job.command:
-        if word in _SHELL_WORDS:
+        if word in _SHELL_OPERATORS:
             yield _warning("shell-syntax", "command", f"no shell is run, so `{word}` is passed on as it is", remedy)
             return
         variable = _VARIABLE.search(word)
@@ -219,83 +223,92 @@ def shared_gpus(job: Job) -> Iterator[Finding]:
         yield _warning("shared-gpus", "ranks_per_node", what, f"Write `ranks_per_node: {gpus}`, or remove it.")
 
 
-def hangs_outlast_window(job: Job) -> Iterator[Finding]:
+def restart_window_too_short(job: Job) -> Iterator[Finding]:
     """Each hang takes a deadline to be noticed, so a shorter window never sees two restarts."""
     recovery = job.recovery
-    deadline_s = recovery.step_deadline_s
-    if isinstance(deadline_s, float) and deadline_s >= recovery.window_s:
+    deadline_s = recovery.step_timeout_s
+    if isinstance(deadline_s, float) and deadline_s >= recovery.restart_window_s:
         what = (
-            f"a hang is noticed after {deadline_s:g} s, longer than the {recovery.window_s:g} s in which "
+            f"a hang is noticed after {deadline_s:g} s, longer than the {recovery.restart_window_s:g} s in which "
             "restarts are counted, so a job that always hangs is restarted for ever"
         )
-        remedy = f"Write a `window_s` of at least {deadline_s * (recovery.max_restarts + 1):g}."
-        yield _warning("window-too-short", "recovery.step_deadline_s", what, remedy)
+        remedy = f"Write a `restart_window_s` of at least {deadline_s * (recovery.max_restarts + 1):g}."
+        yield _warning("restart-window-too-short", "recovery.step_timeout_s", what, remedy)
 
 
-def replicas_that_cannot_be(job: Job) -> Iterator[Finding]:
+def invalid_replicas(job: Job) -> Iterator[Finding]:
     """Replicas are equal, and each has whole nodes or an equal part of one."""
     replicas, nodes, least = job.recovery.replicas, job.nodes, job.recovery.min_replicas
     if least > replicas:
         what = f"at least {least} replicas are to be at work, and there are {replicas}"
         yield _error("bad-replicas", "recovery.min_replicas", what, f"Write {replicas} at most.")
     if replicas == 1:
-        if job.recovery.sync is not None:
+        if job.recovery.outer_sync is not None:
             what = "replicas are to meet now and then, and there is one"
             yield _error(
-                "bad-replicas", "recovery.sync", what, "Write `recovery.replicas: 2` or more, or leave it out."
+                "bad-replicas", "recovery.outer_sync", what, "Write `recovery.replicas: 2` or more, or leave it out."
             )
         return
-    if nodes.elastic:
+    if nodes.is_elastic:
         what = f"a range of nodes, {nodes.min} to {nodes.max}, cannot be divided into replicas yet"
         remedy = f"Write `nodes: {nodes.max}`: a replica whose node is lost comes back with the next one."
-        yield _error("not-yet", "nodes", what, remedy)
+        yield _error("not-supported", "nodes", what, remedy)
     if job.launch is not Launch.PER_RANK:
         what = f"`launch: {job.launch}` cannot be divided into replicas yet"
-        yield _error("not-yet", "launch", what, "Write `launch: per-rank`, with the program itself as the command.")
+        yield _error(
+            "not-supported", "launch", what, "Write `launch: per-rank`, with the program itself as the command."
+        )
     if nodes.max % replicas and replicas % nodes.max:
         what = f"{nodes.max} nodes cannot be divided evenly into {replicas} replicas"
         remedy = f"Ask for a number of nodes that {replicas} divides, or for as many replicas on each node."
         yield _error("bad-replicas", "recovery.replicas", what, remedy)
         return
     for count, things in ((job.local_world_size, "ranks"), (job.gpus_per_node, "GPUs")):
-        if count % parts(job):
-            what = f"the {count} {things} of a node cannot be divided evenly into {parts(job)} replicas"
-            remedy = f"Have {parts(job)} divide them, or give each replica whole nodes."
+        if count % replicas_per_node(job):
+            what = f"the {count} {things} of a node cannot be divided evenly into {replicas_per_node(job)} replicas"
+            remedy = f"Have {replicas_per_node(job)} divide them, or give each replica whole nodes."
             yield _error("bad-replicas", "recovery.replicas", what, remedy)
 
 
-def copies_of_copies(job: Job) -> Iterator[Finding]:
+def invalid_peer_checkpoints(job: Job) -> Iterator[Finding]:
     """Several replicas are copies already; ranks that a launcher starts have no memory that outlives them."""
-    if not job.recovery.peer_copies:
+    if not job.recovery.peer_checkpoints:
         return
     if job.recovery.replicas > 1:
         what = "each replica holds what the others do, and one that is lost catches up from another's memory"
-        yield _error("no-peer-copies", "recovery.peer_copies", what, "Leave it out, or write `replicas: 1`.")
+        yield _error(
+            "peer-checkpoints-unsupported", "recovery.peer_checkpoints", what, "Leave it out, or write `replicas: 1`."
+        )
     if job.launch is not Launch.PER_RANK:
         what = f"`launch: {job.launch}` leaves ranks without memory that outlives them"
         remedy = "Write `launch: per-rank`, with the program itself as the command, or leave it out."
-        yield _error("no-peer-copies", "recovery.peer_copies", what, remedy)
+        yield _error("peer-checkpoints-unsupported", "recovery.peer_checkpoints", what, remedy)
     if job.nodes.max == 1:
         what = "there is one node, so copies outlive its ranks and not itself"
-        yield _warning("peer-copies-alone", "recovery.peer_copies", what, "Write `nodes: 2` or more, or leave it out.")
+        yield _warning(
+            "peer-checkpoints-single-node",
+            "recovery.peer_checkpoints",
+            what,
+            "Write `nodes: 2` or more, or leave it out.",
+        )
 
 
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
-    learning_rate_of_a_kept_batch,
+    learning_rate_without_scaling,
     reserved_names,
     name_clashes,
-    too_large_to_start,
+    argument_list_too_long,
     secrets_in_env,
     launcher_for_every_rank,
     launcher_unaware_of_nodes,
-    launcher_that_is_none,
+    launcher_mismatch,
     launcher_options,
     accelerate_without_gpus,
     shell_syntax,
     shared_gpus,
-    hangs_outlast_window,
-    replicas_that_cannot_be,
-    copies_of_copies,
+    restart_window_too_short,
+    invalid_replicas,
+    invalid_peer_checkpoints,
 )
 
 
@@ -316,4 +329,6 @@ def _warning(code: str, where: str, what: str, remedy: str) -> Finding:
 
 def _finding(severity: Severity, code: str, where: str, what: str, remedy: str) -> Finding:
     """Words of the job's may hold anything, so all text is made fit to print."""
-    return Finding(code=code, severity=severity, what=shown(what, 300), where=shown(where), remedy=shown(remedy, 300))
+    return Finding(
+        code=code, severity=severity, what=printable(what, 300), where=printable(where), remedy=printable(remedy, 300)
+    )

@@ -1,6 +1,6 @@
 """Owns what a job is: every field a researcher can set, its unit, its default and what it means.
 
-Refuses to own how a job file is read (document.py), where it runs (profile.py), or what any back end makes of it.
+Refuses to own how a job file is read (document.py), where it runs (target.py), or what any back end makes of it.
 The same models are the Python API. A long file, because it is the one list of what a job can say.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from holdfast.mortality import standbys
+from holdfast.failure_rates import standby_count
 
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -25,10 +25,10 @@ NODES_PATTERN = r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}$"
 QUALIFIED_NAME_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 MAX_NODES = 100_000
-LEAST_LOG_BYTES = 1 << 20
+MIN_LOG_BYTES = 1 << 20
 SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
 
-PATTERN_WORDS: Mapping[str, str] = {
+PATTERN_TEXT: Mapping[str, str] = {
     JOB_NAME_PATTERN: "lower-case letters, digits and hyphens, starting with a letter, at most 40",
     ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
     OBJECT_NAME_PATTERN: "lower-case letters, digits, hyphens and dots, as names of Kubernetes objects do, at most 63",
@@ -64,7 +64,7 @@ class Launch(StrEnum):
     """The command is an `mpirun` line, started on the first node; Open MPI's daemons are started on the others."""
 
 
-def _whole_text(text: str) -> str:
+def _check_text(text: str) -> str:
     """Refuse what no program, path or log line can carry."""
     bad = _NOT_TEXT.search(text)
     if bad:
@@ -119,16 +119,16 @@ def _count_or_auto(of: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _holds_something(size: int) -> int:
+def _check_log_size(size: int) -> int:
     """Refuse a log that could not hold the last words of a rank."""
-    if size < LEAST_LOG_BYTES:
+    if size < MIN_LOG_BYTES:
         raise PydanticCustomError("bad-size", "must be at least 1MiB")
     return size
 
 
-Text = Annotated[str, AfterValidator(_whole_text)]
-Word = Annotated[Text, BeforeValidator(_scalar_text, json_schema_input_type=str | int | float | bool)]
-Filled = Annotated[Text, Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_check_text)]
+ScalarText = Annotated[Text, BeforeValidator(_scalar_text, json_schema_input_type=str | int | float | bool)]
+NonEmpty = Annotated[Text, Field(min_length=1)]
 Count = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Seconds = Annotated[Number, Field(gt=0)]
@@ -168,24 +168,24 @@ class Nodes(Model):
     """Fewest nodes the job may run on."""
     max: Count = Field(ge=1, le=MAX_NODES)
     """Most nodes the job may use."""
-    wait_s: Seconds = 60.0
+    min_nodes_wait_s: Seconds = 60.0
     """Seconds that the job waits for nodes that cannot be had, before it goes on without them if `min` are there.
 
-    A node that can be had is waited for until it has joined, or `recovery.join_deadline_s` is over.
+    A node that can be had is waited for until it has joined, or `recovery.join_timeout_s` is over.
     """
-    grow_within_s: Seconds = 1800.0
+    scale_up_timeout_s: Seconds = 1800.0
     """Longest, in seconds, that a run waits for its next checkpoint before it restarts with a node that came back.
 
     Ranks with a `holdfast.train` Session take a checkpoint at once when asked, so only others make it wait.
     """
 
     @property
-    def elastic(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether the job can live with fewer nodes than it would like."""
         return self.min < self.max
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if self.min > self.max:
             counts = {"min": self.min, "max": self.max}
             raise PydanticCustomError("bad-nodes", "asks for at least {min} but at most {max} nodes", counts)
@@ -235,7 +235,7 @@ class SecretRef(Model):
 
     env: EnvName | None = None
     """Name of an environment variable of whoever starts the run."""
-    file: Filled | None = None
+    file: NonEmpty | None = None
     """Path of a file that holds the value (one trailing newline is dropped)."""
 
     @model_validator(mode="after")
@@ -258,9 +258,9 @@ class SecretRef(Model):
 class Code(Model):
     """What is shipped to nodes that do not share the working directory."""
 
-    root: Filled = "."
+    root: NonEmpty = "."
     """Folder whose contents are shipped, relative to `workdir`: `.`, or a folder above it such as `..`."""
-    ignore: tuple[Filled, ...] = (".git", ".venv", "__pycache__", ".holdfast/runs")
+    ignore: tuple[NonEmpty, ...] = (".git", ".venv", "__pycache__", ".holdfast/runs")
     """Patterns left out, as in a .gitignore; those of `.holdfastignore` in `root` are added after them."""
     max_bytes: Bytes = 512 * 1024**2
     """Most bytes of files that are shipped, in bytes or such as `2GiB`; more than that is refused."""
@@ -284,9 +284,9 @@ class Resources(Model):
 class Fabric(Model):
     """Which network carries the collectives; `holdfast fabric` lists the names."""
 
-    name: Filled = "auto"
-    """A row of the fabric catalogue; `auto` takes the profile's."""
-    env: dict[EnvName, Word] = {}
+    name: NonEmpty = "auto"
+    """A row of the fabric catalogue; `auto` takes the target's."""
+    env: dict[EnvName, ScalarText] = {}
     """Variables that go over the catalogue's, such as NCCL_IB_HCA."""
 
 
@@ -296,13 +296,13 @@ class Checkpoint(Model):
     Without a cadence one is taken at the end, or when the ranks are told to leave.
     """
 
-    path: Filled | None = None
+    path: NonEmpty | None = None
     """Folder that every node reaches, or a URL that fsspec knows, such as `s3://bucket/run`.
 
-    None means a folder of the run's own: in the profile's `storage`, else in the run's folder, which suits one machine
+    None means a folder of the run's own: in the target's `checkpoint_root`, else in the run's folder, which suits one machine
     only.
     """
-    local: Filled | None = None
+    local: NonEmpty | None = None
     """Folder on each node's own disk where checkpoints are saved first; they are brought to `path` afterwards.
 
     Without one a URL has a folder in the run's own on each node.
@@ -315,37 +315,39 @@ class Checkpoint(Model):
     """`auto`, in place of `every_s`: as often as loses the least, by what one costs and how often nodes fail."""
     keep: Count = Field(default=3, ge=1)
     """How many of the newest are kept."""
-    keep_every: Count | None = Field(default=None, ge=1)
+    keep_every_steps: Count | None = Field(default=None, ge=1)
     """Those of steps that are a multiple of this are kept for good."""
 
     @property
-    def written(self) -> str | None:
+    def write_path(self) -> str | None:
         """The folder that ranks write to, where the job names one."""
-        return self.local or (None if self.in_store else self.path)
+        return self.local or (None if self.is_remote else self.path)
 
     @property
-    def in_store(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether `path` is a URL."""
         return self.path is not None and "://" in self.path
 
     @model_validator(mode="after")
-    def _one_clock(self) -> Self:
+    def _check_interval(self) -> Self:
         if self.every is not None and self.every_s is not None:
-            raise PydanticCustomError("bad-cadence", "has both `every` and `every_s`, which say the same in two ways")
+            raise PydanticCustomError(
+                "bad-checkpoint-interval", "has both `every` and `every_s`, which say the same in two ways"
+            )
         return self
 
 
 class Logs(Model):
     """What becomes of what the ranks write."""
 
-    max_bytes: Annotated[Bytes, AfterValidator(_holds_something)] | None = 2**30
+    max_bytes: Annotated[Bytes, AfterValidator(_check_log_size)] | None = 2**30
     """Of each rank the newest so many bytes are kept, over all of its attempts, such as `1GiB`; none means all.
 
     At least 1 MiB. The disk may hold an eighth more, and what a rank writes within a second.
     """
 
 
-class Sync(Model):
+class OuterSyncSpec(Model):
     """How replicas are kept together that step alone, as TorchFT's LocalSGD and DiLoCo do."""
 
     method: Literal["local_sgd", "diloco"]
@@ -359,8 +361,8 @@ class Recovery(Model):
     """What happens when something dies."""
 
     max_restarts: Count = Field(default=10, ge=0)
-    """Restarts allowed within `window_s`; the next failure then ends the run."""
-    window_s: Seconds = 3600.0
+    """Restarts allowed within `restart_window_s`; the next failure then ends the run."""
+    restart_window_s: Seconds = 3600.0
     """Length of the sliding window, in seconds, in which restarts are counted."""
     replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
     """Groups of ranks that survive one another: each holds the whole model, and when one fails it alone restarts.
@@ -376,36 +378,36 @@ class Recovery(Model):
     `auto` is as many as nodes fail in a day, in 99 of 100 days, by the rate of a published fleet: 1 for 2 nodes or for
     8, 13 for 1,000.
     """
-    peer_copies: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
+    peer_checkpoints: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
     """Copy each rank's state to the memory of another node each time this many steps are committed; 0 means never.
 
     When a node is lost, all ranks go on from the last copy, without storage. `auto` copies as often as has the loop
     wait for copies no more than one per cent of its time. A node needs memory for four times its ranks' states. It is
     done by a `holdfast.train` Session, of one replica: several are copies of one another.
     """
-    sync: Sync | None = None
+    outer_sync: OuterSyncSpec | None = None
     """With several replicas, such as `{method: diloco, every: 100}`: each steps alone and they meet now and then.
 
     None means that all take every step together. It is done by a `holdfast.train` Session.
     """
-    step_deadline_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
+    step_timeout_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
     """A rank that passes no step for this many seconds is treated as hung; none means never.
 
     Only ranks with a `holdfast.train` Session are watched, and only while they are at their steps. The first step of an
     attempt, which compiles and connects, gets ten deadlines; so does what comes between two steps: a checkpoint, a wait
-    for other replicas, an evaluation in `session.aside()`. It must be longer than the slowest honest step. `auto` is
+    for other replicas, an evaluation in `session.untimed()`. It must be longer than the slowest honest step. `auto` is
     three times the 99th percentile of the rank's own steps and 0.75 s; the first step then gets ten minutes, and so
     does what comes between. Until eight more steps are known, any of them may compile again: it gets three times the
     longest so far, the first included, and 30 s. Time in which a rank could run and had no CPU is not counted.
     """
-    exit_deadline_s: Seconds | None = 600.0
+    exit_timeout_s: Seconds | None = 600.0
     """Seconds that threads may keep a rank's process alive after its program has ended; none means for ever.
 
     Python waits for every thread that is not a daemon. Such a rank is reported after 10 s, and killed at this deadline:
     it then counts as ended as its program has, well or with its error. Only ranks with a `holdfast.train` Session are
     watched.
     """
-    join_deadline_s: Seconds = 120.0
+    join_timeout_s: Seconds = 120.0
     """Seconds that a node which was made has to join; then it is replaced, three times at most."""
     global_batch: GlobalBatch = GlobalBatch.KEEP
     """What becomes of the samples in a step when the number of nodes changes: `keep` or `scale`.
@@ -428,7 +430,7 @@ class Recovery(Model):
     A third of it is for noticing the silence, the rest for coming back. A network that is gone for less than two
     thirds of it costs no restart of holdfast's, as long as the ranks' own connections last.
     """
-    warm: Annotated[bool, Strict()] = True
+    prewarm: Annotated[bool, Strict()] = True
     """Whether ranks that are started again have their imports done beforehand, in processes that wait on each node.
 
     It is for commands that are `python ...`; others, and the first start, are not affected. What waits needs memory:
@@ -446,18 +448,20 @@ class Job(Model):
     name: JobName = "job"
     """Lower-case letters, digits and hyphens, at most 40; runs are named after it."""
     command: Annotated[
-        tuple[Word, ...], Field(min_length=1), BeforeValidator(_split_command, json_schema_input_type=str | list[Word])
+        tuple[ScalarText, ...],
+        Field(min_length=1),
+        BeforeValidator(_split_command, json_schema_input_type=str | list[ScalarText]),
     ]
     """The program and its arguments: a list, or one string that is split as a shell splits words (no shell is run)."""
     launch: Launch = Launch.PER_RANK
     """Who starts the ranks: holdfast (`per-rank`), or the command, once on every node (the others)."""
-    image: Filled | None = None
+    image: NonEmpty | None = None
     """Container image; not used by the local back end, which says so."""
-    workdir: Filled = "."
+    workdir: NonEmpty = "."
     """Folder the command runs in, relative to the job file."""
     code: Code = Code()
-    """The code to ship, where the profile ships it; else the local back end runs in `workdir` itself."""
-    env: dict[EnvName, Word] = {}
+    """The code to ship, where the target ships it; else the local back end runs in `workdir` itself."""
+    env: dict[EnvName, ScalarText] = {}
     """Environment variables of every rank."""
     secrets: dict[EnvName, SecretRef] = {}
     """Environment variables whose values are looked up when the run starts.
@@ -480,8 +484,8 @@ class Job(Model):
     """How often and how fast the job is started again when something dies."""
     logs: Logs = Logs()
     """How much of what the ranks write is kept."""
-    queue: Filled | None = None
-    """Queue of the cluster that the job waits in; none means the profile's. The local back end has none."""
+    queue: NonEmpty | None = None
+    """Queue of the cluster that the job waits in; none means the target's. The local back end has none."""
 
     @property
     def local_world_size(self) -> int:
@@ -502,7 +506,7 @@ class Job(Model):
     def standbys(self) -> int:
         """Nodes that wait to take the place of one that is lost."""
         asked = self.recovery.standby
-        return standbys(self.nodes.max) if asked == "auto" else asked
+        return standby_count(self.nodes.max) if asked == "auto" else asked
 
     @property
     def node_slots(self) -> int:

@@ -1,7 +1,7 @@
 """What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, `Packed` and `Text`.
 
 Importing this package loads neither torch nor the session; they come with the first use of a name. A program that
-imports it and ends by an error of holdfast's own says so in words (parting.py).
+imports it and ends by an error of holdfast's own says so in words (session/excepthook.py).
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from holdfast.train import parting
+from holdfast.train.session import excepthook
 
 if TYPE_CHECKING:
-    from holdfast.train.data.data import Data
+    from holdfast.train.data.elastic_data import Data
     from holdfast.train.data.packed import Packed
-    from holdfast.train.environment import Environment
-    from holdfast.train.session import Session
-    from holdfast.train.text import Text
+    from holdfast.train.data.text import Text
+    from holdfast.train.session.rank_config import RankConfig
+    from holdfast.train.session.session import Session
 
-__all__ = ["Data", "Environment", "Packed", "Session", "Text"]
+__all__ = ["Data", "Packed", "RankConfig", "Session", "Text"]
 
 _HOMES = {
-    "Data": "data.data",
-    "Environment": "environment",
+    "Data": "data.elastic_data",
+    "RankConfig": "session.rank_config",
     "Packed": "data.packed",
-    "Session": "session",
-    "Text": "text",
+    "Session": "session.session",
+    "Text": "data.text",
 }
 
 
-parting.install()
+excepthook.install()
 
 
 def __getattr__(name: str) -> object:

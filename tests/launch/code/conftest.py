@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.job.spec import Code, Job
-from holdfast.launch.code.archive import Packed, pack
-from holdfast.launch.code.survey import Survey, survey
+from holdfast.launch.code.archive import PackedArchive, pack
+from holdfast.launch.code.file_list import FileList, list_files
 
 
 @dataclass
@@ -28,16 +28,16 @@ class Project:
         path.chmod(0o755 if executable else 0o644)
         return path
 
-    def survey(self, workdir: str = ".", apart: tuple[Path, ...] = (), **code: Any) -> Survey:
-        return survey(Job(command=("train",), workdir=workdir, code=Code(**code)), self.path, apart=apart)
+    def list_files(self, workdir: str = ".", exclude: tuple[Path, ...] = (), **code: Any) -> FileList:
+        return list_files(Job(command=("train",), workdir=workdir, code=Code(**code)), self.path, exclude=exclude)
 
     def names(self, **code: Any) -> list[str]:
-        found = self.survey(**code)
+        found = self.list_files(**code)
         assert found.findings == ()
         return [entry.path for entry in found.entries]
 
-    def pack(self, **code: Any) -> Packed:
-        return pack(self.survey(**code), self.archives)
+    def pack(self, **code: Any) -> PackedArchive:
+        return pack(self.list_files(**code), self.archives)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from tests.launch.code.conftest import Project
 
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 from holdfast.launch.code import archive as archive_module
-from holdfast.launch.code.archive import Damaged, pack, unpack
+from holdfast.launch.code.archive import CorruptArchive, pack, unpack
 
 
 def tree(path: Path) -> dict[str, tuple[str, bytes]]:
@@ -95,7 +95,7 @@ def test_what_goes_in_comes_out(project: Project, tmp_path: Path) -> None:
 
 def test_file_that_has_gone_since_it_was_seen_is_left_out(project: Project, tmp_path: Path) -> None:
     fill(project)
-    found = project.survey()
+    found = project.list_files()
     (project.path / "a.py").unlink()
     unpack(pack(found, project.archives).path, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(project.path)
@@ -133,14 +133,14 @@ def test_file_that_keeps_changing_is_refused_and_nothing_is_left(
     with pytest.raises(HoldfastError) as error:
         project.pack()
     (finding,) = error.value.findings
-    assert (finding.code, finding.where, finding.fault) == ("code-changing", str(path), Fault.USER)
-    assert error.value.exit_code == ExitCode.IMPOSSIBLE
+    assert (finding.code, finding.where, finding.owner) == ("code-changed-during-upload", str(path), Owner.USER)
+    assert error.value.exit_code == ExitCode.CANNOT_RUN_HERE
     assert list(project.archives.glob("*.tar")) == []
 
 
 def test_fifo_in_the_place_of_a_file_is_not_waited_for(project: Project) -> None:
     path = project.write("data")
-    found = project.survey()
+    found = project.list_files()
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(HoldfastError, match="being written"):
@@ -149,7 +149,7 @@ def test_fifo_in_the_place_of_a_file_is_not_waited_for(project: Project) -> None
 
 def test_link_in_the_place_of_a_file_is_not_followed(project: Project) -> None:
     path = project.write("data")
-    found = project.survey()
+    found = project.list_files()
     path.unlink()
     path.symlink_to("/etc/passwd")
     with pytest.raises(HoldfastError, match="cannot be read"):
@@ -160,7 +160,7 @@ def test_survey_with_errors_is_never_packed(project: Project) -> None:
     project.write("big", "x" * 100)
     with pytest.raises(HoldfastError) as error:
         project.pack(max_bytes=10)
-    assert error.value.exit_code == ExitCode.IMPOSSIBLE
+    assert error.value.exit_code == ExitCode.CANNOT_RUN_HERE
     assert not project.archives.exists()
 
 
@@ -216,7 +216,7 @@ FOLDER, LINK = tarfile.DIRTYPE, tarfile.SYMTYPE
 def test_hostile_archive_is_refused_and_leaves_nothing(tmp_path: Path, members: tuple[tarfile.TarInfo, ...]) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptArchive):
         unpack(archive_of(tmp_path / "evil.tar", *members), place / "out")
     assert list(place.iterdir()) == []
     assert not (tmp_path / "evil").exists()
@@ -227,7 +227,7 @@ def test_cut_and_foreign_archives_are_damaged(project: Project, tmp_path: Path) 
     whole = project.pack().path.read_bytes()
     for content in (b"", b"no tar at all" * 100, whole[: whole.index(b"content of") + 5]):
         (tmp_path / "cut.tar").write_bytes(content)
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptArchive):
             unpack(tmp_path / "cut.tar", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 

@@ -7,12 +7,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import example, given, settings
-from tests.train.data.test_stream import Plain
-from tests.train.data.trainings import Training
+from tests.train.data.fake_training import FakeTraining
+from tests.train.data.test_iterable import Plain
 
 from holdfast.errors import HoldfastError
 from holdfast.train import Data, Packed
-from holdfast.train.data import stream as streams
+from holdfast.train.data import iterable as streams
 
 attempts = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=5)
 
@@ -22,7 +22,7 @@ DOCUMENTS = [[100 * number + place for place in range(number * 7 % 12)] for numb
 
 @pytest.fixture(autouse=True)
 def marks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MARK_S", 0.0)
+    monkeypatch.setattr(streams, "RESUME_POINT_EVERY_S", 0.0)
     monkeypatch.setattr(streams, "BLOCK", 4)
 
 
@@ -46,15 +46,15 @@ def test_windows_are_those_of_an_unbroken_pass_whatever_the_restarts_and_the_wor
     documents: Any, attempts: list[tuple[int, int, int]], length: int, seed: int
 ):
     def data() -> Data:
-        return Data(Packed(documents, length=length, seed=seed), batch=1, collate=as_lists)
+        return Data(Packed(documents, length=length, seed=seed), batch_size=1, collate=as_lists)
 
-    training = Training(ranks_of_batch=4)
+    training = FakeTraining(ranks_of_batch=4)
     for world_size, steps, lost in attempts:
-        training.go_on(data(), world_size=world_size, steps=steps, lost=lost)
-    unbroken = Training(ranks_of_batch=4)
-    unbroken.go_on(data(), world_size=1, steps=training.samples // 4 + 1, lost=1)
+        training.run(data(), world_size=world_size, steps=steps, lost=lost)
+    unbroken = FakeTraining(ranks_of_batch=4)
+    unbroken.run(data(), world_size=1, steps=training.samples // 4 + 1, lost=1)
     assert training.taken == unbroken.taken
-    assert training.codes() <= (set() if documents is DOCUMENTS else {"data-skipped"})
+    assert training.codes() <= (set() if documents is DOCUMENTS else {"data-replayed"})
     assert all(len(window) == length for window in training.taken)
     epoch = sum(map(len, DOCUMENTS)) // length
     for first in range(0, len(training.taken) - epoch, epoch):
@@ -80,10 +80,10 @@ def test_numbered_documents_are_gone_on_from_without_being_read_again():
             type(self).reads += 1
             return super().__getitem__(item)
 
-    training = Training(ranks_of_batch=1)
-    training.go_on(Data(Packed(Counted([[0] * 10] * 1000), length=7), batch=10), world_size=1, steps=50)
+    training = FakeTraining(ranks_of_batch=1)
+    training.run(Data(Packed(Counted([[0] * 10] * 1000), length=7), batch_size=10), world_size=1, steps=50)
     Counted.reads = 0
-    training.go_on(Data(Packed(Counted([[0] * 10] * 1000), length=7), batch=10), world_size=1, steps=1)
+    training.run(Data(Packed(Counted([[0] * 10] * 1000), length=7), batch_size=10), world_size=1, steps=1)
     assert Counted.reads < 40
     assert training.codes() == set()
 
@@ -94,10 +94,10 @@ def test_numbered_documents_are_gone_on_from_without_being_read_again():
 )
 def test_packing_that_changed_is_refused(changed: dict[str, Any], code: str):
     given = {"length": 4, "seed": 0}
-    training = Training(ranks_of_batch=1)
-    training.go_on(Data(Packed(DOCUMENTS, **given), batch=2), world_size=1, steps=3)
+    training = FakeTraining(ranks_of_batch=1)
+    training.run(Data(Packed(DOCUMENTS, **given), batch_size=2), world_size=1, steps=3)
     with pytest.raises(HoldfastError) as refused:
-        training.go_on(Data(Packed(DOCUMENTS, **given | changed), batch=2), world_size=1, steps=1)
+        training.run(Data(Packed(DOCUMENTS, **given | changed), batch_size=2), world_size=1, steps=1)
     assert refused.value.findings[0].code == code
 
 
@@ -120,13 +120,13 @@ def test_stream_of_datasets_is_packed_exactly_over_restarts(tmp_path: Path):
     def data(workers: int) -> Data:
         files = [str(tmp_path / f"part{part}.jsonl") for part in range(3)]
         stream = load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=str(tmp_path / "c"))
-        return Data(Packed(stream, length=16), batch=2, workers=workers, collate=as_lists)
+        return Data(Packed(stream, length=16), batch_size=2, num_workers=workers, collate=as_lists)
 
-    training = Training(ranks_of_batch=2)
+    training = FakeTraining(ranks_of_batch=2)
     for world_size, steps, workers in ((2, 3, 0), (1, 5, 1), (3, 20, 0), (2, 4, 1)):
-        training.go_on(data(workers), world_size=world_size, steps=steps)
-    unbroken = Training(ranks_of_batch=2)
-    unbroken.go_on(data(0), world_size=1, steps=32)
+        training.run(data(workers), world_size=world_size, steps=steps)
+    unbroken = FakeTraining(ranks_of_batch=2)
+    unbroken.run(data(0), world_size=1, steps=32)
     assert training.taken == unbroken.taken
     assert training.codes() == set()
     read = b"".join(bytes(window) for window in training.taken[:88]).decode()

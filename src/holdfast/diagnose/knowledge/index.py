@@ -8,63 +8,63 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from holdfast.diagnose.knowledge import (
-    classes,
-    cluster,
-    copying,
+    class_remedies,
+    cluster_findings,
+    combined_causes,
     cuda,
-    describing,
+    job_findings,
     nccl,
-    running,
+    peer_checkpoint_findings,
+    run_findings,
     signals,
-    together,
-    updating,
+    update_findings,
     xid,
 )
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.deciding import DECIDING
-from holdfast.diagnose.rules.row import Rule
+from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
+from holdfast.diagnose.rules.rule import Rule
 
-OWN_SOURCE = "holdfast, findings"
-CLOSE = 0.6
+FINDINGS_SOURCE = "holdfast, findings"
+MIN_SIMILARITY = 0.6
 """How alike a word must be to be offered instead, from 0 to 1."""
-MOST_OFFERED = 5
+MAX_SUGGESTIONS = 5
 
 _NUMBER = re.compile(r"-\d+")
 _VALUE = re.compile(r"\{\w+\}")
-_FILLING = re.compile(r"[\W_]+")
+_PUNCTUATION = re.compile(r"[\W_]+")
 
 
-def _own(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanation]:
+def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanation]:
     return [
-        Explanation(code=code, cause=cause, confirm=confirm, remedy=remedy, source=OWN_SOURCE)
+        Explanation(code=code, cause=cause, confirm=confirm, remedy=remedy, source=FINDINGS_SOURCE)
         for code, cause, confirm, remedy in rows
     ]
 
 
-def _of_rule(rule: Rule) -> Explanation:
-    says = _VALUE.sub("…", rule.says)
+def _from_rule(rule: Rule) -> Explanation:
+    says = _VALUE.sub("…", rule.message)
     lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record says so."
     means = f" It speaks for {' or '.join(rule.classes)}." if rule.classes else ""
-    decides = "; ".join(DECIDING[name].get for name in rule.decides)
+    decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
     return Explanation(
         code=rule.code,
         cause=f"{says[:1].upper()}{says[1:]}.{means}",
         confirm=decides or lines,
         remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy) or "Nothing by itself: it tells of others.",
-        source=", ".join(filter(None, (rule.source, rule.versions))) or OWN_SOURCE,
+        source=", ".join(filter(None, (rule.source, rule.versions))) or FINDINGS_SOURCE,
     )
 
 
 GROUPS: Mapping[str, list[Explanation]] = {
-    "Findings before a run": _own(describing.ROWS),
-    "Findings of a cluster": _own(cluster.ROWS),
-    "Findings of a run": _own(running.ROWS),
-    "Findings of an update": _own(updating.ROWS),
-    "Findings of peer copies": _own(copying.ROWS),
-    "Classes of diagnosis": list(classes.rows()),
-    "Lines and records in logs": [_of_rule(rule) for rule in RULES.values()],
-    "Lines and ranks together": list(together.rows()),
+    "Findings before a run": _from_findings(job_findings.ROWS),
+    "Findings of a cluster": _from_findings(cluster_findings.ROWS),
+    "Findings of a run": _from_findings(run_findings.ROWS),
+    "Findings of an update": _from_findings(update_findings.ROWS),
+    "Findings of peer copies": _from_findings(peer_checkpoint_findings.ROWS),
+    "Classes of diagnosis": list(class_remedies.rows()),
+    "Lines and records in logs": [_from_rule(rule) for rule in RULES.values()],
+    "Lines and ranks together": list(combined_causes.rows()),
     "Signals and exit statuses": list(signals.rows()),
     "NCCL results and InfiniBand completions": list(nccl.rows()),
     "CUDA errors": list(cuda.rows()),
@@ -83,13 +83,13 @@ def find(words: str) -> list[Explanation]:
     return [row for row in rows if _key(row.code) == wanted] or [row for row in rows if wanted in map(_key, row.names)]
 
 
-def alike(words: str) -> list[str]:
+def suggest(words: str) -> list[str]:
     """Codes that somebody may have meant by words that are none."""
     known = {_key(name): row.code for row in chain.from_iterable(GROUPS.values()) for name in (row.code, *row.names)}
-    close = difflib.get_close_matches(_key(words), known, n=2 * MOST_OFFERED, cutoff=CLOSE)
-    return list(dict.fromkeys(known[name] for name in close))[:MOST_OFFERED]
+    close = difflib.get_close_matches(_key(words), known, n=2 * MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY)
+    return list(dict.fromkeys(known[name] for name in close))[:MAX_SUGGESTIONS]
 
 
 def _key(words: str) -> str:
     words = words.strip()
-    return words if _NUMBER.fullmatch(words) else _FILLING.sub("", words.lower())
+    return words if _NUMBER.fullmatch(words) else _PUNCTUATION.sub("", words.lower())

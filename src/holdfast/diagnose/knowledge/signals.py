@@ -125,39 +125,39 @@ SIGNALS: tuple[Signal, ...] = (
 
 
 @dataclass(frozen=True)
-class Status:
+class ExitStatus:
     """One exit status that is no signal."""
 
     number: int
-    says: str
+    meaning: str
     confirm: str
     remedy: str
     source: str = SHELL_SOURCE
 
 
-STATUSES: tuple[Status, ...] = (
-    Status(
+STATUSES: tuple[ExitStatus, ...] = (
+    ExitStatus(
         1,
         "The program failed by itself, as Python does after an exception; torchrun too, however its worker ended.",
         "The last traceback of the rank that ended first.",
         "Mend what it says: `holdfast diagnose LOGS` finds the first.",
         "Python, sys.exit; torch.distributed.elastic",
     ),
-    Status(
+    ExitStatus(
         124,
         "`timeout` ended it because its time was up.",
         "The command of the job, or what starts it: `timeout SECONDS ...`.",
         "A longer time, or none.",
         "coreutils, timeout(1)",
     ),
-    Status(126, "The program is there and could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
-    Status(
+    ExitStatus(126, "The program is there and could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
+    ExitStatus(
         127,
         "There is no such program, or a library of it is missing.",
         "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
         "Install it, or mend PATH.",
     ),
-    Status(
+    ExitStatus(
         255,
         "A status out of range, -1, or ssh and srun that lost the other side.",
         "Which program of the chain ended first.",
@@ -166,18 +166,21 @@ STATUSES: tuple[Status, ...] = (
     ),
 )
 
-OWN: dict[ExitCode, tuple[str, str]] = {
+EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.OK: ("Nothing to confirm.", "Nothing."),
     ExitCode.USAGE: ("The message names the word.", "`holdfast VERB --help`."),
     ExitCode.INVALID_JOB: ("`holdfast validate FILE`.", "Change what each finding names."),
-    ExitCode.IMPOSSIBLE: ("`holdfast validate FILE`.", "Change the job, or run it where it is possible."),
+    ExitCode.CANNOT_RUN_HERE: ("`holdfast validate FILE`.", "Change the job, or run it where it is possible."),
     ExitCode.NOT_FOUND: ("`holdfast ps`, `ls`.", "Name what is there."),
     ExitCode.UNAVAILABLE: ("`holdfast status`, the end of controller.log.", "`holdfast attach` starts it again."),
     ExitCode.INTERNAL: ("The file that the message names.", "Report it with that file."),
     ExitCode.OUTPUT_LOST: ("`df` of where it writes to.", "Make room there, or write it somewhere else."),
-    ExitCode.STORAGE: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or mend the disk, and run again."),
-    ExitCode.STOPPED_EARLY: ("`holdfast status`: who asked.", "Run it again: it goes on from its checkpoint."),
-    ExitCode.REFUSED: ("`ls -l` of the run's folder.", "Ask its owner."),
+    ExitCode.STORAGE_FAILED: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or mend the disk, and run again."),
+    ExitCode.CHECKPOINTED_AND_EXITED: (
+        "`holdfast status`: who asked.",
+        "Run it again: it goes on from its checkpoint.",
+    ),
+    ExitCode.NOT_PERMITTED: ("`ls -l` of the run's folder.", "Ask its owner."),
     ExitCode.NODES_LOST: (
         "`holdfast diagnose RUN`.",
         "Mend the nodes; more `recovery.max_restarts` only for bad luck.",
@@ -187,7 +190,7 @@ OWN: dict[ExitCode, tuple[str, str]] = {
 }
 """How to confirm each of holdfast's exit codes, and what to do; what it means is in errors.py."""
 
-PASSED_THROUGH = "Of `holdfast run` it may be the program's own: then the run's last line says `exited with code`."
+PASSED_THROUGH_NOTE = "Of `holdfast run` it may be the program's own: then the run's last line says `exited with code`."
 
 
 def rows() -> Iterator[Explanation]:
@@ -207,18 +210,18 @@ def rows() -> Iterator[Explanation]:
         yield Explanation(
             code=f"exit-{status.number}",
             title="of the job's own program",
-            cause=status.says,
+            cause=status.meaning,
             confirm=status.confirm,
             remedy=status.remedy,
             source=status.source,
             names=(str(status.number), f"exit status {status.number}", f"exitcode {status.number}"),
         )
-    for code, (confirm, remedy) in OWN.items():
+    for code, (confirm, remedy) in EXIT_CODES.items():
         yield Explanation(
             code=f"holdfast-exit-{code.value}",
             title=f"{code.name}, of the holdfast command",
             cause=EXIT_CODE_MEANINGS[code],
-            confirm=f"{confirm} {PASSED_THROUGH}" if code else confirm,
+            confirm=f"{confirm} {PASSED_THROUGH_NOTE}" if code else confirm,
             remedy=remedy,
             source=OWN_SOURCE,
             names=(str(code.value), f"exit {code.value}", code.name),

@@ -15,15 +15,15 @@ CATALOG = "NVIDIA, Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/anal
 FABRIC_MANAGER = "NVIDIA, Fabric Manager user guide, SXid errors: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
 
 
-class Origin(StrEnum):
+class XidOrigin(StrEnum):
     """What is most likely at fault behind an Xid."""
 
     APPLICATION = "application"
     DRIVER = "driver"
     HARDWARE = "hardware"
-    FOLLOWS = "follows another error"
+    SECONDARY = "follows another error"
     """Never the first cause: the Xid before it is."""
-    NOTHING = "nothing is wrong"
+    HARMLESS = "nothing is wrong"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Xid:
 
     number: int
     title: str
-    origin: Origin
+    origin: XidOrigin
     cause: str
     remedy: str
 
@@ -43,134 +43,134 @@ _REPLACE = "Take the node out of use and have the GPU replaced."
 _NVLINK5 = "Do what the Xid 154 beside it asks for; without one restart the job. On the same link again: replace."
 
 XIDS: tuple[Xid, ...] = (
-    Xid(8, "GPU stopped processing", Origin.APPLICATION, "A kernel ran longer than the driver waits.", _DEBUG),
+    Xid(8, "GPU stopped processing", XidOrigin.APPLICATION, "A kernel ran longer than the driver waits.", _DEBUG),
     Xid(
         13,
         "Graphics engine exception",
-        Origin.APPLICATION,
+        XidOrigin.APPLICATION,
         "A kernel did what is not allowed: an index out of bounds, an illegal instruction. Rarely a bad GPU.",
         f"{_DEBUG} Always the same GPU with different programs: test the GPU with `dcgmi diag -r 3`.",
     ),
     Xid(
         31,
         "GPU memory page fault",
-        Origin.APPLICATION,
+        XidOrigin.APPLICATION,
         "A kernel used an address that is not mapped: an index out of bounds, memory used after it was freed.",
         f"{_DEBUG} Always the same GPU with different programs: test the GPU with `dcgmi diag -r 3`.",
     ),
     Xid(
         32,
         "Invalid or corrupted push buffer stream",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "The stream of commands to the GPU was damaged, by the driver or on PCIe.",
         "Restart the job; if it comes again, update the driver and check PCIe errors (`dmesg | grep -i aer`).",
     ),
     Xid(
         38,
         "Driver firmware error",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "The GPU's firmware failed.",
         "Update the driver; report it to NVIDIA.",
     ),
     Xid(
         43,
         "GPU stopped processing",
-        Origin.FOLLOWS,
+        XidOrigin.SECONDARY,
         "The driver ended a program's channel after a fault of that program; the GPU itself is well.",
         "Look at the Xid before it and at the program's own error.",
     ),
     Xid(
         45,
         "Preemptive cleanup, due to previous errors",
-        Origin.FOLLOWS,
+        XidOrigin.SECONDARY,
         "The driver removed what a program had on the GPU: it was killed, or another Xid came first.",
         "Look at the Xid before it; alone it only says that the program ended.",
     ),
-    Xid(46, "GPU stopped processing", Origin.HARDWARE, "The GPU did not answer in time.", _RESET),
+    Xid(46, "GPU stopped processing", XidOrigin.HARDWARE, "The GPU did not answer in time.", _RESET),
     Xid(
         48,
         "Double bit ECC error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "Memory of the GPU returned data that ECC could not correct.",
         f"Drain the node. {_RESET} With Xid 64, or `SRAM Threshold Exceeded: Yes` in `nvidia-smi -q -d ECC`: replace.",
     ),
     Xid(
         61,
         "Internal micro-controller breakpoint or warning",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "The GPU's own controller stopped.",
         _RESET,
     ),
-    Xid(62, "Internal micro-controller halt", Origin.HARDWARE, "The GPU's own controller halted.", _RESET),
+    Xid(62, "Internal micro-controller halt", XidOrigin.HARDWARE, "The GPU's own controller halted.", _RESET),
     Xid(
         63,
         "GPU memory remapping event",
-        Origin.NOTHING,
+        XidOrigin.HARMLESS,
         "A bad row of memory was recorded and will be remapped at the next reset.",
         "Nothing at once; reset the GPU between jobs so that the remapping takes effect.",
     ),
     Xid(
         64,
         "GPU memory remapping failure",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A bad row of memory could not be remapped: no spare rows are left.",
         _REPLACE,
     ),
     Xid(
         68,
         "Video processor exception",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "The video decoder failed.",
         "Restart the job; update the driver.",
     ),
     Xid(
         69,
         "Graphics engine class error",
-        Origin.APPLICATION,
+        XidOrigin.APPLICATION,
         "A program gave the GPU a command it does not know.",
         f"Check that CUDA, driver and GPU go together. {_DEBUG}",
     ),
     Xid(
         74,
         "NVLink error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A link between GPUs, or to an NVSwitch, failed: a connector, a bridge, a board, or the GPU at its other end.",
         "`nvidia-smi nvlink -e` shows which link. Reset both GPUs or reboot; on the same link again: replace.",
     ),
     Xid(
         79,
         "GPU has fallen off the bus",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "The machine cannot reach the GPU over PCIe any more: power, heat, a riser or slot, or the GPU itself.",
         "Take the node out of use and power-cycle it (a warm reboot is often not enough); if it comes again, replace.",
     ),
     Xid(
         92,
         "High single-bit ECC error rate",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "Memory has many errors that ECC still corrects.",
         "Nothing at once; watch for 48, 63 and 64.",
     ),
     Xid(
         94,
         "Contained memory error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "An uncorrectable error of memory; only the program that used it is affected.",
         "Restart the job. Reset the GPU at the next pause so that the row is remapped.",
     ),
     Xid(
         95,
         "Uncontained memory error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "An uncorrectable error of memory that may have damaged every program on the GPU.",
         f"Drain the node. {_RESET}",
     ),
-    Xid(109, "Context switch timeout", Origin.DRIVER, "A program could not be taken off the GPU in time.", _RESET),
-    Xid(110, "Security fault", Origin.HARDWARE, "The GPU refused an access that its protection forbids.", _RESET),
+    Xid(109, "Context switch timeout", XidOrigin.DRIVER, "A program could not be taken off the GPU in time.", _RESET),
+    Xid(110, "Security fault", XidOrigin.HARDWARE, "The GPU refused an access that its protection forbids.", _RESET),
     Xid(
         119,
         "GSP RPC timeout",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "The GPU's system processor (GSP) did not answer the driver.",
         "Reset the GPU or reboot; update the driver. If it comes again and the driver allows it, switch GSP off "
         "(`options nvidia NVreg_EnableGpuFirmware=0`).",
@@ -178,74 +178,74 @@ XIDS: tuple[Xid, ...] = (
     Xid(
         120,
         "GSP error",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "The GPU's system processor (GSP) failed.",
         "Reset the GPU or reboot; update the driver.",
     ),
     Xid(
         121,
         "C2C link error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "The link between CPU and GPU of a superchip had an error that was corrected.",
         "Reset at the next pause; often again: replace.",
     ),
-    Xid(136, "NVLink training failed", Origin.HARDWARE, "A link between GPUs did not come up.", _RESET),
+    Xid(136, "NVLink training failed", XidOrigin.HARDWARE, "A link between GPUs did not come up.", _RESET),
     Xid(
         137,
         "NVLink privilege error",
-        Origin.APPLICATION,
+        XidOrigin.APPLICATION,
         "A program reached for memory of another GPU that it may not use; not a bad link.",
         f"Look for the first error on the other GPU. {_DEBUG}",
     ),
-    Xid(140, "Unrecovered ECC error", Origin.HARDWARE, "Memory returned data that could not be recovered.", _RESET),
-    Xid(143, "GPU initialisation failure", Origin.HARDWARE, "The GPU could not be set up.", _RESET),
+    Xid(140, "Unrecovered ECC error", XidOrigin.HARDWARE, "Memory returned data that could not be recovered.", _RESET),
+    Xid(143, "GPU initialisation failure", XidOrigin.HARDWARE, "The GPU could not be set up.", _RESET),
     *(
         Xid(
             number,
             f"NVLink: {unit} error",
-            Origin.HARDWARE,
+            XidOrigin.HARDWARE,
             "A link between GPUs of the Blackwell generation reported an error; the line says fatal or nonfatal, and "
             "which link.",
             _NVLINK5,
         )
         for number, unit in ((144, "SAW"), (145, "RLW"), (146, "TLW"), (147, "TREX"), (148, "NVLPW_CTRL"))
     ),
-    Xid(149, "NVLink: NETIR error", Origin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
-    Xid(150, "NVLink: MSE error", Origin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
+    Xid(149, "NVLink: NETIR error", XidOrigin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
+    Xid(150, "NVLink: MSE error", XidOrigin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
     Xid(
         154,
         "GPU recovery action changed",
-        Origin.FOLLOWS,
+        XidOrigin.SECONDARY,
         "The driver says what the Xid before it calls for: drain, a GPU reset or a reboot of the node.",
         "Do what the line says in brackets, such as (Node Reboot Required).",
     ),
-    Xid(155, "NVLink: software-defined error", Origin.DRIVER, "A link was taken down, on purpose or not.", _RESET),
+    Xid(155, "NVLink: software-defined error", XidOrigin.DRIVER, "A link was taken down, on purpose or not.", _RESET),
     Xid(
         156,
         "Resource retirement event",
-        Origin.NOTHING,
+        XidOrigin.HARMLESS,
         "A bad part of the GPU will be replaced by a spare one at the next reset.",
         "Reset the GPU between jobs.",
     ),
     Xid(
         157,
         "Resource retirement failure",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A bad part of the GPU could not be replaced: no spare is left.",
         _REPLACE,
     ),
-    Xid(158, "GPU fatal timeout", Origin.HARDWARE, "The GPU did not answer in time, and cannot go on.", _RESET),
+    Xid(158, "GPU fatal timeout", XidOrigin.HARDWARE, "The GPU did not answer in time, and cannot go on.", _RESET),
     Xid(
         171,
         "Uncorrectable DRAM error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "It says of the Xid 48 beside it that the error was in the GPU's main memory.",
         "Reset the GPU so that the row is remapped; with Xid 64: replace.",
     ),
     Xid(
         172,
         "Uncorrectable SRAM error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "It says of the Xid 48 beside it that the error was in a cache or register file.",
         "`nvidia-smi -q -d ECC`: with `SRAM Threshold Exceeded: Yes` replace the GPU, else reset it.",
     ),
@@ -255,56 +255,56 @@ SXIDS: tuple[Xid, ...] = (
     Xid(
         10004,
         "NVSwitch thermal event",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "The switch is too hot and slows down.",
         "Check fans, air and the power limit of the node.",
     ),
     Xid(
         11004,
         "Ingress invalid ACL",
-        Origin.DRIVER,
+        XidOrigin.DRIVER,
         "A GPU sent to one that it may not reach: partitions of the Fabric Manager are wrong.",
         "Check the Fabric Manager's partitions, restart `nvidia-fabricmanager`.",
     ),
     Xid(
         12028,
         "Egress non-posted PRIV error",
-        Origin.FOLLOWS,
+        XidOrigin.SECONDARY,
         "A GPU at the switch's port answered with an error; the Xid of that GPU says which.",
         "Look at the GPU's own Xid first.",
     ),
     Xid(
         19084,
         "AN1 heartbeat timeout",
-        Origin.FOLLOWS,
+        XidOrigin.SECONDARY,
         "The other end of a link went silent: its GPU was reset or has fallen off.",
         "Look for Xid 79 or a reset of the GPU at that link.",
     ),
     Xid(
         20001,
         "TX replay error",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A packet had to be sent again over a link; it got through.",
         "Nothing, if seldom; often on one link: reseat or replace.",
     ),
     Xid(
         20009,
         "RX short error rate",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "More packets than usual came over a link damaged; they were sent again.",
         "Nothing, if seldom; often on one link: reset the GPUs of the node, then reseat or replace.",
     ),
     Xid(
         20034,
         "LTSSM fault up",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A link between GPU and switch went down while in use; jobs on its GPUs fail.",
         "Reset the GPUs of the node or reboot; on the same link again: replace the GPU or the board.",
     ),
     Xid(
         24007,
         "Source track timeout",
-        Origin.HARDWARE,
+        XidOrigin.HARDWARE,
         "A request that passed the switch was never answered.",
         "Look for the Xid of the GPU that did not answer; reset the GPUs of the node.",
     ),

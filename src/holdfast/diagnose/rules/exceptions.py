@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Rule
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        code="exception-of-connecting",
+        code="connection-exception",
         lines=(
             "RuntimeError: Connection refused",
             "TimeoutError: timed out waiting for workers to connect",
@@ -15,21 +15,21 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,200}\b(?:connect(?:ion|ing)?|rendezvous|sockets?|timed out|deadline exceeded|unreachable|(?:service|server|code\.) ?unavailable|heartbeats?)\b)",
         classes=(
-            Class.RENDEZVOUS,
-            Class.FIREWALL,
-            Class.PROGRAM_ERROR,
-            Class.STRAGGLER,
-            Class.WRONG_INTERFACE,
-            Class.OOM_HOST,
+            FailureClass.RENDEZVOUS,
+            FailureClass.FIREWALL,
+            FailureClass.PROGRAM_ERROR,
+            FailureClass.STRAGGLER,
+            FailureClass.WRONG_INTERFACE,
+            FailureClass.OOM_HOST,
         ),
-        says="the program raised an error that speaks of connecting or waiting: of its own, or of a peer or service that was not there",
+        message="the program raised an error that speaks of connecting or waiting: of its own, or of a peer or service that was not there",
         remedy=("the traceback above the line says to whom; look at that one's log",),
-        decides=("first-traceback", "peer-log", "reachable"),
+        needs=("first-traceback", "peer-log", "reachable"),
         source="Python",
         fallback=True,
     ),
     Rule(
-        code="exception-of-numbers",
+        code="count-exception",
         lines=(
             "AssertionError: global batch size (1024) is not divisible by micro batch size (4) times data parallel size (6)",
             "RuntimeError: Invalid mesh shape: data parallel 4 * tensor parallel 4 != WORLD_SIZE(8)",
@@ -38,18 +38,18 @@ RULES: tuple[Rule, ...] = (
             "ValueError: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM `--ntasks-per-node=8` does not match. HINT: Set `devices=8`.",
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}\b(?:world[ _]size|data[ _]parallel|tensor[ _](?:model[ _])?parallel|pipeline|num(?:ber of)?[ _](?:gpus|nodes|processes|ranks|tasks)|process group|n(?:proc|tasks)|micro[ _]batch\w*|devices?|hostfile|slot|mesh|rank|num of nodes)\b.{0,120}(?:interval|must be in|divisible|match|exceed|greater|less than|larger|smaller|equal|at least|twice|!=|specified|not found|not supported|initialized)|.{0,160}\bnot (?:divisible|a multiple).{0,120}\b(?:parallel|batch|world)\b)|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w{1,40})'|Hostname '\S+' not found in hostfile",
-        classes=(Class.RANK_COUNT, Class.PROGRAM_ERROR, Class.NOT_STARTED),
-        says="the program was told of numbers of ranks, GPUs or parts that do not go together, or was started in another way than it wants",
+        classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR, FailureClass.NOT_STARTED),
+        message="the program was told of numbers of ranks, GPUs or parts that do not go together, or was started in another way than it wants",
         remedy=(
             "nodes x GPUs per node = data x tensor x pipeline parallel sizes; the batch is a multiple of what one step takes",
             "one launcher starts the ranks, and its numbers are those of the configuration",
         ),
-        decides=("who-joined", "gpus-seen", "first-traceback"),
+        needs=("who-joined", "gpus-seen", "first-traceback"),
         source="Megatron-LM, DeepSpeed, Lightning, vLLM, torch",
         fallback=True,
     ),
     Rule(
-        code="exception-of-versions",
+        code="version-exception",
         lines=(
             "RuntimeError: Version mismatch: The cluster was started with:",
             "TypeError: init_process_group() got an unexpected keyword argument 'device_id'",
@@ -57,38 +57,38 @@ RULES: tuple[Rule, ...] = (
             "train.py: error: unrecognized arguments: --local-rank=0",
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}(?:version mismatch|mismatch.{0,40}version|mismatches the version|incompatible|not compatible|unsupported version|unexpected keyword argument|requires \S+ ?(?:>=|version|\d)|not (?:been )?(?:built|compiled) with|is required to load|doesn't have \w+ built in|has no attribute|cannot import name))|unrecognized arguments: --local[-_]rank",
-        classes=(Class.VERSION_MISMATCH, Class.PROGRAM_ERROR),
-        says="the program raised an error as where two versions do not go together",
+        classes=(FailureClass.VERSION_MISMATCH, FailureClass.PROGRAM_ERROR),
+        message="the program raised an error as where two versions do not go together",
         remedy=("the versions that the program was written for; the same on every node",),
-        decides=("versions", "first-traceback"),
+        needs=("versions", "first-traceback"),
         source="Python",
         fallback=True,
     ),
     Rule(
-        code="exception-of-memory",
+        code="memory-exception",
         lines=(
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
             'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1006, please report a bug to PyTorch.',
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}(?:out of memory|cannot allocate memory|not enough memory|insufficient memory|no available memory|memory utilization|CachingAllocator|KV cache|find an engine to execute|CUSOLVER_STATUS))",
-        classes=(Class.OOM_GPU, Class.OOM_HOST, Class.PROGRAM_ERROR),
-        says="the program raised an error that speaks of memory",
+        classes=(FailureClass.OOM_GPU, FailureClass.OOM_HOST, FailureClass.PROGRAM_ERROR),
+        message="the program raised an error that speaks of memory",
         remedy=("nvidia-smi on that node: who else is on the GPU; a smaller batch, or less for the cache",),
-        decides=("memory-use", "kernel-log"),
+        needs=("memory-use", "kernel-log"),
         source="vLLM, torch",
         fallback=True,
     ),
     Rule(
-        code="exception-of-data",
+        code="data-exception",
         lines=(
             "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
             "RuntimeError: The size of tensor a (4096) must match the size of tensor b (2048) at non-singleton dimension 1",
         ),
         pattern=r"\bDataset\w{0,40}Error\b|NonMatching(?:Splits|Checksum)\w*Error|The size of tensor a \(\d+\) must match|shapes cannot be multiplied|Expected all tensors to be the same size",
-        classes=(Class.NAN_DATA, Class.PROGRAM_ERROR, Class.STORAGE),
-        says="the program raised an error over its data, or over the shape of it",
+        classes=(FailureClass.NAN_DATA, FailureClass.PROGRAM_ERROR, FailureClass.STORAGE),
+        message="the program raised an error over its data, or over the shape of it",
         remedy=("the sample and the file that the traceback names; the same configuration on every rank",),
-        decides=("first-traceback",),
+        needs=("first-traceback",),
         source="datasets, torch",
         fallback=True,
     ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.classes import Class
-from holdfast.diagnose.rules.row import Role, Rule, Sureness
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -12,11 +12,11 @@ RULES: tuple[Rule, ...] = (
             "/src/modules/transport/ibgda/ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
         ),
         pattern=r"neither nv_peer_mem",
-        classes=(Class.DRIVER, Class.GDR_MISSING),
-        sure=Sureness.LIKELY,
-        says="NVSHMEM finds neither nv_peer_mem nor nvidia_peermem, so the NIC cannot reach GPU memory",
+        classes=(FailureClass.DRIVER, FailureClass.GDR_MISSING),
+        confidence=Confidence.LIKELY,
+        message="NVSHMEM finds neither nv_peer_mem nor nvidia_peermem, so the NIC cannot reach GPU memory",
         remedy=("modprobe nvidia_peermem on every node, after OFED; lsmod | grep peermem",),
-        decides=("peermem",),
+        needs=("peermem",),
         source="NVSHMEM src/modules/transport",
     ),
     Rule(
@@ -28,27 +28,37 @@ RULES: tuple[Rule, ...] = (
             "/src/host/init/init.cu:995: non-zero status: 7 nvshmem detect topo failed",
         ),
         pattern=r"init failed for transport: |Unable to initialize any transports|is not enumerated as an mlx5 device|nvshmem detect topo failed",
-        classes=(Class.RDMA_DEVICE_MISSING, Class.DRIVER, Class.NETWORK_LOSS, Class.VERSION_MISMATCH),
-        says="NVSHMEM found no way to the other GPUs: IBGDA wants mlx5 devices, peer memory, and a driver that lets GPUs ring the NIC",
+        classes=(
+            FailureClass.RDMA_DEVICE_MISSING,
+            FailureClass.DRIVER,
+            FailureClass.NETWORK_LOSS,
+            FailureClass.VERSION_MISMATCH,
+        ),
+        message="NVSHMEM found no way to the other GPUs: IBGDA wants mlx5 devices, peer memory, and a driver that lets GPUs ring the NIC",
         remedy=(
             "/dev/infiniband in the container; lsmod | grep peermem; the driver's options NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1",
             "NVSHMEM_DEBUG=INFO says which device it left out; NVSHMEM_HCA_LIST names those to use",
         ),
-        decides=("rdma-on-node", "peermem", "versions"),
+        needs=("rdma-on-node", "peermem", "versions"),
         source="NVSHMEM src/host/transport",
     ),
     Rule(
-        code="nvshmem-not-begun",
+        code="nvshmem-init-failed",
         lines=(
             "/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting",
             "NVSHMEM API called before NVSHMEM initialization has completed",
             "/src/host/init/init.cu:998: non-zero status: 7 building transport map failed",
         ),
         pattern=r"nvshmem initialization failed|NVSHMEM API called before|building transport map failed|error in nvshmemi_init",
-        role=Role.SECONDARY,
-        classes=(Class.NETWORK_LOSS, Class.RDMA_DEVICE_MISSING, Class.DRIVER, Class.VERSION_MISMATCH),
-        says="NVSHMEM did not come up; an earlier line of a rank says at what",
-        decides=("rdma-on-node", "peermem", "all-ranks"),
+        role=Role.SYMPTOM,
+        classes=(
+            FailureClass.NETWORK_LOSS,
+            FailureClass.RDMA_DEVICE_MISSING,
+            FailureClass.DRIVER,
+            FailureClass.VERSION_MISMATCH,
+        ),
+        message="NVSHMEM did not come up; an earlier line of a rank says at what",
+        needs=("rdma-on-node", "peermem", "all-ranks"),
         source="NVSHMEM src/host/init",
     ),
     Rule(
@@ -59,12 +69,17 @@ RULES: tuple[Rule, ...] = (
             "DeepEP combine RDMA sender timeout, channel: 4, RDMA: 1, nvl: 3, dst NVL: 3",
         ),
         pattern=r"DeepEP (?:error: |\w+ ){0,4}timeout",
-        classes=(Class.NETWORK_LOSS, Class.HANG_UNKNOWN, Class.STRAGGLER, Class.COLLECTIVE_MISMATCH),
-        says="a kernel of DeepEP waited for tokens of another rank that did not come",
+        classes=(
+            FailureClass.NETWORK_LOSS,
+            FailureClass.HANG_UNKNOWN,
+            FailureClass.STRAGGLER,
+            FailureClass.COLLECTIVE_MISMATCH,
+        ),
+        message="a kernel of DeepEP waited for tokens of another rank that did not come",
         remedy=(
             "the same calls and sizes on all ranks; test_internode.py of DeepEP alone on the same nodes shows whether it is the network",
         ),
-        decides=("all-ranks", "gid", "stacks"),
+        needs=("all-ranks", "gid", "stacks"),
         source="DeepEP csrc/kernels",
     ),
 )

@@ -2,7 +2,7 @@
 
 Owner, times and the order on disk are not in it, and of the permissions only whether a file can be executed; so the
 same code has the same digest everywhere, and `sha256sum` tells it. It is unpacked only into folders of its own, and
-nothing in it can reach out of them. Refuses to own how it travels (port.py, agent/fetch.py).
+nothing in it can reach out of them. Refuses to own how it travels (port.py, agent/code_download.py).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import BinaryIO
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
-from holdfast.host.files import private
-from holdfast.launch.code.survey import IGNORE_FILE, Entry, Kind, Survey, shown
+from holdfast.host.files import private_opener
+from holdfast.launch.code.file_list import IGNORE_FILE, EntryKind, FileEntry, FileList, printable
 
-TRIES = 5
+READ_ATTEMPTS = 5
 """How often a file is read that others are writing."""
 BLOCK_BYTES = 1 << 20
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
-_MODES = {Kind.FOLDER: 0o755, Kind.LINK: 0o777}
-_TYPES = {Kind.FOLDER: tarfile.DIRTYPE, Kind.FILE: tarfile.REGTYPE, Kind.LINK: tarfile.SYMTYPE}
+_MODES = {EntryKind.FOLDER: 0o755, EntryKind.LINK: 0o777}
+_TYPES = {EntryKind.FOLDER: tarfile.DIRTYPE, EntryKind.FILE: tarfile.REGTYPE, EntryKind.LINK: tarfile.SYMTYPE}
 
 
-class Damaged(Exception):
+class CorruptArchive(Exception):
     """An archive is not what it should be; its text says in what way."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedArchive:
     """An archive that was made."""
 
     path: Path
@@ -49,17 +49,17 @@ def archive_path(folder: Path, digest: str) -> Path:
     return folder / f"{digest}.tar"
 
 
-def pack(survey: Survey, into: Path) -> Packed:
+def pack(file_list: FileList, into: Path) -> PackedArchive:
     """Make the archive of what was surveyed, in the private folder `into`; raises HoldfastError when it cannot be."""
-    errors = tuple(finding for finding in survey.findings if finding.severity is Severity.ERROR)
+    errors = tuple(finding for finding in file_list.findings if finding.severity is Severity.ERROR)
     if errors:
-        raise HoldfastError(errors, ExitCode.IMPOSSIBLE)
+        raise HoldfastError(errors, ExitCode.CANNOT_RUN_HERE)
     fresh = into / "packing"
     try:
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(fresh, "w+b", opener=private) as file:
-            for entry in survey.entries:
-                _add(file, survey.root, entry)
+        with open(fresh, "w+b", opener=private_opener) as file:
+            for entry in file_list.entries:
+                _add(file, file_list.root, entry)
             file.write(_TAR_END)
             size = file.tell()
             file.seek(0)
@@ -70,18 +70,18 @@ def pack(survey: Survey, into: Path) -> Packed:
         raise failure(
             "unwritable-folder",
             f"the archive of the code cannot be written in {into}",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             where=str(into),
             evidence=(str(error),),
             remedy="Make room there, or set HOLDFAST_HOME to another folder.",
         ) from error
-    return Packed(path=path, digest=digest, bytes=size)
+    return PackedArchive(path=path, digest=digest, bytes=size)
 
 
 def unpack(archive: Path, into: Path) -> None:
     """Make the folder `into` of an archive: whole, or not at all. Raises Damaged, or OSError (a full disk).
 
-    Only one process at a time may do it (agent/fetch.py sees to that); what one left that was killed is cleared away.
+    Only one process at a time may do it (agent/code_download.py sees to that); what one left that was killed is cleared away.
     """
     fresh = into.with_name(f"{into.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -91,7 +91,7 @@ def unpack(archive: Path, into: Path) -> None:
             with tarfile.open(archive, "r:", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as members:
                 _extract(members, fresh)
         except tarfile.TarError as error:
-            raise Damaged(str(error)) from error
+            raise CorruptArchive(str(error)) from error
         fresh.rename(into)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -100,15 +100,15 @@ def unpack(archive: Path, into: Path) -> None:
 # Into it
 
 
-def _add(file: BinaryIO, root: Path, entry: Entry) -> None:
+def _add(file: BinaryIO, root: Path, entry: FileEntry) -> None:
     """Append an entry; one that has gone since it was seen is left out."""
-    if entry.kind is not Kind.FILE:
+    if entry.kind is not EntryKind.FILE:
         file.write(_header(entry, _MODES[entry.kind], 0))
         return
     begun = file.tell()
-    for _ in range(TRIES):
+    for _ in range(READ_ATTEMPTS):
         try:
-            source = open(root / entry.path, "rb", opener=_not_waiting)  # noqa: SIM115 - closed just below
+            source = open(root / entry.path, "rb", opener=_open_regular)  # noqa: SIM115 - closed just below
         except FileNotFoundError:
             return
         except OSError as error:
@@ -119,16 +119,16 @@ def _add(file: BinaryIO, root: Path, entry: Entry) -> None:
         file.seek(begun)
         file.truncate()
     raise failure(
-        "code-changing",
-        f"{shown(entry.path)} is being written while it is shipped",
-        exit_code=ExitCode.IMPOSSIBLE,
-        where=shown(str(root / entry.path)),
-        evidence=(f"it changed each of the {TRIES} times it was read",),
+        "code-changed-during-upload",
+        f"{printable(entry.path)} is being written while it is shipped",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=printable(str(root / entry.path)),
+        evidence=(f"it changed each of the {READ_ATTEMPTS} times it was read",),
         remedy=f"Wait until it is written, or name it in {IGNORE_FILE}.",
     )
 
 
-def _copied(source: BinaryIO, file: BinaryIO, entry: Entry) -> bool:
+def _copied(source: BinaryIO, file: BinaryIO, entry: FileEntry) -> bool:
     """Append a file as it is; False when it was not the same from the first byte to the last."""
     before = os.fstat(source.fileno())
     if not stat.S_ISREG(before.st_mode):
@@ -143,18 +143,18 @@ def _copied(source: BinaryIO, file: BinaryIO, entry: Entry) -> bool:
     return not left and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
 
 
-def _header(entry: Entry, mode: int, size: int) -> bytes:
+def _header(entry: FileEntry, mode: int, size: int) -> bytes:
     member = tarfile.TarInfo(entry.path)
     member.type, member.mode, member.size, member.linkname = _TYPES[entry.kind], mode, size, entry.target
     return member.tobuf(tarfile.GNU_FORMAT, sys.getfilesystemencoding(), "surrogateescape")
 
 
-def _unreadable(root: Path, entry: Entry, error: OSError) -> HoldfastError:
+def _unreadable(root: Path, entry: FileEntry, error: OSError) -> HoldfastError:
     return failure(
         "code-unreadable",
-        f"{shown(entry.path)} cannot be read",
-        exit_code=ExitCode.IMPOSSIBLE,
-        where=shown(str(root / entry.path)),
+        f"{printable(entry.path)} cannot be read",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=printable(str(root / entry.path)),
         evidence=(str(error.strerror),),
         remedy=f"Permit it, or name it in {IGNORE_FILE}.",
     )
@@ -173,7 +173,7 @@ def _extract(members: tarfile.TarFile, root: Path) -> None:
     for member in members:
         parent, _, name = member.name.rpartition("/")
         if parent not in folders or name in ("", ".", "..") or "\0" in name:
-            raise Damaged(f"{shown(member.name)!r} has no place in the folder")
+            raise CorruptArchive(f"{printable(member.name)!r} has no place in the folder")
         path = root / member.name
         try:
             if member.isdir():
@@ -185,13 +185,13 @@ def _extract(members: tarfile.TarFile, root: Path) -> None:
             elif member.isreg():
                 _write(members, member, path)
             else:
-                raise Damaged(f"{shown(member.name)!r} is neither file, folder nor link")
+                raise CorruptArchive(f"{printable(member.name)!r} is neither file, folder nor link")
         except FileExistsError as error:
-            raise Damaged(f"{shown(member.name)!r} is there twice") from error
+            raise CorruptArchive(f"{printable(member.name)!r} is there twice") from error
     inside = root.resolve()
     for link in links:
         if not Path(os.path.realpath(link)).is_relative_to(inside):
-            raise Damaged(f"the link {shown(str(link.relative_to(root)))!r} points out of the folder")
+            raise CorruptArchive(f"the link {printable(str(link.relative_to(root)))!r} points out of the folder")
 
 
 def _write(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
@@ -201,9 +201,9 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Non
     with source, open(descriptor, "wb") as file:
         shutil.copyfileobj(source, file, BLOCK_BYTES)
     if path.stat().st_size != member.size:
-        raise Damaged(f"{shown(member.name)!r} is cut off")
+        raise CorruptArchive(f"{printable(member.name)!r} is cut off")
 
 
-def _not_waiting(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int) -> int:
     """Open without waiting for a writer, should a fifo have come into a file's place, and follow no link there."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

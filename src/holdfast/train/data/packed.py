@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from holdfast.train.data.cursor import Cursor
-from holdfast.train.data.documents import text_of
-from holdfast.train.data.order import VERSION, Order
-from holdfast.train.data.tokens import Tokens, tokenizer_of
+from holdfast.train.data.index_shuffle import VERSION, IndexShuffle
+from holdfast.train.data.stream_iterator import StreamIterator
+from holdfast.train.data.text_files import text_column
+from holdfast.train.data.tokenizers import Tokens, make_tokenizer
 
 
 class Packed:
@@ -38,16 +38,16 @@ class Packed:
         an order that `seed` makes anew for each epoch. What is left at an epoch's end, less than a window, is dropped.
         """
         self._documents, self._length, self._column = documents, length, column
-        self._tokenizer = tokenizer_of(tokenizer)
+        self._tokenizer = make_tokenizer(tokenizer)
         numbered = hasattr(documents, "__getitem__") and hasattr(documents, "__len__")
-        self._shelf = _Numbered(documents, seed=seed, shuffle=shuffle) if numbered else documents
-        self._unread = Cursor.state_of(self._shelf)
+        self._source = _MapStyleDocuments(documents, seed=seed, shuffle=shuffle) if numbered else documents
+        self._unread = StreamIterator.state_of(self._source)
         self._epoch = 0
-        self._begin: dict[str, Any] | None = None
-        self._cursor: Cursor | None = None
-        self._left: Tokens = np.array([], dtype=np.int64)
+        self._resume_state: dict[str, Any] | None = None
+        self._iterator: StreamIterator | None = None
+        self._leftover: Tokens = np.array([], dtype=np.int64)
         name = getattr(documents, "fingerprint", None) or type(documents).__name__
-        order = f", {self._shelf.order}" if isinstance(self._shelf, _Numbered) else ""
+        order = f", {self._source.order}" if isinstance(self._source, _MapStyleDocuments) else ""
         self.fingerprint = f"{name}, windows of {length}, {self._tokenizer.name}{order}"
 
     def set_epoch(self, epoch: int) -> None:
@@ -56,57 +56,57 @@ class Packed:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Where the pass stands; None where the documents cannot tell."""
-        if self._cursor is None:
-            return {"documents": self._unread, "left": self._left} if self._unread is not None else None
-        state = self._cursor.state()
-        return None if state is None else {"documents": state, "left": self._left.copy()}
+        if self._iterator is None:
+            return {"documents": self._unread, "leftover": self._leftover} if self._unread is not None else None
+        state = self._iterator.state()
+        return None if state is None else {"documents": state, "leftover": self._leftover.copy()}
 
     def load_state_dict(self, state: dict[str, Any] | None, /) -> None:
         """Let the next pass begin there."""
-        self._begin = state
+        self._resume_state = state
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        begin, self._begin = self._begin, None
-        self._left = np.array([], dtype=np.int64) if begin is None else begin["left"]
-        self._cursor = Cursor(self._shelf, epoch=self._epoch, state=begin and begin["documents"])
+        begin, self._resume_state = self._resume_state, None
+        self._leftover = np.array([], dtype=np.int64) if begin is None else begin["leftover"]
+        self._iterator = StreamIterator(self._source, epoch=self._epoch, state=begin and begin["documents"])
         yield from self._windows()  # of what an interrupted pass had read: no document may follow
-        for document in self._cursor:
-            self._left = np.concatenate([self._left, *self._tokens(document)])
+        for document in self._iterator:
+            self._leftover = np.concatenate([self._leftover, *self._tokens(document)])
             yield from self._windows()
 
     def _windows(self) -> Iterator[torch.Tensor]:
-        while len(self._left) >= self._length:
-            window, self._left = self._left[: self._length], self._left[self._length :]
+        while len(self._leftover) >= self._length:
+            window, self._leftover = self._leftover[: self._length], self._leftover[self._length :]
             yield torch.from_numpy(window.copy())
 
     def _tokens(self, document: Any) -> list[Tokens]:
         given = cast("dict[str, Any]", document).get(self._column) if isinstance(document, dict) else document
         if isinstance(given, list | tuple | np.ndarray | torch.Tensor):
             return [np.asarray(given, dtype=np.int64)]
-        text = text_of(document, self._column, type(self._documents).__name__)
+        text = text_column(document, self._column, type(self._documents).__name__)
         return [self._tokenizer.tokens(text).astype(np.int64), self._tokenizer.separator().astype(np.int64)]
 
 
-class _Numbered:
+class _MapStyleDocuments:
     """Documents that are found by number, as a stream that knows where it stands."""
 
     def __init__(self, documents: Any, *, seed: int, shuffle: bool) -> None:
         self._documents = documents
-        self._order = Order(len(documents), seed=seed, shuffle=shuffle) if len(documents) else None
+        self._order = IndexShuffle(len(documents), seed=seed, shuffle=shuffle) if len(documents) else None
         self.order = f"{len(documents)} documents, order {VERSION}, seed {seed}" if shuffle else "as they come"
-        self._epoch = self._place = 0
+        self._epoch = self._position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch, self._place = epoch, 0
+        self._epoch, self._position = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self._place}
+        return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int], /) -> None:
-        self._place = state["place"]
+        self._position = state["position"]
 
     def __iter__(self) -> Iterator[Any]:
-        while self._order is not None and self._place < self._order.length:
-            sample = np.array([self._epoch * self._order.length + self._place])
-            self._place += 1
-            yield self._documents[int(self._order.items(sample)[0])]
+        while self._order is not None and self._position < self._order.length:
+            sample = np.array([self._epoch * self._order.length + self._position])
+            self._position += 1
+            yield self._documents[int(self._order.item_indices(sample)[0])]

@@ -12,12 +12,12 @@ from typing import Any
 from torch.utils.data._utils import worker
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.findings import Fault, Finding
+from holdfast.findings import Finding, Owner
 
 PR_SET_PDEATHSIG = 1
 
 
-def settle(_number: int) -> None:
+def init_worker(_number: int) -> None:
     """Begin as a worker: out of reach of signals that are meant for the rank, and gone as soon as the rank is.
 
     A rank that gets SIGTERM finishes its step and saves; torch would fail it for the worker that got it as well.
@@ -26,29 +26,29 @@ def settle(_number: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def settle_alone(number: int) -> None:
+def init_only_worker(number: int) -> None:
     """Begin as the one reader of a stream, which must give the same as it would in the rank's own process.
 
     A stream that finds itself in a worker may take its share of the shards, or, as those of `datasets` do, shuffle
     otherwise. Torch has no public way to tell it that it is alone.
     """
-    settle(number)
+    init_worker(number)
     worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - see above
 
 
 @dataclass(frozen=True)
-class Broken:
+class WorkerFailure:
     """Sent in place of data: torch hands on only exceptions that are made of one string."""
 
     findings: tuple[Finding, ...]
     exit_code: ExitCode
 
 
-def watched(loader: Iterable[Any]) -> Iterator[Any]:
+def reraise_failures(loader: Iterable[Any]) -> Iterator[Any]:
     """What workers make, or the error that one of them came upon."""
     try:
         for one in loader:
-            if isinstance(one, Broken):
+            if isinstance(one, WorkerFailure):
                 raise HoldfastError(one.findings, one.exit_code)
             yield one
     except RuntimeError as error:
@@ -60,5 +60,5 @@ def watched(loader: Iterable[Any]) -> Iterator[Any]:
             exit_code=ExitCode.UNAVAILABLE,
             evidence=(str(error),),
             remedy="most often memory ran out: give Data fewer workers, or the node more memory",
-            fault=Fault.CLUSTER,
+            owner=Owner.CLUSTER,
         ) from error

@@ -21,14 +21,14 @@ the network. There the pins live in every node's mount namespace too, so a netwo
 a process lives in it; a new owner finds it through such a process.
 """
 
-from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
-from holdfast.launch.local.netns.network import Interface, Network, Node, leftovers, remove
+from holdfast.launch.local.netns.netns_support import rates_unavailable, unavailable
+from holdfast.launch.local.netns.network import NetnsInterface, NetnsNetwork, NetnsNode, leftovers, remove
 from holdfast.launch.local.netns.rootless import enter_rootless
 
 __all__ = [
-    "Interface",
-    "Network",
-    "Node",
+    "NetnsInterface",
+    "NetnsNetwork",
+    "NetnsNode",
     "enter_rootless",
     "leftovers",
     "rates_unavailable",

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
+from holdfast.findings import Owner
 
 # linux/sched.h and linux/mount.h; os.unshare and os.setns are there from Python 3.12 on only.
 NEW_MOUNT, NEW_UTS, NEW_USER, NEW_NET = 0x00020000, 0x04000000, 0x10000000, 0x40000000
@@ -92,15 +92,15 @@ def unpin(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def entering(folder: Path) -> tuple[str, ...]:
+def enter_prefix(folder: Path) -> tuple[str, ...]:
     """What to put before a command that is to run in a folder's namespaces; it adds about 2 ms."""
     return ("nsenter", f"--net={folder / 'net'}", f"--uts={folder / 'uts'}", "--")
 
 
-def inhabitants(*folders: Path) -> list[int]:
+def processes_in(*folders: Path) -> list[int]:
     """The processes whose network is that of one of these folders."""
-    networks = {identity for folder in folders if (identity := _identity(folder / "net"))}
-    return [pid for pid in processes() if _identity(Path(f"/proc/{pid}/ns/net")) in networks]
+    networks = {identity for folder in folders if (identity := _namespace_id(folder / "net"))}
+    return [pid for pid in processes() if _namespace_id(Path(f"/proc/{pid}/ns/net")) in networks]
 
 
 def processes() -> Iterator[int]:
@@ -115,12 +115,12 @@ def kill(find: Callable[[], list[int]], deadline_s: float = 10.0) -> None:
     while pids := find():
         if time.monotonic() > deadline:
             raise failure(
-                "netns-processes-stay",
+                "netns-processes-not-exiting",
                 f"processes of a node are still there {deadline_s:g} s after SIGKILL",
-                exit_code=ExitCode.IMPOSSIBLE,
+                exit_code=ExitCode.CANNOT_RUN_HERE,
                 evidence=tuple(f"process {pid}" for pid in pids),
                 remedy="See /proc/PID/stack for what the kernel has them wait for.",
-                fault=Fault.CLUSTER,
+                owner=Owner.CLUSTER,
             )
         dying = [descriptor for pid in pids if (descriptor := _kill(pid)) is not None]
         for descriptor in dying:
@@ -145,7 +145,7 @@ def _wait(descriptor: int, deadline: float) -> None:
     os.close(descriptor)
 
 
-def _identity(namespace: Path) -> tuple[int, int] | None:
+def _namespace_id(namespace: Path) -> tuple[int, int] | None:
     """What tells one namespace from another; None where there is none or it is not ours to see."""
     try:
         status = namespace.stat()

@@ -21,9 +21,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.host.processes import later
-from holdfast.launch.local.netns import command, namespace, subnet
-from holdfast.launch.local.netns.availability import rates_unavailable, unavailable
+from holdfast.host.processes import run_later
+from holdfast.launch.local.netns import ip_command, namespace, subnet
+from holdfast.launch.local.netns.netns_support import rates_unavailable, unavailable
 
 CONTROLLER = "controller"
 """The name under which nodes find the network's owner."""
@@ -37,7 +37,7 @@ _OWNER, _FIRST, _LAST = 1, 2, 254
 # Done for each process that is started in a node. /sys is mounted anew because the one of the machine shows the
 # machine's interfaces, and NCCL looks up `eth0` there; control groups are carried over. In a container that forbids
 # it the machine's /sys stays. 9 is merely a descriptor that nobody uses.
-_SETTLE = """\
+_SETUP_SCRIPT = """\
 mount --bind "$0" /etc/hosts || exit
 if [ -r /sys/fs/cgroup ] && exec 9</sys/fs/cgroup && mount -t sysfs sysfs /sys 2>/dev/null; then
     mount --no-canonicalize --rbind /proc/self/fd/9 /sys/fs/cgroup
@@ -48,7 +48,7 @@ exec "$@"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interface:
+class NetnsInterface:
     """An interface that every node has; the first one carries the nodes' names and leads to the controller."""
 
     name: str = "eth0"
@@ -57,7 +57,7 @@ class Interface:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NetnsNode:
     """A node of a network."""
 
     name: str
@@ -88,13 +88,13 @@ class _Member:
 class _State:
     """A network as it lies in network.json."""
 
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[NetnsInterface, ...]
     subnets: tuple[str, ...]
     members: tuple[_Member, ...] = ()
     last_number: int = _FIRST - 1
 
 
-class Network:
+class NetnsNetwork:
     """One run's network. Its methods take 2 to 60 ms and may be called from any thread, but one at a time."""
 
     def __init__(self, tag: str, state: _State) -> None:
@@ -106,23 +106,23 @@ class Network:
         self._state = state
 
     @classmethod
-    def create(cls, tag: str, *, interfaces: tuple[Interface, ...] = (Interface(),)) -> Network:
+    def create(cls, tag: str, *, interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)) -> NetnsNetwork:
         """Make a network without nodes; the tag (up to 13 of a-z and 0-9) is what its remains are found by."""
         _require(interfaces)
-        with subnet.allocation():
+        with subnet.subnet_lock():
             try:
                 _folder(tag).mkdir(mode=0o700)
             except FileExistsError as error:
                 raise failure(
                     "netns-exists",
                     f"there is a network with the tag {tag} already",
-                    exit_code=ExitCode.IMPOSSIBLE,
+                    exit_code=ExitCode.CANNOT_RUN_HERE,
                     evidence=tuple(leftovers(tag)),
                     remedy="Choose another tag, or remove what is left of that run.",
                 ) from error
             try:
                 namespace.mount_shared_tmpfs(_folder(tag))
-                chosen = subnet.free(len(interfaces), tag)
+                chosen = subnet.pick_free(len(interfaces), tag)
                 network = cls(tag, _State(interfaces=interfaces, subnets=tuple(str(one) for one in chosen)))
                 network._make_hub()
                 network._attach()
@@ -133,7 +133,7 @@ class Network:
         return network
 
     @classmethod
-    def open(cls, tag: str) -> Network:
+    def open(cls, tag: str) -> NetnsNetwork:
         """Take over a network whose owner is gone, with the nodes it has."""
         try:
             network = cls(tag, _load(_folder(tag) / "network.json"))
@@ -143,7 +143,7 @@ class Network:
                 f"there is no network with the tag {tag} here",
                 exit_code=ExitCode.NOT_FOUND,
                 evidence=(str(error),),
-                remedy="A network in a user namespace is seen from inside it only: enter_rootless(beside=...).",
+                remedy="A network in a user namespace is seen from inside it only: enter_rootless(join_pid=...).",
             ) from error
         if _interface(tag) not in _interface_names():
             network._attach()
@@ -155,11 +155,11 @@ class Network:
         return str(self._subnets[0][_OWNER])
 
     @property
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, NetnsNode]:
         """The nodes there are, by name."""
         return {member.name: self._node(member) for member in self._state.members}
 
-    def add(self, name: str, *, aliases: tuple[str, ...] = ()) -> Node:
+    def add_node(self, name: str, *, aliases: tuple[str, ...] = ()) -> NetnsNode:
         """Make a node; a name that was dropped may be used again and gets another address."""
         if name in self.nodes:
             raise ValueError(f"the network {self.tag} has a node {name} already")
@@ -169,25 +169,25 @@ class Network:
         try:
             self._make(member)
         except BaseException:
-            self.drop(name)
+            self.remove_node(name)
             raise
         return self._node(member)
 
-    def drop(self, name: str) -> None:
+    def remove_node(self, name: str) -> None:
         """Remove a node: its processes, its namespaces, its name."""
         member = self._member(name)
         self.kill(name)
         # A node that was made by half lacks some ports, hence -force, and no complaint.
-        command.attempt(
-            (*namespace.entering(self._hub), command.find("ip") or "ip", "-force", "-batch", "-"),
+        ip_command.try_run(
+            (*namespace.enter_prefix(self._hub), ip_command.find("ip") or "ip", "-force", "-batch", "-"),
             [f"link delete dev {port}" for port in self._ports(member)],
         )
-        namespace.unpin(self._place(member))
+        namespace.unpin(self._namespace_dir(member))
         self._save(replace(self._state, members=tuple(other for other in self._state.members if other != member)))
 
     def processes(self, name: str) -> list[int]:
         """Every process in the node, those that have daemonised included."""
-        return namespace.inhabitants(self._place(self._member(name)))
+        return namespace.processes_in(self._namespace_dir(self._member(name)))
 
     def kill(self, name: str) -> None:
         """Kill every process in the node, at once; the node stays.
@@ -205,7 +205,7 @@ class Network:
         if for_s is None:
             return
         for port in self._ports(self._member(name)):
-            later(for_s, *namespace.entering(self._hub), command.find("ip") or "ip", *_link_set(port, "up"))
+            run_later(for_s, *namespace.enter_prefix(self._hub), ip_command.find("ip") or "ip", *_link_set(port, "up"))
 
     def heal(self, name: str) -> None:
         """End a partition."""
@@ -217,15 +217,15 @@ class Network:
 
     def _set(self, name: str, state: str) -> None:
         ports = self._ports(self._member(name))
-        command.ip(*(" ".join(_link_set(port, state)) for port in ports), inside=namespace.entering(self._hub))
+        ip_command.ip(*(" ".join(_link_set(port, state)) for port in ports), inside=namespace.enter_prefix(self._hub))
 
     def _make_hub(self) -> None:
         namespace.pin(self._hub, "hub")
         bridges = [f"br{index}" for index in range(len(self._subnets))]
-        command.ip(
+        ip_command.ip(
             *(f"link add name {bridge} type bridge mcast_snooping 0" for bridge in bridges),
             *(f"link set dev {bridge} up" for bridge in bridges),
-            inside=namespace.entering(self._hub),
+            inside=namespace.enter_prefix(self._hub),
         )
 
     def _attach(self) -> None:
@@ -236,35 +236,35 @@ class Network:
         port = f"up{os.getpid()}"
         # The MAC address is set because udev changes those that are not, in the middle of traffic.
         mac = "02:68:" + address.packed.hex(":")
-        command.ip(
+        ip_command.ip(
             f"link add name {host} address {mac} type veth peer name {port} netns {self._hub / 'net'}",
             f"address add {address}/24 dev {host}",
             f"link set dev {host} up",
         )
-        command.ip(f"link set dev {port} master br0 up", inside=namespace.entering(self._hub))
+        ip_command.ip(f"link set dev {port} master br0 up", inside=namespace.enter_prefix(self._hub))
 
     def _make(self, member: _Member) -> None:
-        place = self._place(member)
+        place = self._namespace_dir(member)
         namespace.pin(place, member.name)
         node = self._node(member)
         ports = self._ports(member)
-        command.ip(
+        ip_command.ip(
             *(
                 f"link add name {port} type veth peer name {interface} netns {place / 'net'}"
                 for port, interface in zip(ports, node.addresses, strict=True)
             ),
             *(f"link set dev {port} master br{index} up" for index, port in enumerate(ports)),
-            inside=namespace.entering(self._hub),
+            inside=namespace.enter_prefix(self._hub),
         )
-        command.ip(
+        ip_command.ip(
             "link set dev lo up",
             *(f"address add {address}/24 dev {interface}" for interface, address in node.addresses.items()),
             *(f"link set dev {interface} up" for interface in node.addresses),
-            inside=namespace.entering(place),
+            inside=namespace.enter_prefix(place),
         )
-        self._limit(member)
+        self._set_rates(member)
 
-    def _limit(self, member: _Member) -> None:
+    def _set_rates(self, member: _Member) -> None:
         """Give interfaces their rates: what a node sends is held back in it, what it is sent in the hub."""
         limited = [
             (port, interface.name, _bucket(interface.mbit))
@@ -272,32 +272,32 @@ class Network:
             if interface.mbit is not None
         ]
         if limited:
-            command.tc(
+            ip_command.tc(
                 *(f"qdisc add dev {port} root {bucket}" for port, _, bucket in limited),
-                inside=namespace.entering(self._hub),
+                inside=namespace.enter_prefix(self._hub),
             )
-            command.tc(
+            ip_command.tc(
                 *(f"qdisc add dev {interface} root {bucket}" for _, interface, bucket in limited),
-                inside=namespace.entering(self._place(member)),
+                inside=namespace.enter_prefix(self._namespace_dir(member)),
             )
 
-    def _place(self, member: _Member) -> Path:
+    def _namespace_dir(self, member: _Member) -> Path:
         return self._folder / str(member.number)
 
     def _ports(self, member: _Member) -> list[str]:
         """The node's ends in the hub, one per interface."""
         return [f"n{member.number}i{index}" for index in range(len(self._subnets))]
 
-    def _node(self, member: _Member) -> Node:
+    def _node(self, member: _Member) -> NetnsNode:
         names = (interface.name for interface in self._state.interfaces)
         own_mounts = ("unshare", "--mount", f"--propagation={self._propagation}", "--")
-        settle = ("sh", "-c", _SETTLE, str(self._folder / "hosts"))
-        return Node(
+        settle = ("sh", "-c", _SETUP_SCRIPT, str(self._folder / "hosts"))
+        return NetnsNode(
             name=member.name,
             aliases=member.aliases,
             number=member.number,
             addresses={name: str(one[member.number]) for name, one in zip(names, self._subnets, strict=True)},
-            prefix=(*namespace.entering(self._place(member)), *own_mounts, *settle),
+            prefix=(*namespace.enter_prefix(self._namespace_dir(member)), *own_mounts, *settle),
         )
 
     def _member(self, name: str) -> _Member:
@@ -323,7 +323,7 @@ class Network:
         raise failure(
             "netns-full",
             f"no address is left for {name}: the network {self.tag} has {len(places)} nodes",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             remedy="ask for fewer nodes, or for `isolation: process`",
         )
 
@@ -346,12 +346,12 @@ class Network:
 
 def remove(tag: str) -> None:
     """Remove all that is left of the network with this tag, processes in its nodes included; nothing is no error."""
-    namespace.kill(lambda: _inhabitants(tag))
+    namespace.kill(lambda: _processes_in_network(tag))
     # Before the hub, whose end would take it along at a moment of the kernel's choosing.
     if _interface(tag) in _interface_names():
         _delete_interface(tag)
     folder = _folder(tag)
-    for place in _places(folder):
+    for place in _namespace_dirs(folder):
         namespace.unpin(place)
     namespace.unmount(folder)
     with suppress(FileNotFoundError):
@@ -362,17 +362,17 @@ def leftovers(tag: str) -> list[str]:
     """What there is of the network with this tag, in words; empty when nothing is."""
     folder = _folder(tag)
     return [
-        *(f"process {pid}" for pid in _inhabitants(tag)),
-        *(f"namespaces {place}" for place in _places(folder)),
+        *(f"process {pid}" for pid in _processes_in_network(tag)),
+        *(f"namespaces {place}" for place in _namespace_dirs(folder)),
         *([f"folder {folder}"] if folder.exists() else []),
         *([f"interface {_interface(tag)}"] if _interface(tag) in _interface_names() else []),
     ]
 
 
-def _inhabitants(tag: str) -> list[int]:
+def _processes_in_network(tag: str) -> list[int]:
     folder = _folder(tag)
     if namespace.privileged():
-        return namespace.inhabitants(*_places(folder))
+        return namespace.processes_in(*_namespace_dirs(folder))
     # From outside its user namespace a network is seen in its processes' mounts only. Only an ordinary user looks
     # there: others' mount namespaces may hold a copy of what root has mounted.
     return [pid for pid in namespace.processes() if folder.exists() and _has_mounted(pid, folder)]
@@ -385,7 +385,7 @@ def _has_mounted(pid: int, folder: Path) -> bool:
         return False
 
 
-def _places(folder: Path) -> list[Path]:
+def _namespace_dirs(folder: Path) -> list[Path]:
     return sorted(place for place in folder.glob("*") if place.is_dir())
 
 
@@ -403,7 +403,7 @@ def _interface(tag: str) -> str:
 
 def _delete_interface(tag: str) -> None:
     try:
-        command.ip(f"link delete dev {_interface(tag)}")
+        ip_command.ip(f"link delete dev {_interface(tag)}")
     except HoldfastError:
         # With its last process a hub may go, and its interface, at this very moment.
         if _interface(tag) in _interface_names():
@@ -435,7 +435,7 @@ def _bucket(mbit: int) -> str:
     return f"tbf rate {mbit}mbit burst {max(128 * 1024, mbit * 250)} latency 50ms"
 
 
-def _require(interfaces: tuple[Interface, ...]) -> None:
+def _require(interfaces: tuple[NetnsInterface, ...]) -> None:
     rates = any(interface.mbit is not None for interface in interfaces)
     reason = rates_unavailable() if rates else unavailable()
     if reason is None and not namespace.privileged():
@@ -444,7 +444,7 @@ def _require(interfaces: tuple[Interface, ...]) -> None:
         raise failure(
             "netns-unavailable",
             "this machine cannot give nodes a network of their own",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             evidence=(reason,),
             remedy="Do what the evidence says, or use `isolation: process`.",
         )
@@ -453,7 +453,7 @@ def _require(interfaces: tuple[Interface, ...]) -> None:
 def _load(path: Path) -> _State:
     raw = json.loads(path.read_text())
     return _State(
-        interfaces=tuple(Interface(**one) for one in raw["interfaces"]),
+        interfaces=tuple(NetnsInterface(**one) for one in raw["interfaces"]),
         subnets=tuple(raw["subnets"]),
         members=tuple(_Member(**one | {"aliases": tuple(one["aliases"])}) for one in raw["members"]),
         last_number=raw["last_number"],

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
-from holdfast.launch.local.netns import command, namespace
-from holdfast.launch.local.netns.availability import unavailable
+from holdfast.findings import Owner
+from holdfast.launch.local.netns import ip_command, namespace
+from holdfast.launch.local.netns.netns_support import unavailable
 
 
-def enter_rootless(beside: int | None = None) -> bool:
+def enter_rootless(join_pid: int | None = None) -> bool:
     """Move this process to where it may make networks; False if it may do so where it is, and nothing was done.
 
     Call it before the process has a second thread. Afterwards it is root over its own namespaces, and over nothing
@@ -23,24 +23,24 @@ def enter_rootless(beside: int | None = None) -> bool:
     if namespace.privileged():
         return False
     try:
-        if beside is None:
-            _make()
+        if join_pid is None:
+            _create_namespaces()
         else:
-            _join(beside)
+            _join_namespaces(join_pid)
     except OSError as error:
         raise failure(
             "netns-unavailable",
             "this process cannot enter a user namespace",
-            exit_code=ExitCode.IMPOSSIBLE,
+            exit_code=ExitCode.CANNOT_RUN_HERE,
             evidence=(str(error), f"threads: {', '.join(os.listdir('/proc/self/task'))}"),
             remedy=unavailable() or "Call it while the process has one thread only.",
-            fault=Fault.CLUSTER,
+            owner=Owner.CLUSTER,
         ) from error
-    command.ip("link set dev lo up")
+    ip_command.ip("link set dev lo up")
     return True
 
 
-def _make() -> None:
+def _create_namespaces() -> None:
     uid, gid = os.geteuid(), os.getegid()
     namespace.unshare(namespace.NEW_USER | namespace.NEW_MOUNT | namespace.NEW_NET)
     own = Path("/proc/self")
@@ -49,7 +49,7 @@ def _make() -> None:
     (own / "gid_map").write_text(f"0 {gid} 1")
 
 
-def _join(process: int) -> None:
+def _join_namespaces(process: int) -> None:
     folder = Path.cwd()
     theirs = Path(f"/proc/{process}/ns")
     mounts = theirs / "mnt"

@@ -13,14 +13,14 @@ from ipaddress import IPv4Network
 from itertools import islice
 
 from holdfast.errors import ExitCode, failure
-from holdfast.findings import Fault
-from holdfast.launch.local.netns import command
+from holdfast.findings import Owner
+from holdfast.launch.local.netns import ip_command
 
 _SIZE = 256
 
-LOCK_S = 10.0
+LOCK_TIMEOUT_S = 10.0
 """Longest to wait for others who choose subnets, which takes each of them some hundred milliseconds."""
-LOOK_S = 0.02
+LOCK_POLL_S = 0.02
 
 # RFC 2544's range for benchmarks comes first: of the private ranges it is the one least likely to be in use behind
 # the default route, where no route of this machine would show it.
@@ -28,7 +28,7 @@ _POOLS = (IPv4Network("198.18.0.0/15"), IPv4Network("10.0.0.0/8"), IPv4Network("
 
 
 @contextmanager
-def allocation() -> Generator[None]:
+def subnet_lock() -> Generator[None]:
     """Keep other runs from choosing subnets until this one's is in the routing table.
 
     The lock is the network namespace itself: its reach is that of the routing table, and it leaves no file behind.
@@ -36,7 +36,7 @@ def allocation() -> Generator[None]:
     """
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _lock(descriptor, time.monotonic() + LOCK_S)
+        _lock(descriptor, time.monotonic() + LOCK_TIMEOUT_S)
         yield
     finally:
         os.close(descriptor)
@@ -49,10 +49,10 @@ def _lock(descriptor: int, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            time.sleep(LOOK_S)
+            time.sleep(LOCK_POLL_S)
 
 
-def free(count: int, tag: str) -> list[IPv4Network]:
+def pick_free(count: int, tag: str) -> list[IPv4Network]:
     """Choose /24 subnets that no route covers; the search starts at a place of the tag's own."""
     taken = _routed()
     start = zlib.crc32(tag.encode()) % (_POOLS[0].num_addresses // _SIZE)
@@ -63,11 +63,11 @@ def free(count: int, tag: str) -> list[IPv4Network]:
     raise failure(
         "netns-no-free-subnet",
         f"no {count} free /24 subnets: this machine's routes cover every private range",
-        exit_code=ExitCode.IMPOSSIBLE,
+        exit_code=ExitCode.CANNOT_RUN_HERE,
         where=", ".join(str(pool) for pool in _POOLS),
         evidence=tuple(str(route) for route in taken),
         remedy="Use `isolation: process`, or remove a route; `ip route show table all` lists them.",
-        fault=Fault.CLUSTER,
+        owner=Owner.CLUSTER,
     )
 
 
@@ -80,6 +80,6 @@ def _subnets(start: int) -> Iterator[IPv4Network]:
 
 
 def _routed() -> list[IPv4Network]:
-    listed = command.run((command.find("ip") or "ip", "-json", "-4", "route", "show", "table", "all"))
+    listed = ip_command.run((ip_command.find("ip") or "ip", "-json", "-4", "route", "show", "table", "all"))
     destinations = {str(route["dst"]) for route in json.loads(listed or "[]")}
     return [IPv4Network(destination) for destination in sorted(destinations - {"default"})]

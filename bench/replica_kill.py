@@ -1,0 +1,156 @@
+"""From kill -9 of a replica to the survivors' next commit, and to the killed one's; TorchFT's own Lighthouse beside it.
+
+.venv/bin/python -m bench.replica_kill [--quick | --rounds N] [--replicas N] [--only default|tuned]
+
+The same program (tests/programs/replica_trainer.py) on both sides, with TorchFT's DDP mended in the same way: what differs is
+who says that a replica is gone, and who starts it again. The peer's Lighthouse misses its heartbeats, for 5 s as it
+comes (`default`) or for 250 ms looked at every 10 ms (`tuned`), and its replica is started again, cold, as soon as it
+has died; holdfast is a whole run, killed by signal from outside, at a moment within a step that is drawn (the same for
+every side of a round), once the next start of every rank is warm.
+
+Two figures: the longest gap between two commits of the survivors after the kill, less their median gap before it; and
+full strength, from the kill to the first commit of the replica that was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torchft.coordination import LighthouseServer
+
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
+from bench.replica_program import START_S, STEP_S, RunningReplicas, under_holdfast, under_torchft, wait_for
+from holdfast.events import RanksPrewarmed, RanksStarted
+from holdfast.events.log import read_events
+
+GOALS = {"default": 0.05, "tuned": 0.5}
+"""Of the survivors' gap, by the peer's Lighthouse."""
+STRENGTH_GOAL = 0.3
+HEARTBEATS = {"default": (5000, 100), "tuned": (250, 10)}
+"""Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its looks."""
+ROUNDS, QUICK_ROUNDS = 10, 1
+VICTIM = 1
+BACK_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What one kill cost."""
+
+    gap_s: float
+    strength_s: float
+
+
+def main() -> None:
+    """Measure, and print the ratios."""
+    parser = argparse.ArgumentParser(
+        prog="bench.replica_kill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--only", choices=GOALS)
+    options = parser.parse_args()
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    headline(f"kill -9 of one of {options.replicas} replicas, steps of {STEP_S:g} s")
+    for peer in [options.only] if options.only else GOALS:
+        say(f"\nTorchFT's Lighthouse, {peer}: the survivors' gap, beyond a step")
+        theirs = partial(_theirs, peer, options.replicas)
+        sides = {PEER: theirs, OURS: partial(_ours, options.replicas), PEER_AGAIN: theirs}
+        gaps, strengths = _measured(sides, rounds)
+        figures = (("survivors' gap", gaps, GOALS[peer]), ("full strength", strengths, STRENGTH_GOAL))
+        rows = [_row(what, found, goal) for what, found, goal in figures]
+        say("\n" + table((peer, "holdfast", "TorchFT", "ratio", "A/A floor", "goal", "met"), rows))
+
+
+def _measured(sides: Mapping[str, Callable[[float], Turn]], rounds: int) -> tuple[list[Round], list[Round]]:
+    """The survivors' gaps and the times to full strength."""
+    strengths: dict[str, list[float]] = defaultdict(list)
+
+    def side(name: str) -> Callable[[], float]:
+        draw = random.Random(0)
+
+        def turn() -> float:
+            told = sides[name](draw.uniform(0, STEP_S))
+            strengths[name].append(told.strength_s)
+            return told.gap_s
+
+        return turn
+
+    gaps = interleave({name: side(name) for name in sides}, rounds, unit="s")
+    return gaps, [dict(zip(strengths, each, strict=True)) for each in zip(*strengths.values(), strict=True)]
+
+
+def _row(what: str, found: list[Round], goal: float) -> tuple[str, ...]:
+    ours, theirs = (statistics.median(each[side] for each in found) for side in (OURS, PEER))
+    told = compare(found)
+    return what, f"{ours:.3f} s", f"{theirs:.3f} s", str(told.ratio), str(told.floor), f"{goal:g}", told.verdict(goal)
+
+
+def _ours(replicas: int, delay_s: float) -> Turn:
+    """A whole run; the victim's process is known from its log."""
+    with tempfile.TemporaryDirectory() as folder, under_holdfast(Path(folder), replicas) as (holders, run):
+
+        def is_warm() -> bool:
+            return sum(isinstance(event, RanksPrewarmed) for event in read_events(run.events)) >= replicas
+
+        def kill() -> None:
+            started = (event for event in read_events(run.events) if isinstance(event, RanksStarted))
+            os.kill(next(each.ranks[0].pid for each in started if each.replica == VICTIM), signal.SIGKILL)
+
+        wait_for(is_warm, START_S)
+        return _turn(holders, delay_s, kill)
+
+
+def _theirs(kind: str, replicas: int, delay_s: float) -> Turn:
+    """The program alone, and its Lighthouse in this process."""
+    heartbeat_ms, tick_ms = HEARTBEATS[kind]
+    lighthouse = LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=1,
+        join_timeout_ms=60_000,
+        quorum_tick_ms=tick_ms,
+        heartbeat_timeout_ms=heartbeat_ms,
+    )
+    address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            under_torchft(Path(folder), replicas, address) as (holders, start),
+        ):
+            started = [start(replica, 0) for replica in range(replicas)]
+
+            def kill() -> None:
+                started[VICTIM].kill()
+                started[VICTIM].wait()
+                start(VICTIM, 1)
+
+            return _turn(holders, delay_s, kill)
+    finally:
+        lighthouse.shutdown()
+
+
+def _turn(holders: RunningReplicas, delay_s: float, kill: Callable[[], None]) -> Turn:
+    """Let them step together, kill one, and see what that costs the survivors, and when it commits again."""
+    holders.settle()
+    time.sleep(delay_s)
+    killed_at = time.time()
+    kill()
+    gap_s = max(holders.gap_s(each, killed_at) for each in range(holders.replicas) if each != VICTIM)
+    wait_for(lambda: bool(holders.commits(VICTIM, 1)), BACK_S)
+    return Turn(gap_s=gap_s, strength_s=holders.commits(VICTIM, 1)[0] - killed_at)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Owns the search for the last error line in a rank's log, and where it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+TAIL_BYTES = 256 * 1024
+LONG_LINE_BYTES = 64 * 1024 * 1024
+"""A last line longer than the tail (an error that prints a tensor whole) is looked for up to here."""
+CONTEXT_BYTES = 16 * 1024
+"""What is read before and from the beginning of such a line."""
+BLOCK_BYTES = 1024 * 1024
+MAX_COUNTED_BYTES = 64 * 1024 * 1024
+"""Logs up to this size have their lines counted, so that the error's line number can be named."""
+MAX_ERROR_CHARS = 500
+
+# ValueError: bad shape
+# torch.distributed.DistNetworkError: The client socket has timed out ...
+# [rank1]: RuntimeError: [..] Connection closed by peer [127.0.0.1]:4242
+# terminate called after throwing an instance of 'std::runtime_error'
+#   what():  bad shape
+# python: can't open file '/x/train.py': [Errno 2] No such file or directory
+#
+# Traceback (most recent call last):
+#   File "/x/train.py", line 3, in <module>
+# subprocess.TimeoutExpired: Command 'x' timed out after 3 seconds
+#
+# holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimiser, or of other groups ...
+#   evidence: optimiser: was AdamW, is SGD
+# (an error that ends a rank; what it only tells of has all in one line)
+_ERROR = re.compile(
+    rb"^(?:\[rank\d+\]:\s*)?"
+    rb"(?:Traceback \(most recent call last\):\r?\n"
+    rb"(?:(?:\[rank\d+\]: )?[ \t].*\n)*(?:\[rank\d+\]: )?(?P<raised>[^\s\[].*)"
+    rb"|(?P<line>(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration)\b.*)"
+    rb"|(?:terminate called .*(?:\r?\n *what\(\): .*)?)|(?:Fatal Python error: .*)"
+    rb"|(?:\S*python[\w.]*: can't open file .*)"
+    rb"|(?:holdfast: error \[[a-z\d-]+\]: .*(?:\n  (?:where|evidence|what to do|owner): .*)+)))$",
+    re.MULTILINE,
+)
+
+_LINE_END = re.compile(r"\s*\n\s*")
+_EVIDENCE = re.compile(r"\n  evidence: .*")
+"""It stands in the log, and may be too much to leave room for what to do."""
+
+# torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+_CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
+"""What torchrun raises when a rank has failed, whose own error stands before."""
+
+
+def last_error_line(log: Path) -> tuple[str, str]:
+    """The last error line of a log and its place as `file:line`; two empty strings when there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            tail = max(0, size - TAIL_BYTES)
+            found = _last_match(file, tail, size)
+            if found is None and tail > 0:
+                begin = _line_start(file, tail)
+                found = _last_match(file, max(0, begin - CONTEXT_BYTES), begin + CONTEXT_BYTES)
+            if found is None:
+                return "", ""
+            at, error = found
+            where = f"{log}:{_newlines(file, at) + 1}" if size <= MAX_COUNTED_BYTES else str(log)
+    except OSError:
+        return "", ""
+    words = _EVIDENCE.sub("", error.decode(errors="replace").strip())
+    return _LINE_END.sub(" ", words)[:MAX_ERROR_CHARS], where
+
+
+def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
+    """Where the last error line begins that is in this part of the file, and the line."""
+    file.seek(begin)
+    text = file.read(end - begin)
+    whole = text.find(b"\n") + 1 if begin else 0
+    if begin and not whole:
+        return None  # all of it lies within one line
+    matches = list(_ERROR.finditer(text, whole))
+    if not matches:
+        return None
+    ranks_own = [match for match in matches if not _CHILD_FAILED.match(match["raised"] or match["line"])]
+    last = (ranks_own or matches)[-1]
+    group = "raised" if last["raised"] is not None else "line"
+    return begin + last.start(group), last[group]
+
+
+def _line_start(file: BinaryIO, at: int) -> int:
+    """Where the line begins that a place lies in; not looked for further back than `LONG_LINE_BYTES`."""
+    furthest = max(0, at - LONG_LINE_BYTES)
+    while at > furthest:
+        begin = max(furthest, at - BLOCK_BYTES)
+        file.seek(begin)
+        newline = file.read(at - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        at = begin
+    return furthest
+
+
+def _newlines(file: BinaryIO, before: int) -> int:
+    """Ends of lines before a place."""
+    file.seek(0)
+    return sum(file.read(min(BLOCK_BYTES, before - at)).count(b"\n") for at in range(0, before, BLOCK_BYTES))

@@ -1,0 +1,149 @@
+"""Owns what NVIDIA's own tool says of a node's GPUs: which of them hold memory, and whose.
+
+Reads `nvidia-smi`; a node without it has no such GPUs. A GPU that is divided (MIG) is left out: its processes are
+listed under the whole, and those of the other parts are none of our business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from holdfast.host.processes import descendants
+
+log = logging.getLogger("holdfast.agent")
+
+NVIDIA_SMI_TIMEOUT_S = 20.0
+"""Longest nvidia-smi may take; without persistence mode it wakes the driver up first, which takes seconds."""
+
+UNLISTED_MEMORY_MIB = 1024
+"""Memory in use by no process that is listed, from which on it is told; the driver's own is below that."""
+
+_GPU_QUERY = ("--query-gpu=index,uuid,memory.used,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
+_APP_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as nvidia-smi lists it."""
+
+    index: int
+    uuid: str
+    used_mib: int | None
+    total_mib: int | None
+    mig_enabled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemoryUse:
+    """Memory of a GPU that is in use."""
+
+    gpu: Gpu
+    pid: int | None
+    """As the machine counts, which inside a container may be nobody; None where no process is listed at all."""
+    command: str
+    mib: int | None
+
+    def __str__(self) -> str:
+        amount = "an unknown amount" if self.mib is None else f"{self.mib:,} MiB"
+        who = "no process that can be seen" if self.pid is None else f"process {self.pid} ({self.command})"
+        return f"GPU {self.gpu.index}: {amount} held by {who}"
+
+
+async def foreign_memory_use(visible: str | None) -> tuple[GpuMemoryUse, ...]:
+    """Who but this agent's own processes holds memory on the GPUs that CUDA_VISIBLE_DEVICES names, all when unset."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    gpus, apps = await asyncio.gather(_query(program, _GPU_QUERY), _query(program, _APP_QUERY))
+    return parse_memory_use(visible_gpus(parse_gpus(gpus), visible), apps, set(descendants(os.getpid())))
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """The answer to the first query.
+
+    0, GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 38120, 81559, Disabled
+    """
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
+    return tuple(
+        Gpu(
+            index=int(row[0]),
+            uuid=row[1],
+            used_mib=_parse_mib(row[2]),
+            total_mib=_parse_mib(row[3]),
+            mig_enabled=row[4] == "Enabled",
+        )
+        for row in rows
+        if len(row) == 5 and row[0].isdecimal()
+    )
+
+
+def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES names by number or by the beginning of their name."""
+    if visible is None:
+        return gpus
+    names = [name.strip() for name in visible.split(",")]
+    return tuple(
+        gpu
+        for gpu in gpus
+        if str(gpu.index) in names or any(name[:4] == "GPU-" and gpu.uuid.startswith(name) for name in names)
+    )
+
+
+def parse_memory_use(gpus: Iterable[Gpu], apps: str, own_pids: Container[int]) -> tuple[GpuMemoryUse, ...]:
+    """What is in use of these GPUs, by the answer to the second query.
+
+    GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 40170, /opt/rh/rh-python38/root/usr/bin/python3, 185
+    GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 40171, [Not Found], [N/A]
+    """
+    listed: dict[str, list[tuple[int, str, int | None]]] = {}
+    for line in apps.splitlines():
+        uuid, _, rest = line.partition(", ")
+        pid, _, rest = rest.partition(", ")
+        command, _, used = rest.rpartition(", ")
+        if pid.strip().isdecimal():
+            listed.setdefault(uuid.strip(), []).append((int(pid), command.strip(), _parse_mib(used)))
+    found: list[GpuMemoryUse] = []
+    for gpu in gpus:
+        if gpu.mig_enabled:
+            continue
+        processes = listed.get(gpu.uuid, [])
+        found += [
+            GpuMemoryUse(gpu=gpu, pid=pid, command=command, mib=mib)
+            for pid, command, mib in processes
+            if pid not in own_pids
+        ]
+        if not processes and gpu.used_mib is not None and gpu.used_mib >= UNLISTED_MEMORY_MIB:
+            found.append(GpuMemoryUse(gpu=gpu, pid=None, command="", mib=gpu.used_mib))
+    return tuple(found)
+
+
+def _parse_mib(word: str) -> int | None:
+    """A figure; None for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
+    number = word.strip().removesuffix(" MiB")
+    return int(number) if number.isdecimal() else None
+
+
+async def _query(program: str, query: tuple[str, ...]) -> str:
+    """What nvidia-smi answers; nothing when it fails, which must not keep ranks from being started."""
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *query,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), NVIDIA_SMI_TIMEOUT_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        log.warning("nvidia-smi did not answer within %g s", NVIDIA_SMI_TIMEOUT_S)
+        return ""
+    return output.decode(errors="replace") if process.returncode == 0 else ""

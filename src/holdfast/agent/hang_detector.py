@@ -1,0 +1,264 @@
+"""Owns the watch over an attempt's ranks on this node: how far each has come, and which has been silent for too long.
+
+Only a rank that has said hello is watched by the clock: a program without a Session has nothing to say. One that has
+not is looked at when another rank, here or elsewhere, waits in vain; and every one when another has given up waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.stack_dump import dump_stacks
+from holdfast.clock import Clock
+from holdfast.events import AgentEvent, RankHung, StacksDumped
+from holdfast.host.processes import cpu_wait_s, identify, state_letter
+from holdfast.job.step_timeouts import AUTO_MARGIN_S, StepTimeouts
+from holdfast.protocol.orders import StartRanks
+from holdfast.protocol.rank_messages import Activity
+
+DUMP_AHEAD_S = AUTO_MARGIN_S
+"""The stacks are taken so long before a deadline, and are there when it has passed: py-spy needs half a second, more
+where cores are busy. It is all that `auto` adds, since hardly any step takes three times the 99th percentile."""
+
+AUTO_TIMEOUT_STEPS = 512
+"""Of so many latest steps the percentile is taken."""
+
+CPU_WAIT_POLL_S = 0.25
+"""Least time between two looks at how long a rank has waited for a CPU."""
+
+MAX_CONCURRENT_DUMPS = 4
+"""Most stacks that a node takes at a time for somebody who asks; py-spy needs most of a core."""
+
+MIN_REPORT_INTERVAL_S = 15.0
+"""Least time between two reports of one silence: the first may have been passed over because others were to blame."""
+
+
+@dataclass
+class RankProgress:
+    """What is known of a rank's steps."""
+
+    pid: int
+    clock_ahead_s: float = 0.0
+    """How far its clock is ahead of ours."""
+    has_session: bool = True
+    step: int = -1
+    last_message_at: float = field(default_factory=time.monotonic)
+    """Monotonic seconds of its last word, or of its start where it has said none."""
+    hung: bool = False
+    reported_at: float = 0.0
+    """Monotonic seconds of the latest report, where it hangs."""
+    closed: bool = False
+    """Whether it has hung up or ended: it is silent for a reason."""
+    exits_on_request: bool = False
+    """Whether it said that it ends because it was asked to."""
+    activity: Activity = Activity.STEPPING
+    interrupted: bool = False
+    """Whether it was at something else since its last step, so that its next one does not show how long they take."""
+    first_step_s: float = 0.0
+    """Seconds that the attempt's first step took, since the rank's last word before it."""
+    step_durations_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_TIMEOUT_STEPS))
+    """The same of each of the latest steps after it, but for those that it was at something else in."""
+    cpu_wait_s: float = 0.0
+    """Seconds that it had waited for a CPU when that was looked at last."""
+    cpu_wait_polled_at: float = 0.0
+
+    def on_step(self, step: int) -> None:
+        """It has finished a step, so it does not hang."""
+        now = time.monotonic()
+        if self.step < 0:
+            self.first_step_s = now - self.last_message_at
+        elif not self.interrupted:
+            self.step_durations_s.append(now - self.last_message_at)
+        self.step, self.interrupted = step, False
+        self._on_message(Activity.STEPPING, now)
+
+    def set_activity(self, to: Activity) -> None:
+        """It is at something else from now on."""
+        self.interrupted = True
+        self._on_message(to, time.monotonic())
+
+    def _on_message(self, activity: Activity, now: float) -> None:
+        self.activity, self.last_message_at, self.hung = activity, now, False
+        if now - self.cpu_wait_polled_at >= CPU_WAIT_POLL_S:
+            self.cpu_wait_s, self.cpu_wait_polled_at = cpu_wait_s(self.pid), now
+
+    def deadline(self, timeouts: StepTimeouts) -> float:
+        """When it is to have spoken again, in monotonic seconds; when it is reported again, where it hangs."""
+        if self.activity is Activity.FINISHED:
+            return math.inf
+        in_step = self.step >= 0 and self.activity is Activity.STEPPING
+        allowed_s = timeouts.step_s(self.first_step_s, self.step_durations_s) if in_step else timeouts.non_step_s
+        if not self.hung:
+            return self.last_message_at + allowed_s
+        # Two that wait for each other are told by both having been seen to, within seconds of each other.
+        soon = self.reported_at - self.last_message_at < 2 * allowed_s
+        return self.reported_at + (MIN_REPORT_INTERVAL_S if soon else max(MIN_REPORT_INTERVAL_S, allowed_s))
+
+    def cpu_starved_s(self) -> float:
+        """Of the time since it spoke, seconds in which it was ready and the node's CPUs were at something else."""
+        return max(0.0, cpu_wait_s(self.pid) - self.cpu_wait_s)
+
+
+class HangDetector:
+    """Watches one attempt's ranks, and reports each that hangs; again, now and then, while it is silent."""
+
+    def __init__(
+        self, order: StartRanks, *, node: int, folder: Path, clock: Clock, send: Callable[[AgentEvent], int]
+    ) -> None:
+        self.progress: dict[int, RankProgress] = {}
+        """Of ranks that have said hello."""
+        self._without_session: dict[int, RankProgress] = {}
+        """Of ranks that were looked at before they had."""
+        self._order = order
+        self._node = node
+        self._folder = folder
+        self._clock = clock
+        self._send = send
+        self._started_at = time.monotonic()
+        self._watch_task: asyncio.Task[None] | None = None
+        self._report_tasks: set[asyncio.Task[None]] = set()
+        self._dump_slots = asyncio.Semaphore(MAX_CONCURRENT_DUMPS)
+
+    def start(self) -> None:
+        """Watch from now on, if the job has a deadline for steps."""
+        self._started_at = time.monotonic()
+        if self._order.step_timeout_s is not None:
+            self._watch_task = asyncio.ensure_future(
+                self._watch_for_hangs(StepTimeouts(step_timeout_s=self._order.step_timeout_s))
+            )
+
+    def stop(self) -> None:
+        """Stop watching; reports under way are dropped."""
+        for task in (self._watch_task, *self._report_tasks):
+            if task is not None:
+                task.cancel()
+
+    def add_rank(self, rank: int, progress: RankProgress) -> None:
+        """A rank speaks, and is watched from now on."""
+        if (previous := self._without_session.pop(rank, None)) is not None:
+            previous.closed = True
+        self.progress[rank] = progress
+
+    def mark_closed(self, rank: int) -> None:
+        """A rank hung up or ended: it has nothing more to say."""
+        for progress_by_rank in (self.progress, self._without_session):
+            if rank in progress_by_rank:
+                progress_by_rank[rank].closed = True
+
+    def has_closed(self, rank: int) -> bool:
+        """Whether a rank has spoken, and said all it had to say."""
+        return rank in self.progress and self.progress[rank].closed
+
+    def exited_on_request(self, ranks: Iterable[int]) -> bool:
+        """Whether any of these ranks has said that it ends because it was asked to."""
+        return any(self.progress[rank].exits_on_request for rank in ranks if rank in self.progress)
+
+    def running_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Those of these ranks that have said hello, have not hung up, and live."""
+        open_ones = ((rank, self.progress[rank]) for rank in ranks if rank in self.progress)
+        return [rank for rank, progress in open_ones if not progress.closed and identify(progress.pid) is not None]
+
+    def report_silent(self, running: Mapping[int, int], *, all_ranks: bool) -> None:
+        """Report those of these ranks (with their processes) that have yet to speak, or all of them, each once."""
+        for rank, pid in running.items():
+            if rank not in self.progress and rank not in self._without_session:
+                self._without_session[rank] = RankProgress(pid, has_session=False, last_message_at=self._started_at)
+                self._start_report(rank, self._without_session[rank])
+            elif (
+                all_ranks
+                and (progress := self.progress.get(rank)) is not None
+                and not progress.hung
+                and not progress.closed
+            ):
+                self._start_report(rank, progress)
+
+    def dump_stacks(self, rank: int, pid: int) -> None:
+        """Say where a rank stands: somebody has asked."""
+        report = asyncio.ensure_future(self._send_stacks(rank, pid))
+        self._report_tasks.add(report)
+        report.add_done_callback(self._report_tasks.discard)
+
+    async def _send_stacks(self, rank: int, pid: int) -> None:
+        state = state_letter(pid)
+        replica, attempt = self._order.replica, self._order.attempt
+        into = self._folder / f"stacks-asked-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
+        async with self._dump_slots:
+            stacks = await dump_stacks(pid, into, stopped=state == "T")
+        self._send(
+            StacksDumped(
+                at=self._clock(),
+                node=self._node,
+                replica=replica,
+                attempt=attempt,
+                rank=rank,
+                process_state=state,
+                stacks=stacks.path,
+                top_frame=stacks.top_frame,
+            )
+        )
+
+    async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
+        ahead_s, poll_s = (
+            (DUMP_AHEAD_S, AUTO_MARGIN_S) if timeouts.step_timeout_s == "auto" else (0.0, timeouts.step_timeout_s)
+        )
+        while True:
+            now = time.monotonic()
+            next_at = now + poll_s - ahead_s
+            for rank, progress in self.progress.items():
+                if progress.closed:
+                    continue
+                due = progress.deadline(timeouts)
+                if now >= due - ahead_s and now >= (due := due + progress.cpu_starved_s()) - ahead_s:
+                    self._start_report(rank, progress, due)
+                    due = progress.deadline(timeouts)
+                next_at = min(next_at, due - ahead_s)
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
+
+    def _start_report(self, rank: int, progress: RankProgress, due: float = 0.0) -> None:
+        """Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away."""
+        progress.hung, progress.reported_at = True, time.monotonic()
+        report = asyncio.ensure_future(self._report_hang(rank, progress, due))
+        self._report_tasks.add(report)
+        report.add_done_callback(self._report_tasks.discard)
+
+    async def _report_hang(self, rank: int, progress: RankProgress, due: float) -> None:
+        """Look at a silent rank and say what is seen once it is due, unless it went on or ended meanwhile."""
+        last_message_at = progress.last_message_at
+        last_step_at = self._clock() - (time.monotonic() - last_message_at)
+        state = state_letter(progress.pid)
+        into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
+        stacks = await dump_stacks(progress.pid, into, stopped=state == "T")
+        await self._wait_due(progress, due)
+        if progress.closed or progress.last_message_at != last_message_at:
+            return
+        self._send(
+            RankHung(
+                at=self._clock(),
+                node=self._node,
+                replica=self._order.replica,
+                attempt=self._order.attempt,
+                rank=rank,
+                last_step=progress.step,
+                last_step_at=last_step_at,
+                waited_s=time.monotonic() - last_message_at,
+                process_state=state,
+                stacks=stacks.path,
+                top_frame=stacks.top_frame,
+                has_session=progress.has_session,
+                commit_line=stacks.commit_line,
+            )
+        )
+
+    async def _wait_due(self, progress: RankProgress, due: float) -> None:
+        """Time without a CPU puts it off, also while it is waited for."""
+        while not progress.closed:
+            left_s = due + progress.cpu_starved_s() - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)

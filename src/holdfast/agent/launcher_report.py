@@ -1,0 +1,68 @@
+"""Owns what a launcher says last, of the rank that ended first; one row a launcher, its real lines above it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherReport:
+    """Which rank a launcher names, and how that ended: an exit code, or a signal's number below zero."""
+
+    code: int
+    rank: int = -1
+    """-1 where the launcher does not name it."""
+
+
+_PATTERNS: tuple[re.Pattern[bytes], ...] = (
+    # mpirun noticed that process rank 3 with PID 17792 on node node1 exited on signal 9 (Killed).
+    re.compile(rb"^mpi\w+ noticed that process rank (?P<rank>\d+) .* exited on signal (?P<signal>\d+)\b", re.MULTILINE),
+    # mpirun detected that one or more processes exited with non-zero status, thus causing
+    # the job to be terminated. The first process to do so was:
+    #
+    #   Process name: [[6475,1],3]
+    #   Exit code:    7
+    re.compile(rb"^  Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\n  Exit code: +(?P<code>\d+)$", re.MULTILINE),
+    # Failures:
+    # [1]:
+    #   time      : 2026-11-21_10:20:12
+    #   host      : vm
+    #   rank      : 3 (local_rank: 1)
+    #   exitcode  : -9 (pid: 31337)
+    #   ...
+    # Root Cause (first observed failure):
+    # [0]:
+    #   ...
+    re.compile(rb"^  rank +: (?P<rank>\d+) \(local_rank.*\n  exitcode +: (?P<code>-?\d+) ", re.MULTILINE),
+    # [2026-11-23 07:52:39,755] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 22547
+    # [2026-11-23 07:52:39,756] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'train.py',
+    #     '--local_rank=0'] exits with return code = -9
+    # The command is that of the last local rank, whichever ended. deepspeed itself exits with 256 - 9.
+    re.compile(rb"^\[.*\[launch\.py:\d+:sigkill_handler\] .* exits with return code = (?P<code>-\d+)$", re.MULTILINE),
+)
+
+
+def read_launcher_report(log: Path) -> LauncherReport | None:
+    """What the launcher that wrote this log says last; None where none has said anything of the kind."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            tail = file.read(TAIL_BYTES)
+    except OSError:
+        return None
+    reports = [_parse(match) for row in _PATTERNS for match in row.finditer(tail)]
+    # Torchrun looks ten times a second and takes those it finds ended together for first by number; but ranks that lose
+    # a peer leave with a code, or by torchrun's own SIGTERM. Of the rest, the last it names is its root cause.
+    killed = [words for words in reports if words.code < 0 and words.code != -signal.SIGTERM]
+    return next(iter(killed or reports[-1:]), None)
+
+
+def _parse(match: re.Match[bytes]) -> LauncherReport:
+    groups = match.groupdict()
+    code = -int(groups["signal"]) if "signal" in groups else int(groups["code"])
+    return LauncherReport(code=code, rank=int(groups.get("rank", -1)))

@@ -1,0 +1,97 @@
+"""Owns the question whether a process was ended for lack of memory, answered by the kernel's or its cgroup's own word.
+
+cgroup v2: the `oom_kill` count in memory.events; v1: the one in memory.oom_control. A kill by the machine's own OOM
+killer, outside any limit, is in the kernel's log, where that can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.host.cgroups import KILL_COUNTERS, memory_group
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+# [12345.678901] Out of memory: Killed process 4242 (python) total-vm:...
+# [12345.678901] Memory cgroup out of memory: Killed process 4242 (python) total-vm:...
+_KERNEL_LINE = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process (\d+)\b[^\n]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OomSnapshot:
+    """What was known before a process started, so that a later kill can be told from an earlier one."""
+
+    counter: Path | None
+    kills: int
+    since_us: int = 0
+    """Microseconds since boot, as the kernel's log counts them: what it said before was about another process."""
+
+
+def oom_snapshot(root: Path = Path("/")) -> OomSnapshot:
+    """Note the state of this process's own memory cgroup, which the processes it starts share."""
+    counter = _kill_counter(root)
+    return OomSnapshot(counter=counter, kills=_kills(counter), since_us=time.monotonic_ns() // 1000)
+
+
+def oom_evidence(before: OomSnapshot, pid: int) -> str:
+    """The evidence that a killed process was killed for memory; empty when nothing says so."""
+    line = _kernel_line(pid, before.since_us)
+    if line:
+        return line
+    if more := kills_since(before):
+        return f"{before.counter}: oom_kill rose from {before.kills} to {before.kills + more}"
+    return ""
+
+
+def kills_since(before: OomSnapshot) -> int:
+    """How many processes of the group were ended for memory since then."""
+    return max(0, _kills(before.counter) - before.kills)
+
+
+def _kill_counter(root: Path) -> Path | None:
+    """The file that counts memory kills in this process's cgroup."""
+    group = memory_group(root)
+    return next((group / name for name in KILL_COUNTERS if (group / name).is_file()), None) if group else None
+
+
+def _kills(counter: Path | None) -> int:
+    if counter is None:
+        return 0
+    try:
+        match = _COUNT.search(counter.read_text())
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def _kernel_line(pid: int, since_us: int) -> str:
+    """The kernel's own line about this pid since a time, from /dev/kmsg, where it may be read."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    found = ""
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, 8192).decode(errors="replace")
+            except BrokenPipeError:
+                continue  # the kernel's buffer went round while it was read
+            except OSError:
+                return found
+            found = _kill_line(record, pid, since_us) or found
+    finally:
+        os.close(descriptor)
+
+
+def _kill_line(record: str, pid: int, since_us: int) -> str:
+    """What a record of the kernel's log (`priority,number,microseconds,flags;text`) says of a process's killing."""
+    stamp = record.partition(";")[0].split(",")
+    match = _KERNEL_LINE.search(record)
+    if match is None or int(match[1]) != pid or len(stamp) < 3 or int(stamp[2]) < since_us:
+        return ""
+    return match[0]

@@ -1,0 +1,203 @@
+"""Owns which of a node's ranks have their imports done before they are started, and says why others have not.
+
+Programs are held once an attempt is at work, one after another, so that the first start is not slower for it. None of
+this ever keeps a rank from being started: what cannot be warm is cold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.python_command import parse_python_command
+from holdfast.agent.zygote import ColdStart, NotWorthPrewarming, RankCommand, UnsafeModule, Zygote
+from holdfast.findings import Finding, Severity, replica_suffix
+
+log = logging.getLogger("holdfast.agent")
+
+MAX_SKIPPED_MODULES = 4
+"""Modules that are left out because they must not be imported beforehand; a program with more of them is cold."""
+
+MAX_ZYGOTE_DEATHS = 3
+"""Held processes of a node that are replaced when they have died; more would be a reason of the node's own."""
+
+RankSlot = tuple[int, int]
+"""Replica, and which of its ranks on this node."""
+
+STANDBY_REPLICA = -1
+"""In place of a replica, as long as a node has none."""
+
+
+@dataclass
+class _SlotZygotes:
+    """What is held for one slot: one program, and another while code is on its way that the one cannot run."""
+
+    zygotes: list[Zygote] = field(default_factory=list[Zygote])
+    cold_reason: str = "its imports were not done yet"
+
+    async def match(self, command: RankCommand) -> Zygote | None:
+        """The one that can be forked as this rank."""
+        for each in self.zygotes:
+            await each.check_code(command)
+            if not (reason := each.mismatch(command)):
+                return each
+            self.cold_reason = reason
+        return None
+
+    def kill_all(self, keep: Zygote | None = None) -> None:
+        """End what is held."""
+        for each in self.zygotes:
+            if each is not keep:
+                each.kill()
+        self.zygotes = [] if keep is None else [keep]
+
+
+class PrewarmPool:
+    """The held programs of one node; `find` takes what is to be said, `ready` the ranks of a replica that are held."""
+
+    def __init__(
+        self,
+        folder: Path,
+        report_finding: Callable[[Finding], object],
+        on_prewarmed: Callable[[int, tuple[int, ...]], object],
+    ) -> None:
+        self._folder = folder
+        self._report_finding = report_finding
+        self._on_prewarmed = on_prewarmed
+        self._disabled_reason = ""
+        """Why nothing is held any more."""
+        self._slots: dict[RankSlot, _SlotZygotes] = {}
+        self._commands: dict[int, Mapping[RankSlot, RankCommand]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """One a replica."""
+        self._lock = asyncio.Lock()
+        self._reported: set[str] = set()
+        self._deaths = 0
+
+    async def fork(self, slot: RankSlot, command: RankCommand, log: int) -> int:
+        """Start a rank as a fork of its held program; its number. Raises Cold, which is said once, where there is none.
+
+        The first start of a slot has nothing to be warm with, which is not worth a word.
+        """
+        zygotes = self._slots.get(slot)
+        if zygotes is None:
+            raise ColdStart("it is the first start")
+        try:
+            zygote = await zygotes.match(command)
+            if zygote is None:
+                raise ColdStart(zygotes.cold_reason)
+            return await zygote.fork(command, log)
+        except ColdStart as cold:
+            self._report_cold_start(f"rank {command.rank}{replica_suffix(slot[0])}", str(cold))
+            raise
+
+    def keep_prewarmed(self, replica: int, commands: Mapping[RankSlot, RankCommand]) -> None:
+        """Have these programs of a replica, or of a standby, held from now on."""
+        if self._disabled_reason:
+            return
+        task, before = self._tasks.get(replica), self._commands.get(replica, {})
+        alike = before.keys() == commands.keys() and not any(commands[slot].mismatch(before[slot]) for slot in commands)
+        if task is not None and not task.done():
+            if alike:
+                return
+            task.cancel()
+        self._commands[replica] = commands
+        self._tasks[replica] = asyncio.ensure_future(self._maintain(replica, commands))
+
+    def assign_standby(self, replica: int) -> None:
+        """What was held by a standby is this replica's from now on."""
+        if (task := self._tasks.pop(STANDBY_REPLICA, None)) is not None:
+            task.cancel()
+        self._commands.pop(STANDBY_REPLICA, None)
+        for _, number in [slot for slot in self._slots if slot[0] == STANDBY_REPLICA]:
+            self._slots[replica, number] = self._slots.pop((STANDBY_REPLICA, number))
+
+    def disable(self, reason: str) -> None:
+        """End every held program for good: what only waits goes first."""
+        self._disabled_reason = reason
+        for task in self._tasks.values():
+            task.cancel()
+        for zygotes in self._slots.values():
+            zygotes.kill_all()
+            zygotes.cold_reason = reason
+
+    async def prewarm(self, commands: Mapping[RankSlot, RankCommand]) -> None:
+        """Have these programs held beside those that are: ranks are to be started as them soon."""
+        for slot, each in commands.items():
+            async with self._lock:
+                zygotes = self._slots.setdefault(slot, _SlotZygotes())
+                if not self._disabled_reason and await zygotes.match(each) is None:
+                    await self._try_start(slot, zygotes, each)
+
+    async def prewarm_standby(self, code: Path) -> None:
+        """Have what a standby holds held with other code, beside."""
+        await self.prewarm(
+            {slot: each.with_code(code) for slot, each in self._commands.get(STANDBY_REPLICA, {}).items()}
+        )
+
+    async def _maintain(self, replica: int, commands: Mapping[RankSlot, RankCommand]) -> None:
+        """Hold these and nothing else; again when one of them has died, which none does by itself."""
+        while self._deaths <= MAX_ZYGOTE_DEATHS:
+            zygotes: dict[RankSlot, Zygote] = {}
+            for slot, each in commands.items():
+                async with self._lock:
+                    slot_zygotes = self._slots.setdefault(slot, _SlotZygotes())
+                    zygote = await slot_zygotes.match(each)
+                    if zygote is None or zygote.needs_more_imports(each):
+                        zygote = await self._try_start(slot, slot_zygotes, each) or zygote
+                    slot_zygotes.kill_all(keep=zygote)
+                if zygote is not None:
+                    zygotes[slot] = zygote
+            if not zygotes:
+                return
+            if replica != STANDBY_REPLICA:
+                self._on_prewarmed(replica, tuple(commands[slot].rank for slot in zygotes))
+            ends = [asyncio.ensure_future(each.wait_ended()) for each in zygotes.values()]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in ends:
+                    each.cancel()
+            self._deaths += 1
+
+    async def _try_start(self, slot: RankSlot, zygotes: _SlotZygotes, command: RankCommand) -> Zygote | None:
+        try:
+            zygote = await self._start_zygote(slot, command)
+        except ColdStart as cold:
+            zygotes.cold_reason = "" if isinstance(cold, NotWorthPrewarming) else str(cold)
+            log.info("replica %s, slot %s is not held: %s", *slot, cold)
+            return None
+        zygotes.zygotes.append(zygote)
+        return zygote
+
+    async def _start_zygote(self, slot: RankSlot, command: RankCommand) -> Zygote:
+        found = parse_python_command(command.argv)
+        if isinstance(found, str):
+            raise ColdStart(found)
+        skip_modules: set[str] = set()
+        path = self._folder / f"zygote-{slot[0]}-{slot[1]}.log"
+        while True:
+            try:
+                return await Zygote.start(found, command, path, skip_modules=skip_modules)
+            except UnsafeModule as unfit:
+                if len(skip_modules) == MAX_SKIPPED_MODULES:
+                    raise
+                log.info("%s", unfit)
+                skip_modules.add(unfit.module)
+
+    def _report_cold_start(self, who: str, reason: str) -> None:
+        if not reason or reason in self._reported:
+            return
+        self._reported.add(reason)
+        self._report_finding(
+            Finding(
+                code="cold-start",
+                severity=Severity.INFO,
+                what=f"a rank was started cold: {reason}",
+                where=who,
+                remedy="Nothing need be done; a warm start saves a restart the time of the program's imports.",
+            )
+        )

@@ -1,0 +1,58 @@
+"""Owns which commands are Python programs that can be held before their first line, and what of them tells it.
+
+Pure. The table of Python's options has what holding needs: an option that hides PYTHONPATH or its site would have the
+program run instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.job.launcher_catalog import is_python
+
+_FLAGS = frozenset("bBdOPqsuvx")
+"""Options without a word of their own that change nothing about how a program is found."""
+_TAKES_ARGUMENT = frozenset("WX")
+
+_WHY_NOT = {
+    "E": "-E has Python ignore PYTHONPATH",
+    "I": "-I has Python ignore PYTHONPATH",
+    "S": "-S has Python import no site",
+    "i": "-i waits for somebody to type",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonCommand:
+    """A Python command taken apart: the interpreter with its options, and what it runs."""
+
+    python: tuple[str, ...]
+    kind: str
+    """`script` (a path), `module` (a name) or `code` (a text), which is what `text` is."""
+    text: str
+
+
+def parse_python_command(argv: Sequence[str]) -> PythonCommand | str:
+    """The Python program that a command runs, or why it cannot be held."""
+    if not is_python(argv[0]):
+        return f"{argv[0]} is no Python"
+    index = 1
+    while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
+        letters = argv[index][1:]
+        for at, letter in enumerate(letters):
+            if letter in "mc":
+                rest = letters[at + 1 :] or (argv[index + 1] if index + 1 < len(argv) else "")
+                before = (f"-{letters[:at]}",) if at else ()
+                kind = "module" if letter == "m" else "code"
+                return PythonCommand(python=(*argv[:index], *before), kind=kind, text=rest)
+            if letter in _TAKES_ARGUMENT:
+                index += not letters[at + 1 :]
+                break
+            if letter not in _FLAGS:
+                return _WHY_NOT.get(letter, f"{argv[index]} is an option that nothing is known of here")
+        index += 1
+    index += index < len(argv) and argv[index] == "--"
+    if index >= len(argv) or argv[index] == "-":
+        return "the program comes from standard input"
+    return PythonCommand(python=tuple(argv[:index]), kind="script", text=argv[index])

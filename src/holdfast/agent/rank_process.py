@@ -1,0 +1,337 @@
+"""Owns one started process of a rank: its start, its output file, its signals, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.agent.error_line import last_error_line
+from holdfast.agent.jax_coordinator import bind_address_env
+from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
+from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
+from holdfast.agent.rendezvous_port import port_conflict
+from holdfast.agent.zygote import ColdStart, RankCommand
+from holdfast.clock import Clock
+from holdfast.events import ExitReason
+from holdfast.host.files import private_opener
+from holdfast.host.process_limits import become_rank
+from holdfast.host.processes import by_env, descendants, send_signal
+from holdfast.os_errors import probe_disk, room_in
+from holdfast.protocol.orders import RankLaunch
+
+MAX_LARGEST_SHOWN = 3
+"""Arguments and variables that are named where they are too large together."""
+
+SHELL_SIGNAL = 128
+"""What a shell, apptainer or srun adds to the number of the signal that ended its child, for its own exit code."""
+
+_FATAL = frozenset((signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV))
+
+ForkFunction = Callable[[RankCommand, int], Awaitable[int]]
+"""Starts a rank, that writes to a descriptor, as a fork of its held program; raises Cold where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """How a rank's process ended; the fields are those of `RankExited`."""
+
+    at: float
+    reason: ExitReason
+    code: int
+    stopped: bool = False
+    error: str = ""
+    evidence: str = ""
+    first_failed_rank: int = -1
+    error_location: str = ""
+
+
+class RankProcess:
+    """A rank's process; its output goes straight into its log file, and it dies when the agent dies."""
+
+    def __init__(self, launch: RankLaunch, socket: Path, clock: Clock) -> None:
+        self.launch = launch
+        self._clock = clock
+        self.rank = launch.rank
+        self.pid = 0
+        self.exit: ProcessExit | None = None
+        self._program_exit_code: int | None = None
+        """The exit code that it counts as ended with, once it was killed after its program had ended."""
+        self._stop_signals: set[signal.Signals] = set()
+        """Signals by which we have asked it to end."""
+        self.socket = socket
+        """Where it reaches its agent."""
+        self._oom_before: OomSnapshot | None = None
+        self._cwd = Path(launch.cwd)
+        self.prewarmed = False
+        """Whether its imports were done before it was started."""
+
+    @property
+    def running(self) -> bool:
+        return self.pid > 0 and self.exit is None
+
+    @property
+    def succeeded(self) -> bool:
+        ended = self.exit
+        return ended is not None and not ended.stopped and ended.reason.is_success(ended.code)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks it stands for: its own, or those that it starts."""
+        return range(self.rank, self.rank + self.launch.rank_count)
+
+    def pids(self) -> dict[int, int]:
+        """The process of each rank it stands for; its own for those whose cannot be told from it."""
+        if self.launch.rank_count == 1:
+            return {self.rank: self.pid}
+        below = descendants(self.pid)
+        found = (
+            (rank, by_env(below, RANK=str(rank)) or by_env(below, OMPI_COMM_WORLD_RANK=str(rank)))
+            for rank in self.ranks
+        )
+        return {rank: next(iter(pids), self.pid) for rank, pids in found}
+
+    @property
+    def has_peer_checkpoint(self) -> bool:
+        """Whether it copies its state to another node's memory."""
+        return self.launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in self.launch.env
+
+    def command(self, code: Path, memory: Mapping[str, str], cgroup: Path | None = None) -> RankCommand:
+        """What it is to be started as, in the folder of its code; `memory` tells where it may leave its state.
+
+        It and what it starts are in the cgroup `group`, where there is one.
+        """
+        ours = {"HOLDFAST_RANK_SOCKET": str(self.socket)}
+        if self.launch.rank_count == 1:
+            ours |= memory
+        cwd = code / self.launch.cwd
+        ours |= bind_address_env(self.launch.argv, cwd, self.launch.env.get("JAX_COORDINATOR_ADDRESS", ""))
+        environ = self.launch.env_defaults | os.environ | self.launch.env | ours
+        return RankCommand(
+            rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code_dir=code, cgroup=cgroup
+        )
+
+    async def start(
+        self, on_exit: Callable[[RankProcess], None], command: RankCommand, fork: ForkFunction | None = None
+    ) -> None:
+        """Start it, as a fork of its held program where there is one; `on_exit` is called when it has ended or could
+        not be started.
+        """
+        log = Path(self.launch.log)
+        self._cwd = command.cwd
+        self._oom_before = oom_snapshot()
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path, text in self.launch.files.items():
+                _write_private(path, text)
+            with _open_log(log) as output:
+                pid = await self._fork_from_zygote(fork, command, output.fileno()) or _spawn(command, output.fileno())
+            self.pid = pid
+            descriptor = os.pidfd_open(pid)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            number = 127 if isinstance(error, FileNotFoundError) else 126
+            words, evidence = self._with_disk_space(f"{self.launch.argv[0]}: {error}")
+            if isinstance(error, OSError) and error.errno == errno.E2BIG:
+                evidence = _largest_arguments(command)
+            ended = ProcessExit(
+                at=self._clock(), reason=ExitReason.NOT_STARTED, code=number, error=words, evidence=evidence
+            )
+            if self.pid:  # it runs, and cannot be watched
+                self.pid = _kill_and_reap(self.pid)
+            self.end_without_process(ended, on_exit)
+            return
+        asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_exit)
+
+    async def _fork_from_zygote(self, fork: ForkFunction | None, command: RankCommand, log: int) -> int:
+        """Its number as a fork; 0 where it is to be started cold."""
+        if fork is None:
+            return 0
+        try:
+            pid = await fork(command, log)
+        except ColdStart:
+            return 0
+        self.prewarmed = True
+        return pid
+
+    def end_without_process(self, ended: ProcessExit, on_exit: Callable[[RankProcess], None]) -> None:
+        """Have it ended without a process."""
+        self.exit = ended
+        asyncio.get_running_loop().call_soon(on_exit, self)
+
+    def mark_orphaned_ranks(self, rank: int) -> None:
+        """It ended well, and yet a rank that it had started is at work: somebody else ended it."""
+        assert self.exit is not None
+        evidence = f"rank {rank} was at work"
+        self.exit = replace(
+            self.exit, reason=ExitReason.ORPHANED_RANKS, evidence=evidence, error_location=self.launch.log
+        )
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to it, or to its whole process group; nothing happens when it has ended."""
+        if not self.running:
+            return
+        try:
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def stop(self, number: signal.Signals) -> None:
+        """End it on purpose; how it ends for that is no failure."""
+        self._stop_signals.add(number)
+        if (
+            self.launch.signal_children
+            and number is signal.SIGTERM
+            and self.running
+            and (below := descendants(self.pid))
+        ):
+            for pid in below:
+                send_signal(pid, number)
+        else:
+            self.signal(number, group=True)
+
+    def kill_as_exited(self, code: int) -> None:
+        """Kill it: its program has ended with this exit code, and its process has not."""
+        self._program_exit_code = code
+        self.signal(signal.SIGKILL, group=True)
+
+    def clean_up(self) -> None:
+        """Remove the folder beside its socket, where it may keep what must not outlive it."""
+        shutil.rmtree(f"{self.socket}.d", ignore_errors=True)
+
+    def _reap(self, descriptor: int, on_exit: Callable[[RankProcess], None]) -> None:
+        at = self._clock()
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # killed and reaped with all that its attempt left, when the agent leaves
+            status = -signal.SIGKILL
+        else:
+            if not self._exits_successfully(end):
+                # Children it left in its process group end with it; nobody else has its number until it is reaped.
+                try:
+                    os.killpg(self.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if self._program_exit_code is not None and not self._stop_signals and status == -signal.SIGKILL:
+            status = self._program_exit_code
+        self.exit = self._classify(at, status)
+        on_exit(self)
+
+    def _exits_successfully(self, end: os.waitid_result | None) -> bool:
+        """Whether it has ended by itself with code 0, asked before it is reaped."""
+        return not self._stop_signals and end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
+
+    def _classify(self, at: float, status: int) -> ProcessExit:
+        if status == 0 or self._was_stopped(status):
+            how = ExitReason.CODE if status >= 0 else ExitReason.SIGNAL
+            return ProcessExit(at=at, reason=how, code=abs(status), stopped=bool(self._stop_signals))
+        error, place = last_error_line(Path(self.launch.log))
+        words = read_launcher_report(Path(self.launch.log)) if status > 0 else None
+        passed_on = words is None and status - SHELL_SIGNAL in _FATAL
+        if status > 0 and not passed_on:
+            error, evidence = self._with_disk_space(error)
+            port = int(self.launch.env.get("MASTER_PORT", "0"))
+            if port and (stranger := port_conflict(error, port)):
+                return ProcessExit(
+                    at=at,
+                    reason=ExitReason.PORT_TAKEN,
+                    code=status,
+                    error=error,
+                    evidence=stranger,
+                    error_location=place,
+                )
+            ended = ProcessExit(
+                at=at, reason=ExitReason.CODE, code=status, error=error, evidence=evidence, error_location=place
+            )
+            return self._apply_launcher_report(ended, words)
+        number = status - SHELL_SIGNAL if passed_on else -status
+        evidence = f"exit code {status}: its command passed on how its own child ended" if passed_on else ""
+        starved = ""
+        if number == signal.SIGKILL and self._oom_before is not None:
+            starved = oom_evidence(self._oom_before, self.pid)
+        how = ExitReason.OUT_OF_MEMORY if starved else ExitReason.SIGNAL
+        return ProcessExit(
+            at=at, reason=how, code=number, error=error, evidence=starved or evidence, error_location=place
+        )
+
+    def _apply_launcher_report(self, ended: ProcessExit, report: LauncherReport | None) -> ProcessExit:
+        """A launcher's end as that of the rank it names; one that a signal ended has written no error."""
+        if report is None or ended.evidence:
+            return ended
+        who = "one of its ranks" if report.rank < 0 else f"rank {report.rank}"
+        evidence = f"its launcher says that {who} ended first"
+        if report.code < 0:
+            return ProcessExit(
+                at=ended.at,
+                reason=ExitReason.SIGNAL,
+                code=-report.code,
+                evidence=evidence,
+                first_failed_rank=report.rank,
+                error_location=self.launch.log,
+            )
+        return replace(ended, code=report.code, evidence=evidence, first_failed_rank=report.rank)
+
+    def _with_disk_space(self, error: str) -> tuple[str, str]:
+        """An error with the state of its disk, where it speaks of that; a full disk may hold no word of it."""
+        log = Path(self.launch.log)
+        if not error and (refusal := probe_disk(log)) is not None:
+            error = f"{log.name} could not be written: {refusal}"
+        return error, "; ".join(room_in(error, self._cwd, log))
+
+    def _was_stopped(self, status: int) -> bool:
+        """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
+        return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
+
+
+def _spawn(command: RankCommand, log: int) -> int:
+    """Start a process; its number."""
+    process = subprocess.Popen(
+        command.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=command.environ,
+        cwd=command.cwd,
+        start_new_session=True,
+        preexec_fn=partial(become_rank, command.cgroup),  # noqa: PLW1509 - the agent has no other threads
+    )
+    process.returncode = 0  # It is reaped by its number, like one that was forked, and not by this object.
+    return process.pid
+
+
+def _kill_and_reap(pid: int) -> int:
+    """End a process that was started; the number of no process."""
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 0
+
+
+def _open_log(log: Path) -> BinaryIO:
+    return open(log, "ab", opener=private_opener)
+
+
+def _write_private(path: str, text: str) -> None:
+    with open(path, "w", opener=private_opener) as file:
+        file.write(text)
+
+
+def _largest_arguments(command: RankCommand) -> str:
+    """What of a command line and its environment takes the most room."""
+    sizes = {f"variable {name}": len(name) + len(os.fsencode(value)) + 2 for name, value in command.environ.items()}
+    sizes |= {f"argument {number}": len(os.fsencode(word)) + 1 for number, word in enumerate(command.argv)}
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:MAX_LARGEST_SHOWN]
+    named = ", ".join(f"{name}: {sizes[name]:,} bytes" for name in largest)
+    return f"{sum(sizes.values()):,} bytes of arguments and environment; {named}"

@@ -1,0 +1,107 @@
+"""Limits what one rank can make its agent read, log and pass on; what is beyond a limit is counted and reported."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.findings import Finding, Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLimit:
+    """How much a rank may send at once, and per second in the long run."""
+
+    burst: float
+    per_s: float
+
+
+READ_LIMIT = RateLimit(burst=32 * 2**20, per_s=2 * 2**20)
+"""Bytes that the agent reads from one connection; beyond them it reads more slowly, and a session drops reports."""
+MESSAGE_OVERHEAD_BYTES = 64
+"""Added to each message, and so the bound on their number: 32,768 a second."""
+DROPPED_MESSAGE_BYTES = 4096
+"""Added to each message that is dropped: 512 a second."""
+FINDING_LIMIT = RateLimit(burst=64, per_s=1 / 60)
+"""Findings of one rank; beyond them they are dropped. A session repeats none more often than once a minute."""
+CHECKPOINT_LIMIT = RateLimit(burst=256, per_s=1)
+"""Checkpoint reports of one rank; beyond them only the newest is passed on."""
+
+
+class RateLimiter:
+    """What may still be taken of an allowance; times are monotonic seconds."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
+        self._level = limit.burst
+        self._refilled_at = -math.inf
+
+    def try_acquire(self, cost: float, now: float) -> bool:
+        """Take so much, if it is there."""
+        self._refill(now)
+        if self._level < cost:
+            return False
+        self._level -= cost
+        return True
+
+    def charge(self, cost: float, now: float) -> float:
+        """Take so much in any case; the seconds to wait before more is taken."""
+        self._refill(now)
+        self._level -= cost
+        return max(0.0, -self._level / self._limit.per_s)
+
+    def wait_s(self, cost: float, now: float) -> float:
+        """Seconds until so much is there."""
+        self._refill(now)
+        return max(0.0, (cost - self._level) / self._limit.per_s)
+
+    def _refill(self, now: float) -> None:
+        self._level = min(self._limit.burst, self._level + (now - self._refilled_at) * self._limit.per_s)
+        self._refilled_at = now
+
+
+class DropReason(StrEnum):
+    """Why the agent dropped a rank's message."""
+
+    MALFORMED = "not a message that the agent knows"
+    TOO_LONG = "a message longer than the agent reads"
+    ANOTHER_RANK = "from a rank that is not of this attempt, or from another one than before on that connection"
+    CONNECTIONS = "from a connection too many"
+    FINDINGS = "a finding too many"
+
+
+@dataclass
+class DropCounter:
+    """Counts the messages of ranks that were dropped on one node; each rank and reason is reported twice at most."""
+
+    node: int
+
+    def __post_init__(self) -> None:
+        self._counts: Counter[tuple[int, DropReason]] = Counter()
+
+    def count(self, rank: int, reason: DropReason, sample: str) -> Finding | None:
+        """Count one; the finding of the first of its rank and reason."""
+        self._counts[rank, reason] += 1
+        if self._counts[rank, reason] > 1:
+            return None
+        return self._finding(rank, f"the agent dropped a message of rank {rank}: {reason}", sample)
+
+    def totals(self) -> Iterator[Finding]:
+        """What to report once the attempt is over, where more than the first was dropped."""
+        for (rank, why), count in self._counts.items():
+            if count > 1:
+                yield self._finding(rank, f"the agent dropped {count:,} messages of rank {rank}: each {why}", "")
+
+    def _finding(self, rank: int, what: str, sample: str) -> Finding:
+        return Finding(
+            code="rank-messages-dropped",
+            severity=Severity.WARNING,
+            what=what,
+            where=f"rank {rank} on node{self.node}",
+            evidence=(sample,) if sample else (),
+            remedy="Find what writes to HOLDFAST_RANK_SOCKET in that rank besides a Session, and how often. The rank "
+            "goes on; its other messages count.",
+        )

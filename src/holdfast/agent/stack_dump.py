@@ -1,0 +1,104 @@
+"""Owns the taking of a rank's Python stacks with py-spy, where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("holdfast.agent")
+
+DUMP_TIMEOUT_S = 5.0
+"""Longest a dump may take; py-spy needs about a second for a large program."""
+
+MAX_DUMP_BYTES = 4 << 20
+"""Kept of a dump: a program may have any number of threads, and frames with names of any length."""
+
+# Thread 4242 (idle): "MainThread"
+#     all_reduce (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2841)
+_MAIN_FRAME = re.compile(
+    r"^Thread .*\"MainThread\"\n\s+(?P<function>\S+) \((?:.*/(?:site-packages|python3\.\d+)/|.*/)?(?P<place>.*)\)$",
+    re.MULTILINE,
+)
+_MAIN_THREAD = re.compile(r"^Thread .*\"MainThread\"\n(?P<frames>(?: +.*\n?)+)", re.MULTILINE)
+_COMMIT = re.compile(r"\bcommit \(.*holdfast/train/session/session\.py:(?P<line>\d+)\)$", re.MULTILINE)
+_BEFORE_STEP_REPORT = re.compile(
+    r"\bend_step \(.*holdfast/train/ft/(?:replica_strategy|semi_sync)\.py:\d+\)$", re.MULTILINE
+)
+"""Where `Session.commit` waits for other replicas, before it tells of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackDump:
+    """The file that holds a process's stacks, and where its main thread stands; empty where there is none."""
+
+    path: str = ""
+    top_frame: str = ""
+    commit_line: int = 0
+    """Line of `Session.commit` that its main thread stands in, past the step's report; 0 elsewhere."""
+
+
+async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDump:
+    """Dump a process's stacks to a file; a stopped process is read without pausing it, since it cannot be paused."""
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return StackDump()
+    options = ["--nonblocking"] if stopped else []
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            "dump",
+            "--pid",
+            str(pid),
+            "--full-filenames",  # which files are the user's shows by their folders
+            *options,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        log.warning("py-spy cannot be started: %s", error)
+        return StackDump()
+    try:
+        output = await asyncio.wait_for(_output(process), DUMP_TIMEOUT_S)
+    except TimeoutError:
+        output = b""
+    if process.returncode is None:
+        process.kill()
+        await process.communicate()  # to its end, or a pipe that is full is never closed
+    if not output:
+        return StackDump()
+    try:
+        into.write_bytes(output)
+    except OSError as error:
+        log.warning("stacks cannot be kept: %s", error)
+        return StackDump()
+    dump = output.decode(errors="replace")
+    match = _MAIN_FRAME.search(dump)
+    innermost = f"{match['function']} ({match['place']})" if match else ""
+    return StackDump(path=str(into), top_frame=innermost, commit_line=commit_line(dump))
+
+
+async def _output(process: asyncio.subprocess.Process) -> bytes:
+    """What it writes, cut at `MOST_BYTES`; nothing where it fails."""
+    assert process.stdout is not None
+    output = bytearray()
+    while more := await process.stdout.read(MAX_DUMP_BYTES - len(output)):
+        output += more
+    if len(output) < MAX_DUMP_BYTES and await process.wait() != 0:
+        return b""
+    return bytes(output)
+
+
+def commit_line(dump: str) -> int:
+    """Line of `Session.commit` that the main thread of a dump stands in, past the step's report; 0 elsewhere."""
+    thread = _MAIN_THREAD.search(dump)
+    if thread is None or _BEFORE_STEP_REPORT.search(thread["frames"]):
+        return 0
+    within = _COMMIT.search(thread["frames"])
+    return int(within["line"]) if within else 0

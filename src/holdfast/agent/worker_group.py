@@ -1,0 +1,681 @@
+"""Owns one attempt's ranks on this node: started together, watched together, ended together.
+
+What happens is said through `say`. When no process of the attempt is left, `RanksStopped` is said, once, with a fresh
+port for the next rendezvous.
+
+One file, longer than others, because starting, watching and ending ranks are one order of things over one state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.echo import Echo
+from holdfast.agent.exit_watcher import ExitWatcher
+from holdfast.agent.hang_detector import HangDetector, RankProgress
+from holdfast.agent.log_retention import LogRetention
+from holdfast.agent.orphans import OrphanProcesses
+from holdfast.agent.prewarm import PrewarmPool, RankSlot
+from holdfast.agent.rank_ipc import RankServer
+from holdfast.agent.rank_preflight import RankPreflight
+from holdfast.agent.rank_process import ForkFunction, ProcessExit, RankProcess
+from holdfast.agent.rank_sockets import RankSockets, rank_channel_missing
+from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT, DropCounter, DropReason, RateLimiter
+from holdfast.agent.rendezvous_check import RendezvousCheck, no_rendezvous_finding
+from holdfast.agent.rendezvous_port import ReservedPort
+from holdfast.agent.sources import Sources
+from holdfast.agent.state_memory import StateMemory
+from holdfast.agent.step_aggregator import StepAggregator
+from holdfast.agent.tcp_store_host import TcpStoreHost, hosts_store
+from holdfast.agent.zygote import RankCommand
+from holdfast.clock import Clock
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.events import (
+    AgentEvent,
+    CheckpointCommitted,
+    ExitReason,
+    FindingRaised,
+    RankExited,
+    RanksDrained,
+    RanksStarted,
+    RanksStopped,
+    RankState,
+)
+from holdfast.findings import Finding, Severity, replica_suffix
+from holdfast.host.processes import state_letter
+from holdfast.protocol.clipping import clip_finding
+from holdfast.protocol.metric_validation import DroppedMetrics
+from holdfast.protocol.orders import Progress, RankLaunch, StartRanks
+from holdfast.protocol.rank_messages import (
+    Activity,
+    ActivityChanged,
+    AgentToRank,
+    CheckpointAndExitNow,
+    ExitingOnRequest,
+    FindingReported,
+    Hello,
+    InjectRankFault,
+    ProgramEnded,
+    RankCheckpointCommitted,
+    RankFault,
+    RankStep,
+    RankToAgent,
+    TakeCheckpointNow,
+)
+from holdfast.protocol.rank_output import OutputSource
+
+log = logging.getLogger("holdfast.agent")
+
+DUPLICATE_FINDING_S = 60.0
+"""The same that other ranks notice within this time is known: a loss that is no number soon is every rank's."""
+
+EXIT_GRACE_S = 2.0
+"""Longest that a rank which has hung up gets to end by itself before it is killed: an interpreter clears up first."""
+
+PREWARM_AFTER_FIRST_STEP_S = 5.0
+"""Time from an attempt's first step until programs are held for the next one."""
+
+PREWARM_AFTER_START_S = 30.0
+"""The same from the start of ranks that tell of no step."""
+
+IPC_DRAIN_TIMEOUT_S = 0.25
+"""Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
+
+
+@dataclass
+class _RankLimits:
+    """What one rank may still have passed on."""
+
+    metrics: DroppedMetrics
+    findings: RateLimiter = field(default_factory=lambda: RateLimiter(FINDING_LIMIT))
+    checkpoints: RateLimiter = field(default_factory=lambda: RateLimiter(CHECKPOINT_LIMIT))
+    pending_checkpoint: RankCheckpointCommitted | None = None
+    """The latest checkpoint that waits to be passed on, until `later`."""
+    pending_timer: asyncio.TimerHandle | None = None
+
+
+class WorkerGroup:
+    """The ranks of one replica on this node, in one attempt."""
+
+    def __init__(
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        sockets: Path,
+        folder: Path,
+        rendezvous_port: ReservedPort,
+        clock: Clock,
+        get_code: Callable[[str], Coroutine[None, None, Path]],
+        log_retention: LogRetention,
+        prewarm_pool: PrewarmPool,
+        state_memory: StateMemory,
+        store_host: TcpStoreHost,
+        sources: Sources,
+        send: Callable[[AgentEvent | Progress], int],
+        on_step: Callable[[int, int], None],
+        on_stopped: Callable[[WorkerGroup], None],
+        echo: Echo | None = None,
+    ) -> None:
+        self.replica = order.replica
+        self.attempt = order.attempt
+        self._order = order
+        self._node = node
+        self._folder = folder
+        self._rendezvous_port = rendezvous_port
+        self._clock = clock
+        self._get_code = get_code
+        self._code_task: asyncio.Task[Path] | None = None
+        self._log_retention = log_retention
+        self._echo = echo
+        self._prewarm_pool = prewarm_pool
+        self._state_memory = state_memory
+        self._store_host = store_host
+        self._sources = sources
+        self._comparing: asyncio.Task[None] | None = None
+        self._store_task: asyncio.Task[None] | None = None
+        self._rendezvous_check: RendezvousCheck | None = None
+        self._rendezvous_task: asyncio.Task[None] | None = None
+        self._prewarm_timer: asyncio.TimerHandle | None = None
+        self._commands: dict[RankSlot, RankCommand] = {}
+        self._send = send
+        self._on_step = on_step
+        self._on_stopped = on_stopped
+        self._hang_detector = HangDetector(order, node=node, folder=folder, clock=clock, send=send)
+        self._step_aggregator = StepAggregator(order, node=node, send=send)
+        self._exit_watcher = ExitWatcher(
+            order,
+            node=node,
+            folder=folder,
+            pid_of=self._running_pid,
+            steps_of=self._step_count,
+            report_finding=self._report_finding,
+            kill=self._kill_ended_program,
+        )
+        self._orphans = OrphanProcesses(
+            folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
+        )
+        self._rank_sockets = RankSockets(sockets)
+        self.processes = [RankProcess(launch, sockets / self._socket_name(launch), clock) for launch in order.launches]
+        self._rank_servers = {
+            launch.rank: RankServer(self, rank=launch.rank, world_size=int(launch.env.get("WORLD_SIZE", 2**31)))
+            for launch in order.launches
+        }
+        self._drop_counter = DropCounter(node)
+        self._limits: dict[int, _RankLimits] = {}
+        """Of each rank, for what it has passed on."""
+        self._unreachable: set[int] = set()
+        """Processes, by rank, of which it was said that they cannot reach this agent."""
+        self._exit_tasks: set[asyncio.Task[None]] = set()
+        self._recent_findings: dict[str, tuple[int, float]] = {}
+        """Which rank said a finding of each code last, and when."""
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        """Whether the node is taken away, and no rank has yet said that it takes no further step."""
+        self._started = asyncio.Event()
+        self._exited_count = 0
+        self._cancelled = asyncio.Event()
+        """The order to stop came before anything was started."""
+
+    @property
+    def running(self) -> tuple[RankState, ...]:
+        return tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes if process.running)
+
+    async def start(self) -> None:
+        """Get the code and open the ranks' sockets, then start them all."""
+        code, problem = await self._fetch_code()
+        await self._open_rank_servers()
+        await RankPreflight(
+            self._order, node=self._node, report_finding=self._report_finding, cancelled=self._cancelled
+        ).wait()
+        if self._cancelled.is_set():
+            self._finish()
+            return
+        if problem is not None:
+            self._started.set()
+            for process in self.processes:
+                process.end_without_process(problem, self._on_exit)
+            return
+        self._orphans.create_cgroup()
+        slots = {(self.replica, number): process for number, process in enumerate(self.processes)}
+        self._commands = {
+            slot: process.command(
+                code,
+                self._state_memory.environ(slot, peer_checkpoint=process.has_peer_checkpoint),
+                cgroup=self._orphans.cgroup,
+            )
+            for slot, process in slots.items()
+        }
+        if not self._order.code_digest:
+            self._comparing = asyncio.ensure_future(self._compare_sources([*self._commands.values()]))
+        self._host_store()
+        for process, (slot, command) in zip(self.processes, self._commands.items(), strict=True):
+            if self._echo is not None:
+                speaker = OutputSource(replica=self.replica, rank=process.rank, attempt=self.attempt)
+                self._echo.follow(
+                    Path(process.launch.log), speaker, several=self._order.env.get("HOLDFAST_REPLICA_COUNT", "1") != "1"
+                )
+            await process.start(self._on_exit, command, self._fork_function(process, slot))
+            if self._order.log_max_bytes is not None:
+                who = f"rank {process.rank}{replica_suffix(self.replica)}"
+                self._log_retention.add(who, Path(process.launch.log), self._order.log_max_bytes)
+        started = tuple(RankState(rank=each.rank, pid=each.pid, prewarmed=each.prewarmed) for each in self.processes)
+        self._send(
+            RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
+        )
+        self._started.set()
+        if self._cancelled.is_set():  # the order to stop came while they were being started
+            self.stop(0.0)
+        self._hang_detector.start()
+        self._watch_rendezvous()
+        self._schedule_prewarm(PREWARM_AFTER_START_S)
+
+    async def _compare_sources(self, programs: Sequence[RankCommand]) -> None:
+        """Warn of code in place that is not what the attempt before was started with; beside the ranks' start."""
+        if finding := await self._sources.compare(self.replica, self.attempt, programs):
+            self._report_finding(finding)
+
+    def _host_store(self) -> None:
+        """Host the store that the replica's ranks meet at, where rank 0 is here and is not to; beside their start."""
+        first = next((command for command in self._commands.values() if command.rank == 0), None)
+        if first is not None and hosts_store(first.environ, range(1)):
+            self._store_task = asyncio.ensure_future(self._start_store(first))
+
+    async def _start_store(self, first: RankCommand) -> None:
+        output = self._folder / f"tcp-store-{self.replica}.log"
+        if finding := await self._store_host.serve(self.replica, int(first.environ["MASTER_PORT"]), first, output):
+            self._report_finding(finding)
+
+    def _watch_rendezvous(self) -> None:
+        """Watch whether rank 0 ever meets the others, where it is here and is meant to."""
+        first = next((process for process in self.processes if process.rank == 0), None)
+        command = next((command for command in self._commands.values() if command.rank == 0), None)
+        if first is not None and command is not None:
+            self._rendezvous_check = RendezvousCheck(command, pid_of=lambda: first.pid if first.running else None)
+            self._rendezvous_task = asyncio.ensure_future(self._rendezvous_check.watch())
+
+    def _report_no_rendezvous(self) -> None:
+        """Warn of a rank 0 without a Session that ended well and never met another rank."""
+        if self._rendezvous_task is not None:
+            self._rendezvous_task.cancel()
+        well = all(process.succeeded for process in self.processes)
+        if (
+            self._rendezvous_check is not None
+            and self._rendezvous_check.missed
+            and well
+            and 0 not in self._hang_detector.progress
+        ):
+            self._report_finding(no_rendezvous_finding(self._node, self.replica))
+
+    def _socket_name(self, launch: RankLaunch) -> str:
+        return f"{self.replica}-{self.attempt}-{launch.rank}"
+
+    async def _open_rank_servers(self) -> None:
+        """Open the ranks' sockets; ranks run without a channel rather than not at all."""
+        servers = {self._socket_name(process.launch): self._rank_servers[process.rank] for process in self.processes}
+        refusals = await self._rank_sockets.open(servers)
+        for process in self.processes:
+            process.socket = self._rank_sockets.folder / self._socket_name(process.launch)
+        if refusals:
+            self._report_unreachable([process.rank for process in self.processes], refusals)
+
+    def _report_unreachable(self, ranks: list[int], refusals: tuple[str, ...]) -> None:
+        """Some processes cannot reach this agent, which is said once of each."""
+        if fresh := sorted(set(ranks) - self._unreachable):
+            self._unreachable.update(fresh)
+            self._report_finding(
+                rank_channel_missing(self._node, ", ".join(map(str, fresh)) + replica_suffix(self.replica), refusals)
+            )
+
+    def _fork_function(self, process: RankProcess, slot: RankSlot) -> ForkFunction | None:
+        return partial(self._prewarm_pool.fork, slot) if process.launch.prewarm else None
+
+    def _schedule_prewarm(self, delay_s: float) -> None:
+        """Have the programs of these ranks held, for their next start, after so long."""
+        if self._prewarm_timer is not None:
+            self._prewarm_timer.cancel()
+        if programs := self._prewarm_commands:
+            later = asyncio.get_running_loop().call_later
+            self._prewarm_timer = later(delay_s, self._prewarm_pool.keep_prewarmed, self.replica, programs)
+
+    @property
+    def _prewarm_commands(self) -> dict[RankSlot, RankCommand]:
+        warm = {process.rank for process in self.processes if process.launch.prewarm}
+        return {slot: command for slot, command in self._commands.items() if command.rank in warm}
+
+    async def prewarm(self, code: Path) -> None:
+        """Have these ranks' programs held as they are in another folder of code, which they are to run soon."""
+        await self._prewarm_pool.prewarm(
+            {slot: command.with_code(code) for slot, command in self._prewarm_commands.items()}
+        )
+
+    async def _fetch_code(self) -> tuple[Path, ProcessExit | None]:
+        """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
+        if not self._order.code_digest:
+            return Path(), None
+        self._code_task = asyncio.ensure_future(self._get_code(self._order.code_digest))
+        await asyncio.wait([self._code_task])
+        if self._code_task.cancelled():
+            return Path(), None
+        error = self._code_task.exception()
+        if error is None:
+            return self._code_task.result(), None
+        if not isinstance(error, HoldfastError):
+            raise error
+        finding = error.findings[0]
+        self._report_finding(finding)
+        evidence = "; ".join(finding.evidence)
+        return Path(), ProcessExit(
+            at=self._clock(), reason=ExitReason.CODE_DELIVERY_FAILED, code=1, error=finding.what, evidence=evidence
+        )
+
+    def stop(self, grace_s: float, *, together: bool = False) -> None:
+        """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once.
+
+        Sessions of replicas that all end `together` hear of it first.
+        """
+        if not self._started.is_set():
+            self._cancelled.set()
+            if self._code_task is not None:
+                self._code_task.cancel()
+            return
+        kill_at = asyncio.get_running_loop().time() + grace_s
+        if self._kill_timer is not None:
+            if self._kill_timer.when() <= kill_at:
+                return  # asked again: the first grace holds
+            self._kill_timer.cancel()
+        if grace_s <= 0:
+            self._kill_now()
+            return
+        if together:
+            self.send_to_ranks(CheckpointAndExitNow(all_replicas=True))
+        self._signal_all(signal.SIGTERM)
+        self._kill_timer = asyncio.get_running_loop().call_at(kill_at, self._kill_after_grace, grace_s)
+
+    def drain(self, grace_s: float) -> None:
+        """End every rank because the node is taken away: each has `grace_s` to save, and it is said when one has."""
+        self._draining = True
+        self.send_to_ranks(TakeCheckpointNow())
+        self.stop(grace_s)
+
+    def send_to_ranks(self, request: AgentToRank) -> None:
+        """Ask something of every rank that speaks to us."""
+        for channel in self._rank_servers.values():
+            channel.send(request)
+
+    def inject(self, rank: int, fault: RankFault) -> None:
+        """Have a rank's Session do to itself what no signal does; says so where it has none."""
+        self._send_to_sessions([self._rank_servers[rank]], InjectRankFault(fault=fault), f"does `{fault}`")
+
+    def send_to_sessions(self, request: AgentToRank, what: str) -> None:
+        """Ask something that a Session does; says so where no rank has one."""
+        self._send_to_sessions([*self._rank_servers.values()], request, what)
+
+    def _send_to_sessions(self, servers: Sequence[RankServer], request: AgentToRank, what: str) -> None:
+        for channel in servers:
+            channel.send(request)
+        if not any(channel.connections for channel in servers):
+            self._report_finding(
+                Finding(
+                    code="no-session",
+                    severity=Severity.WARNING,
+                    what=f"no rank of node{self._node} has opened a Session, so none {what} when asked",
+                    where=f"node{self._node}",
+                    remedy="Ranks that are still starting will have one; others need the few lines of holdfast.train.",
+                )
+            )
+
+    def pid_of(self, rank: int) -> int | None:
+        """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""
+        progress = self._hang_detector.progress.get(rank)
+        if progress is not None:
+            return None if progress.closed else progress.pid
+        return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
+
+    def report_silent(self, *, all_ranks: bool) -> None:
+        """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these.
+
+        A rank that cannot have reached this agent is no suspect for its silence.
+        """
+        running = [process for process in self.processes if process.running]
+        pids = {rank: pid for process in running for rank, pid in process.pids().items()}
+        cut_off = [process for process in running if not self._rank_servers[process.rank].reachable]
+        silent = {rank for process in cut_off for rank in process.pids() if rank not in self._hang_detector.progress}
+        if lost := [process for process in cut_off if silent & process.pids().keys()]:
+            gone = tuple(f"{process.socket} is gone" for process in lost)
+            self._report_unreachable([process.rank for process in lost], gone)
+        self._hang_detector.report_silent(
+            {rank: pid for rank, pid in pids.items() if rank not in silent}, all_ranks=all_ranks
+        )
+
+    def _running_pid(self, rank: int) -> int | None:
+        """A rank's own process while it runs, whether or not its Session has ended."""
+        process = next((process for process in self.processes if rank in process.ranks and process.running), None)
+        if process is None:
+            return None
+        progress = self._hang_detector.progress.get(rank)
+        return progress.pid if progress is not None and process.launch.rank_count > 1 else process.pid
+
+    def _step_count(self, rank: int) -> int:
+        """A number that grows with the steps of the ranks that a rank's process stands for."""
+        process = next(process for process in self.processes if rank in process.ranks)
+        progress_by_rank = self._hang_detector.progress
+        return sum(progress_by_rank[each].step for each in process.ranks if each in progress_by_rank)
+
+    def _kill_ended_program(self, rank: int) -> bool:
+        """End the process that stands for a rank, if the programs of all its ranks have ended."""
+        process = next(process for process in self.processes if rank in process.ranks)
+        code = self._exit_watcher.exit_code(process.ranks)
+        if code is None:
+            return False
+        for each in process.ranks:
+            self._hang_detector.mark_closed(each)
+        process.kill_as_exited(code)
+        return True
+
+    def kill_orphans(self) -> None:
+        """The agent leaves: end every process of the attempt at once, whatever is still to be reported of it."""
+        self._orphans.kill([process.pid for process in self.processes if process.pid])
+
+    def dump_stacks(self) -> None:
+        """Say where every rank stands."""
+        running = (process for process in self.processes if process.running)
+        for rank, pid in ((rank, pid) for process in running for rank, pid in process.pids().items()):
+            self._hang_detector.dump_stacks(rank, pid)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.stop(number)
+            if number is not signal.SIGKILL:
+                process.signal(signal.SIGCONT, group=True)
+
+    def _kill_now(self) -> None:
+        """Kill every rank; one that has hung up is on its way out, and how it ends by itself may be the cause."""
+        exiting = [
+            process
+            for process in self.processes
+            if process.running and process.launch.rank_count == 1 and self._hang_detector.has_closed(process.rank)
+        ]
+        for process in self.processes:
+            if process not in exiting:
+                process.stop(signal.SIGKILL)
+        if exiting:
+            self._kill_timer = asyncio.get_running_loop().call_later(EXIT_GRACE_S, self._signal_all, signal.SIGKILL)
+
+    def _kill_after_grace(self, grace_s: float) -> None:
+        """The grace is over: kill what is left, and say who has not used it."""
+        remaining = [process for process in self.processes if process.running]
+        if remaining:
+            ranks = ", ".join(str(process.rank) for process in remaining) + replica_suffix(self.replica)
+            states = tuple(
+                f"rank {process.rank}, process {process.pid}, state {state_letter(process.pid)}"
+                for process in remaining
+            )
+            finding = Finding(
+                code="ignored-sigterm",
+                severity=Severity.WARNING,
+                what=f"rank {ranks} was still there {grace_s:g} s after SIGTERM, and was killed",
+                where=f"node{self._node}",
+                evidence=states[:8],
+                remedy="Have the program end on SIGTERM (a Session does), or raise `recovery.stop_grace_s`.",
+            )
+            self._report_finding(finding)
+        self._signal_all(signal.SIGKILL)
+
+    def _report_finding(self, finding: Finding) -> None:
+        self._send(FindingRaised(at=self._clock(), finding=finding))
+
+    # What ranks say
+
+    def on_close(self, rank: int) -> None:
+        """A rank has closed its connection."""
+        self._hang_detector.mark_closed(rank)
+
+    def on_drop(self, rank: int, reason: DropReason, sample: str) -> None:
+        """A message of a rank was dropped."""
+        if (finding := self._drop_counter.count(rank, reason, sample)) is not None:
+            log.warning("%s: %s", finding.what, sample)
+            self._report_finding(finding)
+
+    def on_message(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
+        """Take in a rank's message; `dropped` are metrics that it could not have, and why."""
+        match message:
+            case Hello():
+                self._hang_detector.add_rank(
+                    rank, RankProgress(message.pid, self._clock.offset_s(message.clock) or 0.0)
+                )
+                self._step_aggregator.add_rank(rank)
+            case RankStep():
+                progress = self._hang_detector.progress[rank]
+                if progress.step < 0:
+                    self._schedule_prewarm(PREWARM_AFTER_FIRST_STEP_S)
+                progress.on_step(message.step)
+                self._step_aggregator.add(rank, _to_agent_time(message, progress.clock_ahead_s))
+                self._on_step(rank, message.step)
+                for finding in self._limits_of(rank).metrics.report(message.step, dropped):
+                    self._report_finding(finding)
+            case ActivityChanged():
+                self._hang_detector.progress[rank].set_activity(message.to)
+                if self._draining and message.to is Activity.FINISHED:
+                    self._report_drained()
+            case RankCheckpointCommitted():
+                self._on_checkpoint(rank, message)
+            case ProgramEnded():
+                self._exit_watcher.on_program_over(message)
+            case ExitingOnRequest():
+                self._hang_detector.progress[rank].exits_on_request = True
+            case FindingReported(finding=finding):
+                self._forward_finding(rank, clip_finding(finding))
+
+    def _limits_of(self, rank: int) -> _RankLimits:
+        if rank not in self._limits:
+            who = f"rank {rank}{replica_suffix(self.replica)} on node{self._node}"
+            self._limits[rank] = _RankLimits(DroppedMetrics(who))
+        return self._limits[rank]
+
+    def _on_checkpoint(self, rank: int, message: RankCheckpointCommitted) -> None:
+        """Pass a checkpoint on; of too many in a row only the newest, once it is time for it."""
+        limits, now = self._limits_of(rank), time.monotonic()
+        if limits.pending_timer is not None:
+            limits.pending_checkpoint = message
+        elif limits.checkpoints.try_acquire(1, now):
+            self._send_checkpoint(message)
+        else:
+            limits.pending_checkpoint = message
+            wait_s = limits.checkpoints.wait_s(1, now)
+            limits.pending_timer = asyncio.get_running_loop().call_later(wait_s, self._send_pending_checkpoint, rank)
+
+    def _send_pending_checkpoint(self, rank: int) -> None:
+        limits = self._limits_of(rank)
+        if limits.pending_timer is not None and limits.pending_checkpoint is not None:
+            limits.pending_timer.cancel()
+            limits.checkpoints.charge(1, time.monotonic())
+            self._send_checkpoint(limits.pending_checkpoint)
+        limits.pending_timer = limits.pending_checkpoint = None
+
+    def _send_checkpoint(self, message: RankCheckpointCommitted) -> None:
+        self._step_aggregator.flush()  # the step comes before its checkpoint
+        self._send(
+            CheckpointCommitted(
+                at=self._clock(),
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                step=message.step,
+                path=message.path,
+                took_s=message.took_s,
+            )
+        )
+
+    def _forward_finding(self, rank: int, finding: Finding) -> None:
+        """Pass a finding on, unless another rank has just said the same, or this one says too many."""
+        first, at = self._recent_findings.get(finding.code, (rank, 0.0))
+        if first != rank and time.monotonic() - at < DUPLICATE_FINDING_S:
+            return
+        if not self._limits_of(rank).findings.try_acquire(1, time.monotonic()):
+            self.on_drop(rank, DropReason.FINDINGS, finding.what)
+            return
+        self._recent_findings[finding.code] = rank, time.monotonic()
+        self._report_finding(finding)
+
+    def _report_drained(self) -> None:
+        self._draining = False
+        self._step_aggregator.flush()
+        self._send(RanksDrained(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt))
+
+    # How ranks end
+
+    def _on_exit(self, process: RankProcess) -> None:
+        self._exit_tasks.add(asyncio.ensure_future(self._report_exit(process)))
+
+    async def _report_exit(self, process: RankProcess) -> None:
+        """Say how a rank ended, after all that it has said itself, and after all were started."""
+        await self._started.wait()
+        await self._rank_servers[process.rank].drain(IPC_DRAIN_TIMEOUT_S)
+        for rank in self._rank_servers[process.rank].known_ranks:
+            self._send_pending_checkpoint(rank)
+        self._step_aggregator.flush()
+        if process.succeeded and (at_work := self._hang_detector.running_ranks(process.ranks)):
+            process.mark_orphaned_ranks(at_work[0])
+        ended = process.exit
+        assert ended is not None
+        self._hang_detector.mark_closed(process.rank)
+        progress = self._hang_detector.progress.get(process.rank)
+        by_code = ended.reason is ExitReason.CODE and ended.code == ExitCode.CHECKPOINTED_AND_EXITED
+        self._send(
+            RankExited(
+                at=ended.at,
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                rank=process.rank,
+                reason=ended.reason,
+                code=ended.code,
+                stopped=ended.stopped,
+                error=ended.error,
+                evidence=ended.evidence,
+                first_failed_rank=ended.first_failed_rank,
+                error_location=ended.error_location,
+                last_step=progress.step if progress else -1,
+                has_session=progress is not None,
+                exited_on_request=by_code and self._hang_detector.exited_on_request(process.ranks),
+            )
+        )
+        self._exited_count += 1
+        if self._exited_count == len(self.processes):
+            self._finish()
+
+    def _finish(self) -> None:
+        """All ranks have ended: end what they left behind, then say that nothing is left."""
+        self._hang_detector.stop()
+        self._exit_watcher.stop()
+        if self._store_task is not None:
+            self._store_task.cancel()
+            self._store_host.close(self.replica)
+        for timer in (self._kill_timer, self._prewarm_timer):
+            if timer is not None:
+                timer.cancel()
+        for channel in self._rank_servers.values():
+            channel.close()
+        self._rank_sockets.clean_up()
+        for finding in self._drop_counter.totals():
+            self._report_finding(finding)
+        self._report_no_rendezvous()
+        ranks = [process.pid for process in self.processes if process.pid]
+        if ranks:
+            well = all(process.succeeded for process in self.processes)
+            launcher = any(process.launch.rank_count > 1 for process in self.processes)
+            finding = self._orphans.finding(f"node{self._node}", ranks, succeeded=well, launcher=launcher)
+            if finding is not None:
+                self._report_finding(finding)
+        if left := self._orphans.kill(ranks):
+            log.error("processes %s outlive SIGKILL; the kernel holds them", left)
+        for process in self.processes:
+            process.clean_up()
+            self._log_retention.remove(Path(process.launch.log))
+            if self._echo is not None:
+                self._echo.drain(Path(process.launch.log))
+        self._rendezvous_port.renew()
+        self._send(
+            RanksStopped(
+                at=self._clock(),
+                node=self._node,
+                replica=self.replica,
+                attempt=self.attempt,
+                port=self._rendezvous_port.number,
+            )
+        )
+        self._on_stopped(self)
+
+
+def _to_agent_time(step: RankStep, ahead_s: float) -> RankStep:
+    return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)

@@ -1,0 +1,94 @@
+"""Owns the arguments that several verbs share, and how they name a job, a place or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.output import Output
+from holdfast.errors import ExitCode, failure
+
+if TYPE_CHECKING:
+    from holdfast.job.loader import LoadedJob
+
+DEFAULT_FILE = Path("job.yaml")
+LOCAL = "local"
+"""Where to run by default, and the one place that is known to be no cluster before its target is read."""
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    """What a shell offers for a run: ids, newest first."""
+    from holdfast import api
+
+    return [run.run_id for run in api.runs() if run.run_id.startswith(incomplete)]
+
+
+def _complete_target(incomplete: str) -> list[str]:
+    """What a shell offers for `--on`."""
+    import os
+
+    from holdfast.job.targets import known_targets
+
+    return [name for name in known_targets(Path.cwd(), os.environ) if name.startswith(incomplete)]
+
+
+FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file; job.yaml when none is given.")]
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="Where to run; `holdfast target` lists them.",
+        autocompletion=_complete_target,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field of the job; may be repeated.")
+]
+NodesOption = Annotated[
+    str | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N; 2..4 is a range.")
+]
+RanksOption = Annotated[
+    int | None, typer.Option("--ranks-per-node", metavar="N", help="Same as --set ranks_per_node=N.")
+]
+GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", help="Same as --set gpus_per_node=N.")]
+NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.", autocompletion=_complete_run),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
+
+
+def job_from_args(
+    file: Path | None,
+    command: Sequence[str],
+    overrides: Sequence[str] | None,
+    *,
+    nodes: str | None = None,
+    gpus_per_node: int | None = None,
+    ranks_per_node: int | None = None,
+    name: str | None = None,
+) -> tuple[LoadedJob, Path]:
+    """The job that a command line asks for, and the folder that its relative paths start from."""
+    from holdfast import api
+
+    if file is not None and command:
+        what = "a job file and a command were given, and a run has one of them"
+        remedy = "Leave one out; `--set` changes single fields of a file."
+        raise failure("file-and-command", what, exit_code=ExitCode.USAGE, remedy=remedy)
+    if not command:
+        file = file or DEFAULT_FILE
+    loaded = api.load(
+        file,
+        command=command,
+        overrides=overrides or (),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        ranks_per_node=ranks_per_node,
+        name=name,
+    )
+    return loaded, file.parent if file else Path()

@@ -1,0 +1,69 @@
+"""Owns how a finding looks: what, where, the evidence, what to do, whose fault."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from holdfast.cli.output import Output, print_stderr, to_json
+from holdfast.findings import OWNER_TEXT, Finding, Owner, Severity
+from holdfast.report.formatting import duration, sanitize
+
+if TYPE_CHECKING:
+    from holdfast.report.run_status import RunStatus
+
+_STYLES: dict[Severity, str] = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_LABEL_WIDTH = 12
+
+
+def render_finding(finding: Finding, age_s: float | None = None) -> Text:
+    """A finding on a few lines, ending without a newline; with its age, where it is of the past."""
+    style = _STYLES[finding.severity]
+    ago = "" if age_s is None else f", {duration(age_s)} ago"
+    words = f"{ago}: {sanitize(finding.what)}"
+    head = Text.assemble((finding.severity.value, style), words, (f"  [{sanitize(finding.code)}]", "dim"))
+    return Text("\n").join([head, *_rows(finding)])
+
+
+def render_findings(findings: Iterable[Finding]) -> Text:
+    """Findings one below the other."""
+    return join_blocks(map(render_finding, findings))
+
+
+def join_blocks(told: Iterable[Text]) -> Text:
+    """Blocks one below the other."""
+    return Text("\n\n").join(told)
+
+
+def render_recent(status: RunStatus, now: float, *, most: int = 0) -> list[Text]:
+    """A block for each of the latest findings of a run (`most` of them, or all that are kept), with its age."""
+    told = list(zip(status.findings, status.findings_at, strict=True))
+    return [render_finding(finding, max(0.0, now - at)) for finding, at in told[-most:]]
+
+
+def print_findings(findings: Sequence[Finding], output: Output) -> None:
+    """Say findings on standard error, beside whatever else a verb answers."""
+    if output is Output.JSON:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{to_json({'findings': findings})}\n")
+    elif findings:
+        print_stderr(render_findings(findings))
+
+
+def _rows(finding: Finding) -> Iterator[Text]:
+    if finding.where:
+        yield _row("where", sanitize(finding.where))
+    for number, line in enumerate(finding.evidence):
+        yield _row("" if number else "evidence", sanitize(line))
+    if finding.remedy:
+        yield _row("what to do", sanitize(finding.remedy))
+    if finding.owner is not Owner.USER:
+        yield _row("fixable by", OWNER_TEXT[finding.owner])
+
+
+def _row(label: str, text: str) -> Text:
+    return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text)

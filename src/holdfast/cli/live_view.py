@@ -1,0 +1,253 @@
+"""Owns what a run looks like while it goes on: a headline, nodes and ranks, the last events and findings.
+
+Refuses to own the loop that feeds it (watching.py) and what is known of a run (report/run_status.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.event_text import EventLineFilter
+from holdfast.cli.finding_text import render_recent
+from holdfast.events import AnyEvent
+from holdfast.metrics.metric_text import BREAKDOWN, DETAILS, format_metrics, format_number
+from holdfast.report.formatting import count, duration, format_numbers, percentage, sanitize, short_digest
+from holdfast.report.goodput import Ledger, update_ledger
+from holdfast.report.rank_table import RankPhase, RankStatus
+from holdfast.report.run_status import NodePhase, NodeStatus, ReplicaStatus, RunPhase, RunStatus
+from holdfast.report.status_reducer import update_status
+from holdfast.report.world_size_text import format_world_size
+
+MOST_ROWS = 16
+"""Rows of the table of nodes; with more ranks than this, each node gets one row for all of its ranks."""
+LINES_SHOWN = 6
+FINDINGS_SHOWN = 2
+BAR_WIDTH = 30
+
+_PHASE_STYLES: dict[RunPhase, str] = {
+    RunPhase.PENDING: "yellow",
+    RunPhase.STARTING: "cyan",
+    RunPhase.RUNNING: "green",
+    RunPhase.RECOVERING: "bold yellow",
+    RunPhase.STOPPING: "yellow",
+    RunPhase.SUCCEEDED: "bold green",
+    RunPhase.FAILED: "bold red",
+    RunPhase.CANCELLED: "bold yellow",
+}
+_NODE_STYLES: dict[NodePhase, str] = {NodePhase.JOINED: "green", NodePhase.GONE: "red"}
+_RANK_STYLES: dict[RankPhase, str] = {
+    RankPhase.RUNNING: "green",
+    RankPhase.EXITED: "",
+    RankPhase.STOPPED: "dim",
+}
+
+
+class LiveView:
+    """A live picture of a run; give it every event, and print it whenever you like."""
+
+    def __init__(self, clock: Callable[[RunStatus], float] = lambda status: status.now) -> None:
+        self._clock = clock
+        self._line_filter = EventLineFilter()
+        self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
+        self._output: RenderableType = Group()
+        self._ledger = Ledger()
+        self.status = RunStatus()
+
+    def on_event(self, event: AnyEvent) -> None:
+        self.status = update_status(self.status, event)
+        self._ledger = update_ledger(self._ledger, event)
+        self._lines.extend(self._line_filter.lines_for(event))
+
+    def add_note(self, text: str) -> None:
+        """Say something that is no event."""
+        self._lines.append(text)
+
+    def show_output(self, who: str, lines: list[str]) -> None:
+        """What a rank wrote last."""
+        heading = Text(f"{who} wrote; `holdfast logs -f` shows all ranks", style="dim")
+        words = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
+        self._output = Group(Text(), heading, *words)
+
+    def __rich__(self) -> RenderableType:
+        recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
+        now = self._clock(self.status)
+        findings = render_recent(self.status, now, most=FINDINGS_SHOWN)
+        return Group(
+            render_status(self.status, now, self._ledger.run_account(now).ettr), self._output, Text(), recent, *findings
+        )
+
+
+def render_status(status: RunStatus, now: float, ettr: float | None = None) -> RenderableType:
+    """Headline, progress, and the table of nodes and ranks; `ettr` is up to now."""
+    parts: list[RenderableType] = [_headline(status, now), *_world_sizes(status), *_progress(status, now, ettr)]
+    if status.waiting_for:
+        parts.append(Text(sanitize(status.waiting_for), style="yellow"))
+    if status.nodes:
+        parts += [Text(), nodes_table(status)]
+    return Group(*parts)
+
+
+def _headline(status: RunStatus, now: float) -> Text:
+    end = now if status.finished_at is None else status.finished_at
+    age = duration(end - status.created_at) if status.created_at is not None else ""
+    restarts = count(status.restarts, "restart") if status.restarts else ""
+    code = f"code {short_digest(status.code)}" if status.code else ""
+    facts = [fact for fact in (age, restarts, code, _prewarm_text(status)) if fact]
+    phase = (status.phase.value, _PHASE_STYLES[status.phase])
+    return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
+
+
+def _prewarm_text(status: RunStatus) -> str:
+    """Whether the next start of its ranks will be warm."""
+    warm = sum(len(replica.prewarmed) for replica in status.replicas.values())
+    ranks = sum(replica.world_size for replica in status.replicas.values())
+    if not warm or status.finished_at is not None:
+        return ""
+    return "warm" if warm >= ranks else f"{warm} of {ranks} ranks warm"
+
+
+def _world_sizes(status: RunStatus) -> Iterator[Text]:
+    """What a run goes on with that has lost nodes."""
+    for replica in status.replicas.values():
+        if (
+            replica.world_size_change is not None
+            and replica.world_size_change.missing_nodes
+            and status.finished_at is None
+        ):
+            yield Text(format_world_size(replica.world_size_change), style="bold yellow")
+
+
+def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Text]:
+    lead = status.leader
+    if lead.step is None:
+        return
+    figures = [_step(lead)]
+    if lead.loss is not None:
+        figures.append(f"loss {format_number(lead.loss)}")
+    moves = status.is_progressing(now)
+    if moves:
+        figures += _speed(status)
+    elif still_s := lead.stalled_s(now):
+        figures.append(f"no step for {duration(still_s)}")
+    if ettr is not None:
+        figures.append(f"ETTR {percentage(ettr)}")
+    yield Text("   ".join(figures))
+    if moves and (details := format_metrics(lead.metrics, DETAILS)):
+        yield Text("   ".join(details), style="dim")
+    for words in format_metrics(lead.metrics, BREAKDOWN) if moves else ():
+        yield Text(words, style="dim")
+    if status.checkpoint is not None:
+        ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
+        yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")
+
+
+def _speed(status: RunStatus) -> Iterator[str]:
+    lead = status.leader
+    if status.tokens_per_s is not None:
+        each = f" ({status.tokens_per_s_per_device:,.0f} a device)" if status.devices > 1 else ""
+        yield f"{status.tokens_per_s:,.0f} tokens/s{each}"
+    if lead.seconds_per_step is not None:
+        yield f"{duration(lead.seconds_per_step)} a step"
+    if lead.remaining_s is not None and status.phase is RunPhase.RUNNING:
+        yield f"{duration(lead.remaining_s)} left"
+
+
+def _step(replica: ReplicaStatus) -> str:
+    if replica.step is None or not replica.total_steps:
+        return f"step {replica.step}"
+    fraction = min(1.0, replica.step / replica.total_steps)
+    done = round(fraction * BAR_WIDTH)
+    return f"step {replica.step}/{replica.total_steps} {'█' * done}{'░' * (BAR_WIDTH - done)} {fraction:.0%}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    node: NodeStatus
+    ranks: str
+    pids: str
+    doing: Text
+    healthy: bool
+
+
+def nodes_table(status: RunStatus) -> Table:
+    """Nodes with their ranks; where they are too many, those that are not well come first and the rest is counted."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("node", "host", "state", "rank", "process", "doing"):
+        table.add_column(heading, no_wrap=heading != "doing", overflow="fold")
+    rows = list(_rows(status))
+    hidden: list[_Row] = []
+    if len(rows) > MOST_ROWS:
+        rows.sort(key=lambda row: row.healthy)
+        rows, hidden = rows[: MOST_ROWS - 1], rows[MOST_ROWS - 1 :]
+    named: set[str] = set()
+    for row in rows:
+        first = row.node.name not in named
+        named.add(row.node.name)
+        state = Text(row.node.phase.value, style=_NODE_STYLES.get(row.node.phase, "yellow"))
+        who = (row.node.name, sanitize(row.node.hostname), state) if first else ("", "", "")
+        table.add_row(*who, row.ranks, row.pids, row.doing)
+    if hidden:
+        well = ", all well" if all(row.healthy for row in hidden) else ""
+        table.add_row(f"and {len(hidden)} more{well}")
+    return table
+
+
+def _rows(status: RunStatus) -> Iterator[_Row]:
+    ranks: dict[int, list[RankStatus]] = {}
+    whose: dict[int, str] = {}
+    for replica in status.replicas.values():
+        for rank in replica.ranks.values():
+            ranks.setdefault(rank.node, []).append(rank)
+            whose[rank.node] = f" of replica {replica.replica}" if len(status.replicas) > 1 else ""
+    one_each = sum(map(len, ranks.values())) <= MOST_ROWS
+    for node in status.nodes.values():
+        mine = ranks.get(node.node, [])
+        if one_each and mine:
+            for rank in mine:
+                yield _Row(
+                    node,
+                    f"{rank.rank}{whose[node.node]}",
+                    str(rank.pid or ""),
+                    _rank_text([rank]),
+                    _is_healthy(node, [rank]),
+                )
+        elif node.standby:
+            yield _Row(node, "", "", _standby_text(node), _is_healthy(node, []))
+        else:
+            numbers = format_numbers([rank.rank for rank in mine])
+            yield _Row(node, f"{numbers}{whose.get(node.node, '')}", "", _rank_text(mine), _is_healthy(node, mine))
+
+
+def _is_healthy(node: NodeStatus, ranks: list[RankStatus]) -> bool:
+    return node.phase is NodePhase.JOINED and all(rank.phase in (RankPhase.RUNNING, RankPhase.EXITED) for rank in ranks)
+
+
+def _standby_text(node: NodeStatus) -> Text:
+    """What a standby does."""
+    return Text("standby, ready", style="green") if node.ready else Text("standby, not ready yet", style="yellow")
+
+
+def _rank_text(ranks: list[RankStatus]) -> Text:
+    """What these ranks do, equal ones drawn together: `running`, or `0-6 running; 7 exited with code 1 at step 41`."""
+    groups: dict[tuple[RankPhase, str], list[int]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.phase, _phase_text(rank)), []).append(rank.rank)
+    told = Text()
+    for (phase, words), numbers in groups.items():
+        prefix = f"{format_numbers(numbers)} " if len(groups) > 1 else ""
+        told.append("; " if told else "")
+        told.append(f"{prefix}{words}", style=_RANK_STYLES.get(phase, "red"))
+    return told
+
+
+def _phase_text(rank: RankStatus) -> str:
+    if rank.phase in (RankPhase.RUNNING, RankPhase.STOPPED, RankPhase.LOST):
+        return rank.phase.value
+    at = f" at step {rank.last_step}" if rank.last_step is not None else ""
+    return sanitize(f"{rank.detail or rank.phase.value}{at}")

@@ -1,0 +1,39 @@
+"""Owns how the end of a run, or how far it is, is printed: the summary's words with a little colour."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from rich.text import Text
+
+from holdfast import api
+from holdfast.cli.output import Output, print_json, print_rich, with_properties
+from holdfast.events import Outcome
+from holdfast.report.run_summary import Heading, RunSummary, format_summary
+from holdfast.run_dir import RunDir
+
+_STYLES = {Outcome.SUCCEEDED: "bold green", Outcome.FAILED: "bold red", Outcome.CANCELLED: "bold yellow"}
+
+
+def summary_document(summary: RunSummary) -> dict[str, object]:
+    """The summary as JSON."""
+    account = with_properties(summary.account, "ettr")
+    recoveries = [with_properties(recovery, "recomputed_steps") for recovery in summary.recoveries]
+    return with_properties(summary) | {"account": account, "recoveries": recoveries}
+
+
+def print_summary(run: RunDir, output: Output, *, advice: bool = True) -> None:
+    """Say how a run went; without `advice` where a diagnosis follows, which has its own."""
+    summary = api.summary(run)
+    if output is Output.JSON:
+        print_json(summary_document(summary))
+        return
+    if summary.finding and not advice:
+        summary = replace(summary, finding=msgspec.structs.replace(summary.finding, remedy=""))
+    text = Text(format_summary(summary))
+    headline = text.plain.partition("\n")[0]
+    text.stylize(_STYLES.get(summary.outcome, "bold") if summary.outcome else "bold", 0, len(headline))
+    for heading in Heading:
+        text.highlight_regex(rf"(?m)^{heading}", "bold")
+    print_rich(text)

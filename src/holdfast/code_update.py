@@ -1,0 +1,130 @@
+"""Owns what an update of a run asks for, and the wait for the first step of its code.
+
+How the run takes it in is the controller's (control/rollout.py).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.controller_client import UPDATE, follow_request, refuse_finished, send_request
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import AttemptStarted, StepCommitted, UpdateEnded, UpdateOutcome, UpdateRequested
+from holdfast.findings import Owner
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.targets import KUBERNETES
+from holdfast.launch.code.package_code import package_code
+from holdfast.report.status_reducer import read_status
+from holdfast.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What came of an update that was asked for."""
+
+    digest: str
+    previous_digest: str
+    """Both are empty where code lies in place."""
+    step: StepCommitted | None = None
+    """The first with the new code, where that was waited for."""
+
+
+def update(run: RunDir, *, code: Path | None = None, after_s: float | None = 0.0, timeout_s: float) -> UpdateResult:
+    """Have a run's ranks go on with other code, from the step they are at; by itself what lies there now.
+
+    With `after_s` they are stopped for it so many seconds later, unless they restart before; with None only then. At 0
+    it returns with the first step of the new code. Raises HoldfastError where that does not come within `timeout_s`
+    seconds, and where the code cannot be shipped; then nothing was stopped.
+    """
+    refuse_finished(run)
+    if after_s == 0.0:
+        _refuse_without_steps(run)
+    request = _update_requested(run, code, after_s)
+    updated = UpdateResult(digest=request.digest, previous_digest=request.previous_digest)
+    if after_s != 0.0:
+        send_request(run, request)
+        return updated
+    attempts: set[tuple[int, int]] = set()
+    for _, event in follow_request(run, request, UPDATE, timeout_s):
+        match event:
+            case AttemptStarted(code_digest=request.digest):
+                attempts.add((event.replica, event.attempt))
+            case StepCommitted() if (event.replica, event.attempt) in attempts:
+                return replace(updated, step=event)
+            case UpdateEnded() if event.outcome is not UpdateOutcome.APPLIED:
+                raise _update_failed(run, event)
+            case _:
+                pass
+    raise AssertionError("it is waited for until it is there or will not be")
+
+
+def _refuse_without_steps(run: RunDir) -> None:
+    """Raise where ranks would be stopped without handing anything over, for a first step that nobody would report."""
+    if any(replica.step is not None for replica in read_status(run).replicas.values()):
+        return
+    raise failure(
+        "update-without-steps",
+        f"no rank of {run.run_id} has reported a step, so an update would stop the program and start it from the "
+        "beginning, or from a checkpoint of its own",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=run.run_id,
+        remedy="If it has a holdfast.train Session, wait for its first step. If not, `holdfast update --when restart` "
+        "has it run the new code from its next restart on.",
+        owner=Owner.USER,
+    )
+
+
+def _update_requested(run: RunDir, code: Path | None, after_s: float | None) -> UpdateRequested:
+    """What to ask for, with its archive in the run's folder."""
+    before, former = RunSpec.read(run.job), read_status(run).code
+    if before.backend == KUBERNETES:
+        remedy = "Cancel it and start it again: it goes on from its newest checkpoint."
+        raise failure(
+            "not-supported",
+            "runs on Kubernetes cannot be updated yet",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            remedy=remedy,
+        )
+    if before.code is None and code is not None:
+        raise failure(
+            "code-in-place",
+            f"the ranks of {run.run_id} run in place, and not from a copy of the code",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=before.base,
+            remedy="Change the files there and leave `--code` out; a target with `code: shipped` ships copies.",
+        )
+    if before.code is None:
+        return UpdateRequested(at=time.time(), after_s=after_s)
+    shipped = package_code(before.job, Path(before.base) if code is None else code.absolute(), run.code)
+    if shipped.digest == former:
+        raise failure(
+            "code-unchanged",
+            f"{run.run_id} runs this very code already",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=str(code or before.base),
+            evidence=(f"sha256 {former}",),
+            remedy="Change it first, or name another folder with `--code`.",
+        )
+    return UpdateRequested(
+        at=time.time(),
+        digest=shipped.digest,
+        previous_digest=former,
+        bytes=shipped.bytes,
+        files=shipped.files,
+        cwd=shipped.cwd,
+        after_s=after_s,
+    )
+
+
+def _update_failed(run: RunDir, ended: UpdateEnded) -> HoldfastError:
+    found = ended.finding
+    return failure(
+        "update-failed",
+        f"the update of {run.run_id} was {ended.outcome}{f': {found.what}' if found else ''}",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=run.run_id,
+        evidence=found.evidence if found else (),
+        remedy=f"The run goes on with the code it had. {found.remedy if found else ''}",
+    )

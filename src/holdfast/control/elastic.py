@@ -1,0 +1,118 @@
+"""Owns how many nodes an attempt has: whom it waits for, and for how long, and what is said when the number changes.
+
+Pure questions about a state; course.py acts on the answers. Growing while ranks run is growth.py's.
+"""
+
+from __future__ import annotations
+
+from holdfast.control.state import NodePhase, NodeState, ReplicaState, State, Timer
+from holdfast.events import ScalingEffect, WorldSizeChanged
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.spec import GlobalBatch, Job, LearningRate
+
+MAX_REASONS = 4
+"""Of so many missing nodes it is said why they are."""
+
+
+def min_nodes(job: Job, state: State) -> int:
+    """Fewest nodes that a replica can go on with."""
+    return -(-job.nodes.min // len(state.replicas))
+
+
+def select_members(job: Job, state: State, replica: ReplicaState) -> tuple[NodeState, ...]:
+    """The nodes that a gathering replica is to start with now; none while it waits for others.
+
+    Longer than for others it waits for a node that is coming, and for the word that nothing is left of a lost one: its
+    ranks and these must not be at work at once.
+    """
+    ready = state.ready_nodes & replica.slots
+    if ready == replica.slots:
+        return state.nodes_of(replica.replica)
+    if Timer.MIN_NODES.key(replica.replica) in state.timers or ready.bit_count() < min_nodes(job, state):
+        return ()
+    nodes = state.nodes_of(replica.replica)
+    undecided = any(node.is_expected or node.maybe_alive for node in nodes)
+    return () if undecided else tuple(node for node in nodes if node.is_ready)
+
+
+def too_few_nodes_finding(job: Job, state: State, index: int, at: float) -> Finding | None:
+    """What there is to say of a replica that has waited in vain; nothing where enough are there, or out of reach."""
+    nodes = state.nodes_of(index)
+    there = sum(node.phase is NodePhase.JOINED for node in nodes)
+    if sum(not node.is_missing for node in nodes) >= min_nodes(job, state):
+        return None
+    absent = [node for node in nodes if node.phase is not NodePhase.JOINED]
+    return Finding(
+        code="too-few-nodes",
+        severity=Severity.WARNING,
+        what=f"{there} of {len(nodes)} nodes are there, and the run waits until there are {min_nodes(job, state)}",
+        where=", ".join(f"node{node.node}" for node in absent[:MAX_REASONS]),
+        evidence=tuple(_absence_text(node, at) for node in absent[:MAX_REASONS]),
+        remedy="Nothing, if a node will come back: the run goes on by itself. Otherwise ask for fewer, or a range.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def world_size_change(
+    job: Job, state: State, previous: ReplicaState, members: tuple[int, ...], at: float
+) -> WorldSizeChanged | None:
+    """What changes when a replica's next attempt has these members; None when their number stays what it was."""
+    slots = state.nodes_of(previous.replica)
+    before, after = len(previous.members) or len(slots), len(members)
+    if before == after:
+        return None
+    ranks = job.local_world_size
+    factor = job.learning_rate_factor(after * ranks, len(slots) * ranks)
+    honoured = _settings_confirmed(previous)
+    keeps = job.recovery.global_batch is GlobalBatch.KEEP
+    batch = ScalingEffect.AS_CONFIGURED if honoured is False else ScalingEffect.KEPT if keeps else ScalingEffect.SCALED
+    rate_kept = keeps or job.recovery.learning_rate is LearningRate.KEEP
+    rate = (
+        ScalingEffect.AS_CONFIGURED if honoured is False else ScalingEffect.KEPT if rate_kept else ScalingEffect.SCALED
+    )
+    samples = previous.step_rate.global_batch
+    taking_part = set(members)
+    absent = [node for node in slots if node.node not in taking_part]
+    return WorldSizeChanged(
+        at=at,
+        replica=previous.replica,
+        attempt=previous.attempt + 1,
+        nodes=members,
+        missing_nodes=tuple(node.node for node in absent),
+        world_size=after * ranks,
+        previous_world_size=len(previous.members) * ranks,
+        full_world_size=len(slots) * ranks,
+        global_batch=batch,
+        samples=samples if samples is None or keeps else samples * after // before,
+        learning_rate=rate,
+        learning_rate_factor=1.0 if honoured is False else factor,
+        confirmed=honoured is not None,
+        remaining_s=_remaining_s(previous, before / after if batch is ScalingEffect.KEPT else 1.0),
+        reason="; ".join(_absence_text(node, at) for node in absent[:MAX_REASONS]),
+    )
+
+
+def _settings_confirmed(replica: ReplicaState) -> bool | None:
+    """Whether the ranks do what the job says of batch and learning rate; None as long as that is not known."""
+    if replica.step_rate.global_batch is not None:
+        return True
+    return False if replica.highest_step > 0 else None
+
+
+def _remaining_s(replica: ReplicaState, slower: float) -> float | None:
+    pace = replica.step_rate
+    if pace.step_s is None or pace.total_steps is None:
+        return None
+    return max(0, pace.total_steps - replica.highest_step) * pace.step_s * slower
+
+
+def _absence_text(node: NodeState, at: float) -> str:
+    told = {
+        NodePhase.REQUESTED: "was asked for",
+        NodePhase.UNAVAILABLE: "unavailable",
+        NodePhase.CREATED: "was made and has not joined",
+        NodePhase.DISCONNECTED: "is unreachable",
+        NodePhase.JOINED: "has joined",
+    }[node.phase]
+    since = f" (asked for {at - node.since:.0f} s ago)" if node.is_missing else ""
+    return f"node{node.node} {told}{since}{f': {node.reason}' if node.reason else ''}"

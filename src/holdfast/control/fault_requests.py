@@ -1,0 +1,74 @@
+"""Owns the faults that people ask for: who carries each out and when, and which machines are out of use because of one.
+
+What there is to ask for is in job/fault_catalog.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.commands import Commands, Cordon, InjectFault, Uncordon
+from holdfast.control.state import State, Transition
+from holdfast.events import FaultAction, FaultInjected, FaultRequested
+from holdfast.job.fault_catalog import FAULTS, Executor
+from holdfast.job.spec import Job
+
+
+def fault_requested(job: Job, state: State, event: FaultRequested) -> Transition:
+    """Somebody wants a fault: its node is told at once, and again whenever it joins, until it was done."""
+    if event.action is FaultAction.RESTORE:
+        return _machine_restored(state, event.index)
+    if event.at_step is None and _executor(event) is Executor.CONTROLLER:
+        return state, (InjectFault(fault=event, node=None),)
+    state = replace(state, pending_faults=(*state.pending_faults, event))
+    node = _target_node(job, state, event)
+    return state, (InjectFault(fault=event, node=node),) if node is not None else ()
+
+
+def fault_injected(job: Job, state: State, event: FaultInjected) -> Transition:
+    """A fault took effect; a node that is lost for good takes its machine with it."""
+    known = tuple(drill for drill in state.pending_faults if drill.at == event.requested_at)
+    state = replace(state, pending_faults=tuple(drill for drill in state.pending_faults if drill not in known))
+    if not any(drill.action is FaultAction.REMOVE for drill in known):
+        return state, ()
+    state = replace(state, cordoned=(*state.cordoned, state.nodes[event.node].node_id))
+    return state, cordon_commands(state)[-1:]
+
+
+def due_at_step(job: Job, state: State, step: int) -> tuple[FaultRequested, ...]:
+    """Faults of the controller's own that waited for a step."""
+    own = (drill for drill in state.pending_faults if _executor(drill) is Executor.CONTROLLER)
+    return tuple(drill for drill in own if step >= (drill.at_step or 0))
+
+
+def pending_for_node(job: Job, state: State, node: int) -> Commands:
+    """Faults that a node, which joins or starts ranks, is to be told of."""
+    return tuple(
+        InjectFault(fault=drill, node=node) for drill in state.pending_faults if _target_node(job, state, drill) == node
+    )
+
+
+def cordon_commands(state: State) -> Commands:
+    """Machines that are out of use, for a back end that may not know."""
+    return tuple(Cordon(node_id=place) for place in state.cordoned)
+
+
+def _machine_restored(state: State, node: int) -> Transition:
+    """Every machine that was lost under this node is of use again."""
+    back = tuple(place for place in state.cordoned if place.node == node)
+    kept = tuple(place for place in state.cordoned if place.node != node)
+    return replace(state, cordoned=kept), tuple(Uncordon(node_id=place) for place in back)
+
+
+def _executor(drill: FaultRequested) -> Executor:
+    return FAULTS[drill.action, drill.target].executor
+
+
+def _target_node(job: Job, state: State, drill: FaultRequested) -> int | None:
+    """The node whose agent carries a drill out; none where another does, or the attempt in hand has not the rank."""
+    if _executor(drill) is not Executor.AGENT:
+        return None
+    if drill.target.is_rank:
+        replica, rank = divmod(drill.index, job.replica_world_size)
+        return state.node_at(replica, rank // job.local_world_size)
+    return drill.index

@@ -1,0 +1,161 @@
+"""Owns the question whether a run can go on from a log that is damaged; pure.
+
+The machine decides the same again when it is fed the same, and what it decided stands in the log beside what it was
+fed. A replay that passes the damaged lines over and comes to every decision that the log holds has shown that nothing
+which led to one of them was lost; what was lost besides is made good as the run goes on (its steps by later steps, a
+rank's end by its node's word that nothing is left). Any other replay would go on from a state that never was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.control.commands import RecordEvent
+from holdfast.control.machine import Machine
+from holdfast.control.state import State
+from holdfast.errors import ExitCode
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    ControllerStarted,
+    FindingRaised,
+    NodeRequested,
+    Outcome,
+    RunCreated,
+    RunFinished,
+    ShutdownDecided,
+    StandbyPromoted,
+    WorldSizeChanged,
+)
+from holdfast.events.log import CorruptSpan
+from holdfast.findings import Finding, Owner, Severity
+
+_SHOWN = 3
+"""Damaged places that a finding names."""
+
+_DECISIVE_FIELDS = ("replica", "attempt", "world_size", "master_port", "node", "generation", "outcome")
+"""What must be equal in two decisions that are the same; their words may be another version's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRecovery:
+    """What is left of a damaged log, and what is to be said of it."""
+
+    events: tuple[AnyEvent, ...]
+    finding: Finding
+    """A warning where the run can go on, else the error that ends it."""
+
+    @property
+    def is_fatal(self) -> bool:
+        return self.finding.severity is Severity.ERROR
+
+    def events_to_write(self, at: float) -> tuple[AnyEvent, ...]:
+        """What a controller writes down before anything else: the finding where it is new; all, when it is the end."""
+        if self.is_fatal:
+            outcome, code, why = Outcome.FAILED, ExitCode.STORAGE_FAILED, self.finding.what
+            return (
+                ShutdownDecided(at=at, outcome=outcome, reason=why, exit_code=code, finding=self.finding),
+                RunFinished(at=at, outcome=outcome, exit_code=code, reason=why),
+            )
+        known = any(isinstance(event, FindingRaised) and event.finding == self.finding for event in self.events)
+        return () if known else (FindingRaised(at=at, finding=self.finding),)
+
+
+def recover_log(
+    machine: Machine, entries: Iterable[AnyEvent | CorruptSpan], created: RunCreated, log: str
+) -> LogRecovery:
+    """Replay a damaged log; `created` stands in for its first line where that is damaged, `log` is its path."""
+    events: list[AnyEvent] = []
+    damage: list[CorruptSpan] = []
+    state, expected = State(), deque[AnyEvent]()
+    disagreement, gap = "", False
+    for line in entries:
+        entry = line
+        if isinstance(entry, CorruptSpan):
+            damage.append(entry)
+            gap = True
+            if events:
+                continue
+            entry = created
+        events.append(entry)
+        if disagreement:
+            continue
+        if ahead := _ahead_of_state(state, entry):
+            disagreement = f"what is left does not lead to {ahead}, of which the log speaks"
+            continue
+        if machine.is_output(type(entry)):
+            while gap and expected and _decisive_values(entry) != _decisive_values(expected[0]):
+                expected.popleft()
+            if not expected or _decisive_values(entry) != _decisive_values(expected.popleft()):
+                disagreement = f"what is left does not lead to {_event_text(entry)}, which the log holds"
+            continue
+        if machine.is_input(type(entry)):
+            # A controller may have died between an event and what it decided.
+            if expected and not gap and not isinstance(entry, ControllerStarted):
+                disagreement = f"what is left leads to {_event_text(expected[0])}, which the log does not hold"
+                continue
+            expected.clear()
+            gap = False
+        try:
+            state, commands = machine.step(state, entry)
+        except (AssertionError, LookupError) as error:
+            disagreement = f"what is left leads to {_event_text(entry)}, which is impossible there: {error!r}"
+            continue
+        records = (command.event for command in commands if isinstance(command, RecordEvent))
+        expected.extend(event for event in records if machine.is_output(type(event)))
+    return LogRecovery(events=tuple(events), finding=_finding(damage, disagreement, log))
+
+
+def empty_log(created: RunCreated, log: str) -> LogRecovery:
+    """What to say of a log that holds nothing, though its run had begun; `created` stands in for its first line."""
+    disagreement = "it is empty, though the run had started nodes"
+    return LogRecovery(events=(created,), finding=_finding([], disagreement, log))
+
+
+def _finding(damage: list[CorruptSpan], disagreement: str, log: str) -> Finding:
+    places = tuple(
+        f"line {one.first_line}, {one.size_bytes:,} bytes at offset {one.offset:,}" for one in damage[:_SHOWN]
+    )
+    if disagreement:
+        return Finding(
+            code="event-log-corrupt",
+            what="the event log is damaged where it matters, so the run cannot go on from it",
+            where=log,
+            evidence=(*places, disagreement),
+            remedy="Run the job again, with `checkpoint.path` set to this run's checkpoints: they are not touched.",
+            owner=Owner.CLUSTER,
+        )
+    return Finding(
+        code="event-log-partially-corrupt",
+        severity=Severity.WARNING,
+        what=f"{len(damage)} damaged lines of the event log are passed over; every decision stands without them",
+        where=log,
+        evidence=places,
+        remedy="Look at that disk. Steps and findings that stood there are missing from status and summary.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def _ahead_of_state(state: State, event: AnyEvent) -> str:
+    """What an event speaks of that has not begun yet, as far as the state knows; a decision is what begins it."""
+    if isinstance(event, AttemptStarted | NodeRequested | StandbyPromoted | WorldSizeChanged):
+        return ""
+    index: int = getattr(event, "node", -1)
+    node = state.nodes[index] if 0 <= index < len(state.nodes) else None
+    generation, attempt = getattr(event, "generation", 0), getattr(event, "attempt", -1)
+    if node is not None and generation > node.generation:
+        return f"node{node.node}.{generation}"
+    replica = getattr(event, "replica", node.replica if node is not None else 0)
+    known = state.replicas[replica].attempt if replica is not None and replica < len(state.replicas) else -1
+    return f"attempt {attempt}" if attempt > known else ""
+
+
+def _decisive_values(event: AnyEvent) -> tuple[object, ...]:
+    return (type(event), *(getattr(event, name, None) for name in _DECISIVE_FIELDS))
+
+
+def _event_text(event: AnyEvent) -> str:
+    told = {name: getattr(event, name) for name in _DECISIVE_FIELDS if hasattr(event, name)}
+    return f"{event.__struct_config__.tag} ({', '.join(f'{name} {value}' for name, value in told.items())})"

@@ -1,0 +1,75 @@
+"""Owns the copies of a run's log that nodes keep, where the controller's folder is lost with its machine.
+
+Each line goes to the nodes as soon as it is written, before any order that follows from it, so that no agent that keeps
+a copy ever knows more than its copy tells. Refuses to own how a log is got back from them (recall.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.control.agent_connections import AgentRegistry
+from holdfast.events.agent_events import LogReplicaPosition
+from holdfast.host.files import open_regular
+from holdfast.protocol.orders import ReplicateLog
+
+MAX_REPLICAS = 8
+"""Nodes that keep a copy, the first ones: enough to outlive a rack, few enough to cost nothing."""
+CHUNK_BYTES = 1 << 20
+
+
+class LogReplicator:
+    """Tells nodes what is new in the log; `seal` makes of its digest what nobody else can make.
+
+    `told` is called, once, when the first node has been sent all that was written until then.
+    """
+
+    def __init__(self, log: Path, sign: Callable[[bytes], str], on_first_ack: Callable[[], None] | None = None) -> None:
+        self._log = log
+        self._sign = sign
+        self._on_first_ack = on_first_ack
+        self._digest = hashlib.sha256()
+        self._digested_bytes = 0
+
+    def position_of(self, node: int, copy: LogReplicaPosition) -> int | None:
+        """How much of a node's copy is of this very log; None for a node that need keep none."""
+        if node >= MAX_REPLICAS:
+            return None
+        found = hashlib.sha256()
+        for _, data in self._chunks(0, copy.bytes):
+            found.update(data)
+        return copy.bytes if copy.bytes <= self._size and self._sign(found.digest()) == copy.signature else 0
+
+    def replicate(self, links: AgentRegistry) -> None:
+        """Send each node that keeps a copy what it lacks."""
+        behind = [(link, link.replicated_bytes) for link in links.log_replicas() if link.replicated_bytes != self._size]
+        if not behind:
+            return
+        end = self._size
+        for _, data in self._chunks(self._digested_bytes, end):
+            self._digest.update(data)
+        self._digested_bytes, seal = end, self._sign(self._digest.digest())
+        for link, had in behind:
+            for at, data in self._chunks(had or 0, end):
+                link.peer.send(ReplicateLog(offset=at, data=data, signature=seal if at + len(data) == end else ""))
+            link.replicated_bytes = end
+            if self._on_first_ack is not None:
+                link.peer.after_sent(self._notify_first_ack)
+
+    def _notify_first_ack(self) -> None:
+        told, self._on_first_ack = self._on_first_ack, None
+        if told is not None:
+            told()
+
+    @property
+    def _size(self) -> int:
+        return self._log.stat().st_size
+
+    def _chunks(self, at: int, end: int) -> Iterator[tuple[int, bytes]]:
+        with open_regular(self._log) as file:
+            while data := os.pread(file.fileno(), min(CHUNK_BYTES, end - at), at):
+                yield at, data
+                at += len(data)

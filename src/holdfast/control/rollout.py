@@ -1,0 +1,144 @@
+"""Owns how a run takes other code in: nodes have it first, then ranks hand over what they have and start again with it.
+
+Which code an attempt runs is versions.py's; that code which fails soon is taken back is decided where failures are
+judged (course.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control import code_versions
+from holdfast.control.commands import CheckpointAndExit, Commands, FetchCode, FreeState, RecordEvent
+from holdfast.control.lifecycle import stop_replica
+from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, State, Timer, Transition, Update
+from holdfast.events import CodeFetched, FindingRaised, UpdateOutcome, UpdateRequested
+from holdfast.findings import Finding, Severity
+from holdfast.job.run_spec import CodeArchive
+from holdfast.job.spec import Job
+
+STATE_TRANSFER_S, STATE_TRANSFER_STEPS = 60.0, 10
+"""Longest that ranks get to come to the end of their step and leave what they have, seconds and steps together."""
+
+REASON = "the run goes on with other code"
+
+
+def update_requested(job: Job, state: State, event: UpdateRequested) -> Transition:
+    """Somebody wants other code to run: nodes have it first. One that has not begun gives way to a later one."""
+    if state.ending:
+        return state, ()
+    if state.update is not None and _has_started(state):
+        return state, (RecordEvent(event=FindingRaised(at=event.at, finding=_under_way_finding(state.update))),)
+    shipped = CodeArchive(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
+    due = None if event.after_s is None else event.at + event.after_s
+    update = Update(code=shipped if event.digest else None, due=due)
+    state = replace(state, update=update).with_timer(Timer.UPDATE.key(0), due)
+    if update.code is None:
+        return advance_rollout(job, state, event.at)
+    return state, (fetch_command(update, tuple(node.node for node in state.nodes if node.phase is NodePhase.JOINED)),)
+
+
+def fetch_command(update: Update, nodes: tuple[int, ...]) -> FetchCode:
+    """Have these nodes fetch the code of an update."""
+    assert update.code is not None, "code in place is there"
+    return FetchCode(nodes=nodes, digest=update.code.digest)
+
+
+def code_fetched(job: Job, state: State, event: CodeFetched) -> Transition:
+    """A node has the code, or cannot have it: then nothing is stopped for it."""
+    update = state.update
+    if update is None or update.code is None or update.code.digest != event.digest or _has_started(state):
+        return state, ()
+    if event.failure is not None:
+        state, ended = code_versions.update_ended(state, UpdateOutcome.ABANDONED, event.at, event.failure)
+        return state, (RecordEvent(event=ended),)
+    state = replace(state, update=replace(update, fetched_by=update.fetched_by | 1 << event.node))
+    return advance_rollout(job, state, event.at)
+
+
+def on_node_joined(state: State, node: NodeState) -> Transition:
+    """A node is there (again): of code that others have, it will have its own when it is started with it."""
+    update = state.update
+    if update is None or update.code is None or update.is_fetched_by((node.node,)):
+        return state, ()
+    if update.fetched_by:
+        return replace(state, update=replace(update, fetched_by=update.fetched_by | 1 << node.node)), ()
+    return state, (fetch_command(update, (node.node,)),)
+
+
+def on_update_timeout(job: Job, state: State, index: int, at: float) -> Transition:
+    """No restart came in time: ranks are stopped for the update."""
+    return advance_rollout(job, state, at)
+
+
+def advance_rollout(job: Job, state: State, at: float) -> Transition:
+    """Have the ranks leave for the new code, once it is time and all their nodes have it."""
+    update = state.update
+    if update is None or update.due is None or at < update.due:
+        return state, ()
+    leaving = [
+        replica
+        for replica in state.replicas
+        if replica.phase is ReplicaPhase.RUNNING and replica.rollout_base_step is None
+    ]
+    if not all(update.is_fetched_by(replica.members) for replica in leaving):
+        return state, ()
+    commands: Commands = ()
+    for replica in leaving:
+        if not replica.exit_requested:
+            state, more = _stop_for_update(job, state, replica, at)
+            commands = (*commands, *more)
+    return state, commands
+
+
+def _stop_for_update(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
+    """Ranks that tell of steps hand over their state; of others nothing is known, and they are stopped."""
+    state = state.with_replica(replace(replica, exit_requested=True, transfers_state=replica.has_stepped))
+    if not replica.has_stepped:
+        found = FindingRaised(at=at, finding=_state_transfer_skipped(replica))
+        state, commands = stop_replica(job, state, replica.replica, at)
+        return state, (RecordEvent(event=found), *commands)
+    longest_s = STATE_TRANSFER_S + STATE_TRANSFER_STEPS * (replica.step_rate.step_s or 0.0)
+    return state.with_timer(Timer.EXIT.key(replica.replica), at + longest_s), (transfer_and_exit(replica.members),)
+
+
+def transfer_and_exit(nodes: tuple[int, ...]) -> CheckpointAndExit:
+    """Ask the ranks of these nodes to leave their state in memory, and go."""
+    return CheckpointAndExit(nodes=nodes, reason=REASON, transfer_state=True)
+
+
+def settle_update(state: State, at: float) -> Transition:
+    """After a step: the new code may have made enough of them, and there is no way back from then on."""
+    if state.update is None or not code_versions.is_settled(state):
+        return state, ()
+    state, ended = code_versions.update_ended(state, UpdateOutcome.APPLIED, at)
+    joined = (node for node in state.nodes if node.phase is NodePhase.JOINED)
+    releases = (FreeState(node=node.node, replica=node.replica) for node in joined if node.replica is not None)
+    return state, (RecordEvent(event=ended), *releases)
+
+
+def _has_started(state: State) -> bool:
+    return any(replica.rollout_base_step is not None or replica.transfers_state for replica in state.replicas)
+
+
+def _under_way_finding(update: Update) -> Finding:
+    digest = update.code.digest if update.code else "in place"
+    return Finding(
+        code="update-in-progress",
+        severity=Severity.WARNING,
+        what="an update is under way, and another is not begun before it is over",
+        where="holdfast update",
+        evidence=(f"code {digest}",),
+        remedy=f"Try again once it has made {code_versions.TRIAL_STEPS} steps; `holdfast events` says when.",
+    )
+
+
+def _state_transfer_skipped(replica: ReplicaState) -> Finding:
+    return Finding(
+        code="state-transfer-skipped",
+        severity=Severity.WARNING,
+        what="the ranks have told of no step since they were started, so they are stopped for the update as they are",
+        where=f"attempt {replica.attempt}",
+        remedy="Nothing where they save their own checkpoints: they go on from the last. With a holdfast.train Session "
+        "they would go on from the step they are at.",
+    )

@@ -1,0 +1,75 @@
+"""Owns how a replica that runs takes in a node that came back: ranks leave after a checkpoint, and more start again.
+
+No step is lost where ranks take a checkpoint when asked. Others are stopped after their next one, and at last when
+`nodes.scale_up_timeout_s` is over. How often a run may grow is policy's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.commands import CheckpointAndExit, RecordEvent
+from holdfast.control.lifecycle import stop_replica
+from holdfast.control.policy import EXIT_GRACE_S, scale_up_due
+from holdfast.control.state import NodeState, ReplicaPhase, State, Timer, Transition
+from holdfast.events import CheckpointCommitted, FindingRaised
+from holdfast.findings import Finding, Severity
+from holdfast.job.spec import Job
+
+
+def maybe_scale_up(job: Job, state: State, index: int, at: float) -> Transition:
+    """Grow, now or when it is time, if a replica has nodes to spare and no other is on its way."""
+    replica = state.replicas[index]
+    if state.ending or replica.phase is not ReplicaPhase.RUNNING or replica.exit_requested:
+        return state, ()
+    if not state.ready_nodes & replica.slots:
+        return state, ()
+    nodes = state.nodes_of(index)
+    fresh = tuple(node for node in nodes if node.is_ready and node.node not in replica.members)
+    if not fresh or any(node.is_expected for node in nodes):
+        return state, ()
+    due = scale_up_due(replica.scale_ups, at, job.recovery.restart_window_s)
+    if at < due:
+        return state.with_timer(Timer.SCALE_UP.key(index), due), ()
+    state = state.with_replica(replace(replica, exit_requested=True))
+    state = state.with_timer(Timer.EXIT.key(index), at + job.nodes.scale_up_timeout_s)
+    found = _scale_up_finding(job, fresh, len(replica.members) + len(fresh), len(nodes))
+    return state, (RecordEvent(event=FindingRaised(at=at, finding=found)), checkpoint_and_exit(replica.members))
+
+
+def checkpoint_and_exit(nodes: tuple[int, ...]) -> CheckpointAndExit:
+    """Ask the ranks of these nodes to leave after a checkpoint."""
+    return CheckpointAndExit(nodes=nodes, reason="the run goes on with more nodes")
+
+
+def checkpoint_committed(job: Job, state: State, event: CheckpointCommitted) -> Transition:
+    """A checkpoint is there: ranks that were asked to leave have a moment to do so by themselves."""
+    replica = state.replicas[event.replica]
+    if not replica.exit_requested or event.attempt != replica.attempt or replica.phase is not ReplicaPhase.RUNNING:
+        return state, ()
+    return shorten_exit_timeout(state, event.replica, event.at), ()
+
+
+def shorten_exit_timeout(state: State, index: int, at: float) -> State:
+    """What holds up a replica that is leaving is not waited for much longer."""
+    key = Timer.EXIT.key(index)
+    return state.with_timer(key, min(state.timers.get(key, at + EXIT_GRACE_S), at + EXIT_GRACE_S))
+
+
+def on_exit_timeout(job: Job, state: State, index: int, at: float) -> Transition:
+    """A replica that was asked to leave has not: its ranks are told to end."""
+    replica = state.replicas[index]
+    if not replica.exit_requested or replica.phase is not ReplicaPhase.RUNNING:
+        return state, ()
+    return stop_replica(job, state, index, at)
+
+
+def _scale_up_finding(job: Job, fresh: tuple[NodeState, ...], after: int, full: int) -> Finding:
+    names = ", ".join(f"node{node.node}" for node in fresh)
+    return Finding(
+        code="scale-up-started",
+        severity=Severity.INFO,
+        what=f"{names} can take part: after a checkpoint the ranks start again on {after} of {full} nodes",
+        where=names,
+        remedy=f"Nothing: ranks without a holdfast.train Session are stopped within {job.nodes.scale_up_timeout_s:g} s.",
+    )

@@ -1,0 +1,99 @@
+"""Owns the rule for a committed step: one that every node of a replica has passed in the same attempt.
+
+Every node's word of it says so, or a complete checkpoint does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.events import StepCommitted
+from holdfast.metrics.metric_catalog import reduce_metrics
+from holdfast.protocol.orders import NodeStep, Progress
+
+
+@dataclass
+class _PendingStep:
+    """A step that some nodes have passed: their latest times, and their metrics."""
+
+    node_count: int = 0
+    """How many have."""
+    head_step: NodeStep | None = None
+    others: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    """Metrics of the other nodes."""
+    started: float = 0.0
+    ended: float = 0.0
+    checkpoint_s: float = 0.0
+
+    def add(self, word: NodeStep, *, of_head: bool) -> None:
+        self.node_count += 1
+        if of_head:
+            self.head_step = word
+        else:
+            self.others.append(word.metrics)
+        self.started = max(self.started, word.started)
+        self.ended = max(self.ended, word.ended)
+        self.checkpoint_s = max(self.checkpoint_s, word.checkpoint_s)
+
+
+@dataclass
+class StepTracker:
+    """Puts the nodes' progress in one attempt of a replica together."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+    """The first is the head, which has rank 0."""
+    committed: int = 0
+    """Highest step committed in this attempt."""
+    written: int = 0
+    """Highest step of this attempt that is in the log."""
+    checkpointed: int = 0
+    """Highest step of a complete checkpoint: every rank finished it, whether or not its node's word of it arrived."""
+    _last_by_node: dict[int, int] = field(default_factory=dict[int, int])
+    """The last step each node has passed."""
+    _pending: dict[int, _PendingStep] = field(default_factory=dict[int, _PendingStep])
+    """Steps not committed, by number."""
+
+    def add(self, progress: Progress, at: float) -> list[StepCommitted]:
+        """Add a node's word; the steps that are now whole. Words heard twice change nothing."""
+        newest = max(self._last_by_node.get(progress.node, 0), self.committed)
+        steps: list[StepCommitted] = []
+        for word in progress.steps:
+            if word.step <= newest:
+                continue
+            newest = word.step
+            step = self._pending.setdefault(word.step, _PendingStep())
+            step.add(word, of_head=progress.node == self.nodes[0])
+            if step.node_count == len(self.nodes):
+                steps.append(self._commit(word.step, step, at))
+        self._last_by_node[progress.node] = newest
+        return steps
+
+    def ahead(self, node: int) -> int:
+        """Steps that a node has passed and others have not, as far as they are kept."""
+        return min(len(self._pending), self._last_by_node.get(node, 0) - self.committed)
+
+    def commit_checkpointed(self, at: float) -> list[StepCommitted]:
+        """Commit the head's words up to the proven step; for when other nodes' words of it may have died with them."""
+        proven = [
+            (number, step) for number, step in self._pending.items() if step.head_step and number <= self.checkpointed
+        ]
+        return [self._commit(number, step, at) for number, step in sorted(proven, key=lambda pair: pair[0])]
+
+    def _commit(self, number: int, step: _PendingStep, at: float) -> StepCommitted:
+        """A node passes its steps in order, so nobody will pass any that is lower."""
+        self.committed = number
+        while self._pending and (lowest := next(iter(self._pending))) <= number:
+            del self._pending[lowest]
+        return StepCommitted(
+            at=at,
+            replica=self.replica,
+            attempt=self.attempt,
+            step=number,
+            started=step.started,
+            ended=step.ended,
+            checkpoint_s=step.checkpoint_s,
+            metrics=reduce_metrics(step.head_step.metrics if step.head_step else {}, step.others),
+        )

@@ -1,0 +1,110 @@
+"""Owns which committed steps have a line of their own in the log, and which share one.
+
+The first `WHOLE` steps of a replica each have a line, and so has the first of every attempt. From then on a line comes
+when a thousandth of the run's age has passed since the last one, at the latest after `MAX_INTERVAL_S`; it stands for all
+steps since. The times a line carries are sums over its steps, so accounts, speed and step numbers come out the same;
+metrics are those of its last step, and those that come with few steps, which is a reason for a line. Whatever else
+happens to the run is written after the steps before it.
+
+With steps of 10 s (260,000 in 30 days) that is 1,000 lines for the first 2.8 hours, 2,000 until 30 s are a thousandth
+of the run's age (8.3 hours), then one each 30 s: 89,000 lines, 20 MiB. However short a step is, there are no more than
+1,000 + 1,000 · ln(30,000) + 30 days / 30 s = 98,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
+from holdfast.metrics.metric_catalog import has_requested, sticky_metrics
+
+FULL_RATE_LINES = 1000
+"""Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
+
+MAX_INTERVAL_S = 30.0
+"""Longest that steps share a line, in seconds; what `holdfast status` says of a run under way is no older."""
+
+
+def min_interval_s(lines: int, age_s: float) -> float:
+    """Least time between two lines about steps, in a run of this age that has so many of them."""
+    return 0.0 if lines < FULL_RATE_LINES else min(MAX_INTERVAL_S, age_s / FULL_RATE_LINES)
+
+
+@dataclass
+class StepSampler:
+    """What is written and what is kept back of one replica's steps."""
+
+    lines: int = 0
+    last_written: StepCommitted | None = None
+    """The last one written."""
+    pending: StepCommitted | None = None
+    """Steps that are committed and not written yet, as the one line they would be."""
+
+    def on_written(self, line: StepCommitted) -> StepCommitted:
+        """Take note of a line."""
+        self.lines += 1
+        self.last_written = line
+        return line
+
+    def add(
+        self, step: StepCommitted, *, age_s: float, highest: int, at_once: bool = False, low_space: bool = False
+    ) -> list[StepCommitted]:
+        """The lines that a newly committed step leads to; `highest` is the highest step that is written.
+
+        Steps that are done again share no line with new ones: they are accounted for apart. `sparing` is for a log that
+        has little space left.
+        """
+        lines: list[StepCommitted] = []
+        if self.pending is not None and not _can_merge(self.pending, step, highest):
+            lines += self.flush()
+        self.pending = step if self.pending is None else _merge(self.pending, step)
+        last, least_s = self.last_written, MAX_INTERVAL_S if low_space else min_interval_s(self.lines, age_s)
+        at_once = at_once or has_requested(step.metrics)
+        if at_once or last is None or last.attempt != step.attempt or not 0 <= step.ended - last.ended < least_s:
+            lines += self.flush()
+        return lines
+
+    def flush(self) -> list[StepCommitted]:
+        """The line that is due at once for what is kept; none where nothing is."""
+        kept, self.pending = self.pending, None
+        return [] if kept is None else [self.on_written(kept)]
+
+
+def merge_steps(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> tuple[AnyEvent, ...]:
+    """Events that wait for a log which has no space, with as few lines about steps as can be.
+
+    Checkpoints may then follow steps that came after them; nothing else changes places. `highest` is of a replica.
+    """
+    drawn: list[AnyEvent] = []
+    open_lines: dict[int, int] = {}
+    for event in waiting:
+        if isinstance(event, StepCommitted):
+            index = open_lines.get(event.replica, len(drawn))
+            kept = drawn[index] if index < len(drawn) else None
+            if isinstance(kept, StepCommitted) and _can_merge(kept, event, highest(event.replica)):
+                drawn[index] = _merge(kept, event)
+                continue
+            open_lines[event.replica] = len(drawn)
+        elif not isinstance(event, CheckpointCommitted):
+            open_lines.clear()
+        drawn.append(event)
+    return tuple(drawn)
+
+
+def _can_merge(kept: StepCommitted, step: StepCommitted, highest: int) -> bool:
+    follows = step.attempt == kept.attempt and step.first == kept.step + 1
+    return follows and (kept.step <= highest) == (step.step <= highest)
+
+
+def _merge(kept: StepCommitted, step: StepCommitted) -> StepCommitted:
+    checkpoint_s = kept.checkpoint_s + step.checkpoint_s
+    return msgspec.structs.replace(
+        step,
+        steps=kept.steps + step.steps,
+        started=kept.started,
+        checkpoint_s=checkpoint_s,
+        metrics=sticky_metrics(kept.metrics) | step.metrics,
+    )

@@ -1,0 +1,362 @@
+"""Owns what is asked of a run's controller from outside, and the wait until it has come to something.
+
+A request that was obeyed is in the run's log. So without an answer the log tells, and what is waited for is read there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import AnyEvent, CancelRequested, FindingRaised, RecoveryDecided, RequestEvent, RunFinished
+from holdfast.events.log import EventReader, last_event
+from holdfast.events.requests import EXPIRES, Request
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.host.files import read_line
+from holdfast.job.run_spec import RunSpec, corrupt_file_error
+from holdfast.os_errors import disk_usage
+from holdfast.protocol import routes
+from holdfast.report.formatting import duration
+from holdfast.report.run_status import RunPhase, RunStatus
+from holdfast.report.status_reducer import status_from_events, update_status
+from holdfast.run_dir import RunDir
+
+POLL_S = 0.1
+"""How often new events are looked for."""
+
+REQUEST_TIMEOUT_S = 10.0
+"""Longest a controller may take to obey."""
+
+ANSWER_MARGIN_S = 2.0
+"""Longest that its answer may take beyond that."""
+
+STALE_S = 3.0
+"""What is older is not shown without saying so; the pod that tells of a run looks ten times a second."""
+
+
+def is_finished(run: RunDir) -> bool:
+    """Whether the log of a run is closed."""
+    return isinstance(last_event(run.events), RunFinished)
+
+
+def refuse_finished(run: RunDir) -> None:
+    """Raises HoldfastError where a run is over: nothing can be asked of it."""
+    if is_finished(run):
+        raise failure("run-finished", f"{run.run_id} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
+
+
+def controller_dead(run: RunDir) -> HoldfastError:
+    """What is to be said of an abandoned run."""
+    return failure(
+        "controller-dead",
+        f"the controller of {run.run_id} has died and nothing restarts it",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=run.controller_log_tail(),
+        remedy=f"holdfast attach {run.run_id}",
+        owner=Owner.HOLDFAST,
+    )
+
+
+def controller_failing(run: RunDir) -> Finding | None:
+    """That a run's controllers do not last, as its supervisor has written it down; None where they do."""
+    found = run.read_controller_record()
+    if found.get("failed", 0) < 2 or is_finished(run) or not run.alive():
+        return None
+    for_s = max(0.0, time.time() - found.get("failing_since", time.time()))
+    return Finding(
+        code="controller-failing",
+        what=f"the controller of {run.run_id} has failed {found['failed']} times in a row, for {duration(for_s)}",
+        where=str(run.controller_log),
+        evidence=run.controller_log_tail(),
+        remedy="Ranks go on without it for `recovery.controller_grace_s`, and it is started again and again: fix what "
+        f"its last words say. `holdfast cancel --force {run.run_id}` ends the run without it.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def send_request(run: RunDir, event: RequestEvent) -> None:
+    """Send a request to a run's controller over its Unix socket.
+
+    Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
+    """
+    import httpx
+    import msgspec
+
+    refuse_finished(run)
+    path, is_cancel = routes.REQUEST_ROUTES[type(event)], isinstance(event, CancelRequested)
+    if not is_cancel:
+        _refuse_without_agent(run, path.rpartition("/")[2])
+    event = msgspec.structs.replace(event, request_id=secrets.token_hex(8))
+    directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
+        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
+        headers = {"Authorization": f"Bearer {_token(run)}", EXPIRES: repr(time.monotonic() + REQUEST_TIMEOUT_S)}
+        client = httpx.Client(
+            transport=transport,
+            base_url="http://controller",
+            headers=headers,
+            timeout=REQUEST_TIMEOUT_S + ANSWER_MARGIN_S,
+        )
+        with client:
+            answer = client.post(path, content=msgspec.json.encode(event))
+    except (httpx.TransportError, OSError) as error:
+        # A controller that was asked to kill itself, for one, has no time to answer.
+        if _was_accepted(run, event) or (is_cancel and _has_ended(run)):
+            return
+        raise _no_answer(run, event) from error
+    finally:
+        os.close(directory)
+    if answer.status_code == 401:
+        what, remedy = f"{run.run_id} refused this token", f"Start `{run.run_id}` again: {run.path}/token was changed."
+        raise failure("token-refused", what, exit_code=ExitCode.NOT_PERMITTED, where=str(run.path), remedy=remedy)
+    if answer.status_code == 408:
+        raise _no_answer(run, event)
+    if answer.status_code == 503:
+        raise failure(
+            "event-log-blocked",
+            f"the log of {run.run_id} cannot be written: it waits, and does what was asked once it can be",
+            exit_code=ExitCode.UNAVAILABLE,
+            where=str(run.events),
+            evidence=disk_usage(run.events),
+            remedy="Free some space there, or make it writable again.",
+            owner=Owner.CLUSTER,
+        )
+    if answer.status_code != 200:
+        raise failure(
+            "request-refused",
+            f"{run.run_id} did not accept the request",
+            exit_code=ExitCode.INTERNAL,
+            evidence=(answer.text[:500],),
+            remedy="Use the version of holdfast that started the run. With the same one this is a fault of holdfast.",
+            owner=Owner.HOLDFAST,
+        )
+
+
+def _token(run: RunDir) -> str:
+    """The run's token; raises HoldfastError where its file is not what was written."""
+    try:
+        token = read_line(run.token)
+    except OSError as error:
+        raise corrupt_file_error(run.token, error) from error
+    if not (token and token.isascii() and token.isprintable()):
+        raise corrupt_file_error(run.token, ValueError("it holds no token"))
+    return token
+
+
+def _refuse_without_agent(run: RunDir, what: str) -> None:
+    """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
+    if not RunSpec.read(run.job).agent:
+        raise failure(
+            "needs-agent",
+            f"{run.run_id} has no agent that could obey `{what}`: it was started with `agent: false`",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where="agent",
+            remedy="Start it with a target that does not say so.",
+        )
+
+
+def _was_accepted(run: RunDir, event: Request) -> bool:
+    """Whether a request is in the log; whatever is there was done, or will be."""
+    known = (one for one in EventReader(run.events).read() if isinstance(one, Request))
+    return any(one.request_id == event.request_id for one in known)
+
+
+def _has_ended(run: RunDir) -> bool:
+    """Whether a run that was to end has ended, or is not in its cluster any more, which its mirror is about to see."""
+    if is_finished(run):
+        return True
+    seen = pending_reason(run)
+    return seen is not None and seen.code == "workload-deleted"
+
+
+def _no_answer(run: RunDir, request: Request) -> HoldfastError:
+    """Why a run's controller has not answered, and what becomes of the request."""
+    refuse_finished(run)
+    if not run.alive():
+        return controller_dead(run)
+    if failing := controller_failing(run):
+        return HoldfastError((failing,), ExitCode.UNAVAILABLE)
+    seen = pending_reason(run)
+    return (
+        _controller_timeout(run) if seen is None or seen.severity is Severity.INFO else _cluster_refusal(seen, request)
+    )
+
+
+def pending_reason(run: RunDir) -> Finding | None:
+    """What a run's cluster shows that keeps its pods, or this user, away; None where nothing does, or there is none."""
+    if not run.remote.exists():
+        return None
+    from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
+    from holdfast.launch.kubernetes.pending_reason import collect_pending
+
+    place = read_cluster_ref(run)
+    return collect_pending.read_pending_reason(context=place.context, namespace=place.namespace, owner=place.owner)
+
+
+def staleness(run: RunDir, *, now: float) -> Finding | None:
+    """How old it is what is known of a run elsewhere, and why; None where its place is heard, or the run is over."""
+    from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
+    from holdfast.launch.kubernetes.sync.cluster_contact import lost_contact
+
+    if not run.remote.exists() or is_finished(run) or (silent := lost_contact(run)) is None:
+        return None
+    place = read_cluster_ref(run)
+    if silent.namespace_deleted_since:
+        return Finding(
+            code="namespace-terminating",
+            what=f"namespace {place.namespace} is being deleted, and {run.run_id} with it",
+            where=run.run_id,
+            evidence=(f"deletionTimestamp: {silent.namespace_deleted_since}",),
+            remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
+            owner=Owner.CLUSTER,
+        )
+    if now - silent.since < STALE_S or (not run.events.exists() and not silent.remedy):
+        return None  # before it begins it waits for its pods, and what keeps them away is said
+    return Finding(
+        code="cluster-status-stale",
+        severity=Severity.WARNING,
+        what=f"what is shown here is {duration(now - silent.since)} old: nothing was heard of {run.run_id} since",
+        where=run.run_id,
+        evidence=(silent.reason,),
+        remedy=f"{silent.remedy} The run goes on there, and what is shown catches up once it is heard. ".lstrip()
+        + f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run_id}` asks the cluster itself.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def _cluster_refusal(seen: Finding, request: Request) -> HoldfastError:
+    """The cluster says itself why nobody there answers."""
+    import msgspec
+
+    from holdfast.launch.kubernetes.client.api_errors import EXIT_CODES
+
+    forced = isinstance(request, CancelRequested) and request.force
+    then = "The run is removed as soon as it can be." if forced else "The run has heard nothing: ask again then."
+    seen = msgspec.structs.replace(seen, remedy=f"{seen.remedy} {then}")
+    return HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
+
+
+def _controller_timeout(run: RunDir) -> HoldfastError:
+    return failure(
+        "controller-timeout",
+        f"the controller of {run.run_id} did not answer, and will not do it later: it is busy, stopped or being replaced",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=str(run.controller_log),
+        evidence=run.controller_log_tail(),
+        remedy=f"Try again in a moment. `holdfast cancel --force {run.run_id}` ends the run without it.",
+        owner=Owner.HOLDFAST,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What is asked of a run's ranks, and waited for."""
+
+    unmet: str
+    """What is so where it does not come."""
+    code: str
+    """Of the error then."""
+    fatal_findings: Mapping[str, ExitCode]
+    """What ranks and agents find that mean: it will not come."""
+    partial_evidence: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
+    """What there is already."""
+    survives_restarts: bool = False
+    """Whether a restart does not keep it from coming."""
+
+
+def _newest_checkpoint(known: RunStatus) -> tuple[str, ...]:
+    last = known.checkpoint
+    return (f"the newest is of step {last.step}: {last.path}" if last else "there is none of this run yet",)
+
+
+CHECKPOINT = Expectation(
+    unmet="no checkpoint is complete",
+    code="checkpoint-not-taken",
+    fatal_findings={
+        "no-session": ExitCode.CANNOT_RUN_HERE,
+        "checkpoint-skipped-nonfinite": ExitCode.CANNOT_RUN_HERE,
+        "checkpoint-failed": ExitCode.STORAGE_FAILED,
+        "checkpoint-manifest-missing": ExitCode.STORAGE_FAILED,
+        "disk-error": ExitCode.STORAGE_FAILED,
+        "disk-full": ExitCode.STORAGE_FAILED,
+        "read-only-file-system": ExitCode.STORAGE_FAILED,
+    },
+    partial_evidence=_newest_checkpoint,
+)
+STEP_PROFILE = Expectation(
+    unmet="it is not known where a step's time goes",
+    code="step-profile-unavailable",
+    fatal_findings={"no-session": ExitCode.CANNOT_RUN_HERE, "step-profile-failed": ExitCode.UNAVAILABLE},
+)
+
+
+STACK_DUMP = Expectation(unmet="it is not known where its ranks stand", code="stack-dump-incomplete", fatal_findings={})
+
+
+UPDATE = Expectation(
+    unmet="no step is done with the new code",
+    code="update-not-confirmed",
+    fatal_findings={"update-in-progress": ExitCode.UNAVAILABLE},
+    survives_restarts=True,
+)
+
+
+def follow_request(
+    run: RunDir, request: RequestEvent, expectation: Expectation, timeout_s: float
+) -> Iterator[tuple[RunStatus, AnyEvent]]:
+    """Ask a run for something, and follow what happens from the request on, until it will not come."""
+    deadline = time.monotonic() + timeout_s
+    reader = EventReader(run.events)
+    known = status_from_events(reader.read(), RunStatus(run=run.run_id))
+    refuse_finished(run)
+
+    def refused(what: str, *evidence: str, exit_code: ExitCode = ExitCode.UNAVAILABLE, remedy: str = "") -> NoReturn:
+        raise failure(
+            expectation.code,
+            what,
+            exit_code=exit_code,
+            where=run.run_id,
+            evidence=tuple(filter(None, (*evidence, *expectation.partial_evidence(known)))),
+            remedy=remedy or "Try again once `holdfast status` shows that it is running.",
+        )
+
+    if known.phase is not RunPhase.RUNNING and not expectation.survives_restarts:
+        refused(f"{run.run_id} is {known.phase}", known.waiting_for)
+    send_request(run, request)
+    asked = False
+    while True:
+        for event in reader.read():
+            known = update_status(known, event)
+            asked = asked or type(event) is type(request)
+            match event:
+                case FindingRaised(finding=finding) if asked and finding.code in expectation.fatal_findings:
+                    refused(
+                        finding.what,
+                        *finding.evidence,
+                        exit_code=expectation.fatal_findings[finding.code],
+                        remedy=finding.remedy,
+                    )
+                case RecoveryDecided(finding=finding) if asked and not expectation.survives_restarts:
+                    refused(f"{run.run_id} restarts: {finding.what}", *finding.evidence)
+                case RunFinished() if asked:
+                    what = f"{run.run_id} ended, and {expectation.unmet}"
+                    refused(what, event.reason, exit_code=ExitCode.NOT_FOUND, remedy="holdfast status")
+                case _ if asked:
+                    yield known, event
+                case _:
+                    pass
+        if not run.alive():
+            raise controller_dead(run)
+        if time.monotonic() > deadline:
+            remedy = (
+                "A step may take longer than that: `--timeout SECONDS` waits longer, `holdfast status` shows steps."
+            )
+            refused(f"{timeout_s:g} s passed, and {expectation.unmet}", remedy=remedy)
+        time.sleep(POLL_S)

@@ -1,0 +1,382 @@
+"""The controller's process: puts the machine, the back end and the port together for one run.
+
+`python -m holdfast.controller_main RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD [KEYS_FOLDER]`, started by a keeper that holds the
+two listening sockets, and to whose pipe it beats. What it answers there is in port.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from starlette.types import ASGIApp
+
+from holdfast.clock import Clock
+from holdfast.control.commands import StartAttempt
+from holdfast.control.controller import Controller
+from holdfast.control.log_recovery import empty_log, recover_log
+from holdfast.control.log_replication import LogReplicator
+from holdfast.control.machine import Machine
+from holdfast.control.state import NodeState
+from holdfast.controller_api import ControllerApi, make_server
+from holdfast.errors import HoldfastError
+from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
+from holdfast.events.log import EventReader, EventWriter, is_intact, last_event
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.host.files import read_line
+from holdfast.host.process_limits import open_more_files, receive_signals
+from holdfast.job.backend import Backend
+from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
+from holdfast.job.run_spec import RunSecrets, RunSpec, corrupt_file_error
+from holdfast.job.spec import Job
+from holdfast.job.targets import KUBERNETES
+from holdfast.launch.code.archive import archive_path
+from holdfast.launch.launch_plan import LaunchPlan, rank_launches
+from holdfast.launch.local.controller_faults import ControllerFaults
+from holdfast.launch.local.local_backend import LocalBackend
+from holdfast.launch.local.resource_split import node_resources
+from holdfast.launch.local.run_network import RunNetwork, run_network_for
+from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir
+from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
+from holdfast.log_restore import restore_log
+from holdfast.protocol import routes
+from holdfast.protocol.orders import StartRanks, progress_interval_s
+from holdfast.run_dir import RunDir
+from holdfast.security.admission import AdmissionServer
+from holdfast.security.api_limits import LIMITS
+from holdfast.security.log_rate_limit import LogRateLimit
+from holdfast.security.tls import is_remote, make_identity, server_context
+from holdfast.security.tokens import TokenIssuer
+
+log = logging.getLogger("holdfast.controller")
+
+GC_THRESHOLD = 100_000
+"""New objects after which the interpreter looks for garbage. With its own 700 a controller of 2,048 agents spends a
+fifth of a restart on looking through a million objects that live as long as it does."""
+
+HEARTBEAT_S = 1.0
+"""Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/controller_supervisor.py)."""
+
+CODE_POLL_S = 0.02
+"""Seconds between looks for the code that is brought."""
+
+
+def _tls(folder: RunDir, host: str) -> ssl.SSLContext | None:
+    """TLS where agents come over a network, under the identity that an earlier controller of the run made."""
+    if not is_remote(host):
+        return None
+    if not folder.identity.exists():
+        make_identity(folder.ca, folder.identity)
+    return server_context(folder.identity)
+
+
+class MakeBackend(Protocol):
+    """Makes a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
+
+    def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
+
+
+class _BackendHooks(NamedTuple):
+    """What is different from one kind of place to another."""
+
+    backend: MakeBackend
+    node_resources: Callable[[Job, Mapping[str, str]], tuple[NodeResources, ...]]
+    """What a node may use of its machine."""
+    controller_host: Callable[[RunDir, str], str]
+    """The name by which nodes reach what listens where the controller does."""
+    had_controller: Callable[[str], Awaitable[bool]]
+    """Whether a run had a controller before, though nothing of it is in its folder."""
+
+
+def _backend_hooks(name: str) -> _BackendHooks:
+    """The kind of place of this name; imported when it is used."""
+    if name == KUBERNETES:
+        from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller
+        from holdfast.launch.kubernetes.incluster.kubernetes_backend import (
+            KubernetesBackend,
+            controller_host,
+            pod_resources,
+        )
+
+        def on_cluster(*, folder: RunDir, accepted: RunSpec, **_: object) -> Backend:
+            return KubernetesBackend(folder=folder, accepted=accepted)
+
+        return _BackendHooks(on_cluster, pod_resources, controller_host, had_earlier_controller)
+    return _BackendHooks(LocalBackend, node_resources, _bound_host, _no_former_controller)
+
+
+def _bound_host(_folder: RunDir, host: str) -> str:
+    return host
+
+
+async def _no_former_controller(_run: str) -> bool:
+    return False
+
+
+def _code_shipped(accepted: RunSpec) -> tuple[CodeShipped, ...]:
+    """What the log says of the code right after the run's creation; nothing where ranks run in place."""
+    code = accepted.code
+    if code is None:
+        return ()
+    return (CodeShipped(at=accepted.created_at, digest=code.digest, bytes=code.bytes, files=code.files, cwd=code.cwd),)
+
+
+def _token(folder: RunDir) -> str:
+    """The run's token; raises HoldfastError where its file is not what was written."""
+    try:
+        return read_line(folder.token)
+    except OSError as error:
+        raise corrupt_file_error(folder.token, error) from error
+
+
+async def _wait_for_code(folder: RunDir, accepted: RunSpec) -> None:
+    """Wait for the code: elsewhere than here it is brought while this process starts."""
+    while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(CODE_POLL_S)
+
+
+def _port_taken_findings(folder: RunDir) -> tuple[Finding, ...]:
+    """What is to be said, once, when an earlier keeper's port could not be had again."""
+    found = folder.read_controller_record()
+    if not {"taken_by", "former_port", "port", "host"} <= found.keys():
+        return ()
+    taken = Finding(
+        code="controller-port-in-use",
+        severity=Severity.WARNING,
+        what=f"port {found['former_port']}, where the run's controller was, is taken; it is at {found['port']} now",
+        where=f"{found['host']}:{found['former_port']}",
+        evidence=(f"{found['taken_by']} has it",),
+        remedy="Nothing: agents look up where the controller is before they connect.",
+        owner=Owner.CLUSTER,
+    )
+    told = (event.finding for event in EventReader(folder.events).read() if isinstance(event, FindingRaised))
+    return () if taken in told else (taken,)
+
+
+def _lighthouse(folder: RunDir, job: Job, host: str, known_as: str) -> LighthouseSupervisor | None:
+    """What decides which replicas step together, where there are several."""
+    recovery = job.recovery
+    if recovery.replicas == 1:
+        return None
+    grace_s = recovery.controller_grace_s
+    return LighthouseSupervisor(
+        folder.path, host=host, public_host=known_as, min_replicas=recovery.min_replicas, grace_s=grace_s
+    )
+
+
+async def _send_heartbeats(heartbeat_fd: int) -> None:
+    """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
+    os.set_blocking(heartbeat_fd, False)
+    while True:
+        with contextlib.suppress(OSError):  # the keeper is gone, or stopped
+            os.write(heartbeat_fd, b".")
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+async def _restore_log(
+    folder: RunDir,
+    accepted: RunSpec,
+    place: _BackendHooks,
+    keys: TokenIssuer,
+    agents: socket.socket,
+    listen: Callable[[ASGIApp], AdmissionServer],
+) -> tuple[Finding, ...]:
+    """What there is to say of a log that was lost, once nodes were asked for it; nothing of one that was not."""
+    if accepted.durable_controller_disk or folder.events.exists() or not await place.had_controller(folder.run_id):
+        return ()
+    created, job = accepted.created_event(folder.run_id), accepted.job
+    grace_s = job.recovery.node_grace_s
+    return (await restore_log(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
+
+
+class _LogState(NamedTuple):
+    """What a run's log says, and what is to be written into it first."""
+
+    history: Iterable[AnyEvent]
+    events_to_write: tuple[AnyEvent, ...]
+    is_fatal: bool = False
+    """Whether nothing can go on from it."""
+
+
+async def _read_log(folder: RunDir, accepted: RunSpec, machine: Machine) -> _LogState:
+    """Where the log stands; before it has begun, the code is waited for."""
+    created = accepted.created_event(folder.run_id)
+    if not is_intact(folder.events):
+        taken = recover_log(machine, EventReader(folder.events).entries(), created, str(folder.events))
+        log.error("%s", taken.finding)
+        at = Clock(not_before=max(event.at for event in taken.events))()
+        return _LogState(taken.events, taken.events_to_write(at), is_fatal=taken.is_fatal)
+    if folder.events.stat().st_size:
+        return _LogState(EventReader(folder.events).read(), ())
+    if _had_started(folder, accepted):
+        lost = empty_log(created, str(folder.events))
+        log.error("%s", lost.finding)
+        return _LogState(lost.events, lost.events_to_write(Clock(not_before=created.at)()), is_fatal=True)
+    await _wait_for_code(folder, accepted)
+    return _LogState((), (created, *_code_shipped(accepted)))
+
+
+def _had_started(folder: RunDir, accepted: RunSpec) -> bool:
+    """Whether there were nodes or ranks already, which come after the log's first line."""
+    return any(folder.nodes.glob("node*")) or (accepted.durable_controller_disk and any(folder.logs.glob("*attempt-*")))
+
+
+def _start_order_factory(
+    accepted: RunSpec,
+    folder: RunDir,
+    keys: TokenIssuer,
+    share: tuple[NodeResources, ...],
+    quorum: LighthouseSupervisor | None,
+) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
+    """What expands a start among some nodes into what each of them is told."""
+    job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
+
+    def among(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+        attempt = Attempt(
+            replica=start.replica,
+            replica_count=job.recovery.replicas,
+            attempt=start.attempt,
+            nodes=tuple(member.node for member in members),
+            master_addr=start.master_addr,
+            master_port=str(start.master_port),
+            endpoints=tuple(f"{member.address}:{member.port}" for member in members),
+            shared_secret=keys.attempt_key(start.replica, start.attempt),
+            lighthouse=quorum.url if quorum else "",
+        )
+        first = start.code is None or (accepted.code is not None and accepted.code.digest == start.code.digest)
+        running = accepted if first else accepted.model_copy(update={"code": start.code})
+        plan = LaunchPlan.of(running, folder, attempt, private)
+
+        def of_node(node: int) -> StartRanks:
+            env, ranks = rank_launches(plan, node, share[node])
+            return StartRanks(
+                replica=start.replica,
+                attempt=start.attempt,
+                ranks=ranks,
+                env=env,
+                progress_interval_s=progress_interval_s(job.nodes.max),
+                step_timeout_s=job.recovery.step_timeout_s,
+                exit_timeout_s=job.recovery.exit_timeout_s,
+                code_digest=running.code.digest if running.code else "",
+                log_max_bytes=job.logs.max_bytes,
+            )
+
+        return of_node
+
+    return among
+
+
+async def serve(
+    folder: RunDir,
+    agents: socket.socket,
+    clients: socket.socket,
+    heartbeat_fd: int,
+    *,
+    make_backend: MakeBackend | None = None,
+) -> None:
+    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
+
+    `make_backend` stands in for what makes the back end of the run's kind of place.
+    """
+    if isinstance(last_event(folder.events), RunFinished):
+        folder.delete_secrets()
+        return
+    gc.set_threshold(GC_THRESHOLD)
+    beat = asyncio.ensure_future(_send_heartbeats(heartbeat_fd))
+    accepted = RunSpec.read(folder.job)
+    job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
+    host, number = agents.getsockname()[:2]
+    tls = _tls(folder, host)
+    place = _backend_hooks(accepted.backend)
+    keys = TokenIssuer(_token(folder))
+    listen = partial(make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls)
+    recalled = await _restore_log(folder, accepted, place, keys, agents, listen)
+    writer = EventWriter(folder.events)
+    networks = run_network_for(accepted.isolation, folder.run_id)
+    backend = (make_backend or place.backend)(
+        folder=folder,
+        accepted=accepted,
+        networks=networks,
+        url=f"{'wss' if tls else 'ws'}://{host}:{number}{routes.AGENT_SOCKET}",
+    )
+    machine = Machine(job)
+    past = await _read_log(folder, accepted, machine)
+    if past.is_fatal:
+        await backend.cancel()
+        writer.append(past.events_to_write, sync=True)
+        folder.log_unreplicated.unlink(missing_ok=True)
+        return
+    quorum = _lighthouse(folder, job, host, place.controller_host(folder, host))
+    keeping = asyncio.ensure_future(quorum.run()) if quorum else None
+    show = partial(folder.log_unreplicated.unlink, missing_ok=True)
+    folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
+    drills = ControllerFaults(networks=networks, folders=folders, quorum_pid=lambda: quorum.pid if quorum else 0)
+    controller = Controller(
+        machine=machine,
+        writer=writer,
+        history=past.history,
+        backend=backend,
+        start_orders=_start_order_factory(accepted, folder, keys, place.node_resources(job, os.environ), quorum),
+        inject_fault=drills,
+        on_rendezvous=quorum.publish_liveness if quorum else None,
+        log_replicator=None
+        if accepted.durable_controller_disk
+        else LogReplicator(folder.events, keys.log_signature, show),
+        incarnation=secrets.token_hex(4),
+    )
+    controller.handle(*past.events_to_write)
+    controller.report(*recalled, *_port_taken_findings(folder))
+    first_code = accepted.code.digest if accepted.code else ""
+    server = listen(ControllerApi(controller, keys, folder.code, generation=backend.generation, first_code=first_code))
+    serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
+    if quorum:
+        await quorum.wait_address()
+    waited = asyncio.get_running_loop().call_later(grace_s, show)
+    if not controller.finished:
+        await controller.run()
+    waited.cancel()
+    show()
+    if quorum and keeping:
+        keeping.cancel()
+        await quorum.stop()
+    drills.clear()
+    folder.delete_secrets()
+    server.should_exit = True
+    await serving
+    beat.cancel()
+    writer.close()
+
+
+def main() -> None:
+    """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    receive_signals()
+    open_more_files()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
+    path, *handed_down = sys.argv[1:5]
+    agents, clients, keeper = map(int, handed_down)
+    folder = RunDir(Path(path), secrets_dir=next(map(Path, sys.argv[5:]), None))
+    try:
+        asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+    except HoldfastError as error:
+        for finding in error.findings:
+            words = "; ".join(filter(None, (finding.what, *finding.evidence, finding.where, finding.remedy)))
+            log.critical("error [%s]: %s", finding.code, words)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

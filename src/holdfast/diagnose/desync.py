@@ -1,0 +1,136 @@
+"""Owns what the words of many ranks' watchdogs and their stacks say together: who waited, in what, and who never came.
+
+A watchdog's line names a rank that waited, never the one at fault. That one has a lower last enqueued collective, or
+the same one enqueued and completed, or stands elsewhere in its program, or says nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.fact import MAX_RANKS, Fact
+from holdfast.diagnose.rules.hang_records import STACK
+from holdfast.diagnose.rules.rule import Role
+
+_TIMEOUT_RULES = {"watchdog-timeout", "gloo-timeout"}
+"""Rules whose lines are those of a rank that waited in vain."""
+_POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
+"""Calls between two ranks: those that wait in them stand at different places in a sound program too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectivePosition:
+    """How far one rank was in one group's collectives."""
+
+    rank: int
+    enqueued: int
+    completed: int
+    fact: Fact
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.enqueued > self.completed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desync:
+    """What the ranks' watchdogs say together; empty tuples for what cannot be told."""
+
+    waiting: tuple[int, ...]
+    lagging: tuple[CollectivePosition, ...]
+    """Ranks that had not entered the collective that others waited in."""
+    outside_collective: tuple[Fact, ...]
+    """Stacks of ranks that stood in no collective while others waited in one."""
+    inside_collective: tuple[Fact, ...]
+    """Stacks of ranks that waited."""
+    mismatched: tuple[Fact, ...]
+    """Lines of ranks that waited in different collectives at one number of the sequence."""
+    waiting_apart: tuple[Fact, ...]
+    """Stacks of one rank that waited where no other did, and of one of the others; empty where some did not wait."""
+    silent: tuple[int, ...]
+    """Ranks that wrote nothing of waiting nor of an error, where most others did."""
+    facts: tuple[Fact, ...]
+
+
+def find_desync(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world_size: int | None) -> Desync | None:
+    """Join the watchdogs' facts and the stacks over ranks; None when no watchdog spoke and no stack waits."""
+    facts = list(facts)
+    said = [fact for fact in facts if _reports_wait(fact)]
+    stacks = {fact.process.rank: fact for fact in facts if fact.rule is STACK and "stack_location" in fact.values}
+    inside = [fact for fact in stacks.values() if "op" in fact.values]
+    if not said and not inside:
+        return None
+    timeouts = [fact for fact in said if fact.rule.code in _TIMEOUT_RULES]
+    failed = {fact.process.rank for fact in facts if _reports_own_failure(fact)}
+    stands = _positions(said)
+    furthest = max((stand.enqueued for stand in stands if stand.is_waiting), default=None)
+    behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
+    waiting = {fact.process.rank for fact in (*timeouts, *inside)} | {
+        stand.rank for stand in stands if stand.is_waiting
+    }
+    waiting = {rank for rank in waiting if rank is not None} - {stand.rank for stand in behind}
+    elsewhere = {rank: fact for rank, fact in stacks.items() if rank is not None and rank not in waiting | failed}
+    known = ranks_with_logs or frozenset(range(min(world_size or 0, MAX_RANKS) if len(waiting) > 1 else 0))
+    silent = known - waiting - failed - elsewhere.keys() - {stand.rank for stand in behind}
+    return Desync(
+        waiting=tuple(sorted(waiting)),
+        lagging=behind,
+        outside_collective=tuple(fact for _, fact in sorted(elsewhere.items())) if waiting else (),
+        inside_collective=tuple(inside),
+        mismatched=_mismatched(timeouts),
+        waiting_apart=() if elsewhere or silent else _waiting_apart(inside),
+        silent=tuple(sorted(silent)) if len(silent) <= len(waiting) else (),
+        facts=tuple(said),
+    )
+
+
+def _reports_wait(fact: Fact) -> bool:
+    return fact.rule.code in _TIMEOUT_RULES or fact.rule.code == "collective-status"
+
+
+def _reports_own_failure(fact: Fact) -> bool:
+    """Whether a line tells of a failure of its rank's own, rather than of its having waited."""
+    of_run = fact.rule.code.startswith("run-")
+    return fact.rule.role is Role.CAUSE and not of_run and not _reports_wait(fact)
+
+
+def _positions(facts: Sequence[Fact]) -> list[CollectivePosition]:
+    """The last stand of each rank in the group that most of them speak of."""
+    groups: dict[str, dict[int, CollectivePosition]] = {}
+    for fact in facts:
+        if fact.rule.code != "collective-status" or fact.process.rank is None:
+            continue
+        stand = CollectivePosition(
+            rank=fact.process.rank,
+            enqueued=int(fact.values["enqueued"]),
+            completed=int(fact.values["completed"]),
+            fact=fact,
+        )
+        groups.setdefault(fact.values.get("group", ""), {})[stand.rank] = stand
+    largest = max(groups.values(), key=len, default=dict[int, CollectivePosition]())
+    return sorted(largest.values(), key=lambda stand: (stand.enqueued, stand.rank))
+
+
+def _waiting_apart(inside: Sequence[Fact]) -> tuple[Fact, ...]:
+    """The stack of the one rank that waits at a place of its own, and of one of the others, who all wait at another."""
+    places: dict[str, list[Fact]] = {}
+    for fact in inside:
+        places.setdefault(fact.values["stack_location"], []).append(fact)
+    if len(places) != 2 or any(fact.values["op"] in _POINT_TO_POINT for fact in inside):
+        return ()
+    fewer, more = sorted(places.values(), key=len)
+    return (fewer[0], more[0]) if len(fewer) == 1 else ()
+
+
+def _mismatched(timeouts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Lines of one sequence number that name different operations or sizes; the same group is assumed for two ranks."""
+    by_number: dict[str, dict[tuple[str | None, ...], Fact]] = {}
+    for fact in timeouts:
+        if "seq" in fact.values and fact.process.rank is not None:
+            call = fact.values.get("op"), fact.values.get("numel_in"), fact.values.get("numel_out")
+            by_number.setdefault(fact.values["seq"], {}).setdefault(call, fact)
+    for calls in by_number.values():
+        if len({fact.process.rank for fact in calls.values()}) > 1 and len({call[0] for call in calls}) > 1:
+            return tuple(calls.values())
+    return ()

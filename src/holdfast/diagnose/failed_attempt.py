@@ -1,0 +1,184 @@
+"""Owns what a run's own log says of how it failed, as facts beside those of its ranks' words.
+
+The controller has seen which rank's process ended first and how; what ranks wrote says why. Refuses to own that seeing
+(control/root_cause.py) and the reading of the log (events/log.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.diagnose.fact import Fact, ProcessRef
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.rules.run_events import FOR_FINDING
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    FaultInjected,
+    FindingRaised,
+    RankExited,
+    RankHung,
+    RecoveryDecided,
+    ShutdownDecided,
+)
+from holdfast.findings import Finding, replica_suffix
+from holdfast.job.fault_attribution import (
+    InjectedFaults,
+    format_fault,
+    injected_cause,
+    node_of,
+    remedy_for,
+    unattributed_after,
+)
+
+_SELF_INFLICTED = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
+"""Signals that a process brings upon itself: nobody sent them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAttempt:
+    """The attempt that failed last, and what the run's log says of it."""
+
+    replica: int
+    attempt: int
+    world_size: int
+    """Ranks of that attempt."""
+    rank: int | None
+    log_rank: int | None = None
+    """The rank in whose file the output of `rank` is, where they differ: its launcher's first."""
+    event: AnyEvent
+    """Where the log says so."""
+    fact: Fact
+    drill: FaultInjected | None = None
+    """What brought it about on purpose."""
+    exited_early: tuple[Fact, ...] = ()
+    """Ranks that had ended by themselves and well while others were at work."""
+    stacks: tuple[str, ...] = ()
+    """Files that hold where its ranks stood, of those that were at work."""
+    nodes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The node of each of its ranks that was heard of."""
+
+
+def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | None:
+    """The last failure that the log tells of; None for a run in which nothing failed."""
+    decided = next((event for event in reversed(events) if isinstance(event, RecoveryDecided)), None)
+    if decided is not None:
+        at, rank, finding = decided.failed_at, decided.first_failed_rank, decided.finding
+        wrote = rank if decided.log_owner_rank is None else decided.log_owner_rank
+        drill = _drill(events, decided)
+        started = _attempt_started(events, decided.replica, decided.attempt)
+        before = decided.replica * started.world_size if started else 0
+        fact = _fact(finding, source, at, rank, drill, log_rank=None if wrote is None else before + wrote)
+        return FailedAttempt(
+            replica=decided.replica,
+            attempt=decided.attempt,
+            world_size=started.world_size if started else 0,
+            rank=rank,
+            log_rank=decided.log_owner_rank,
+            event=decided,
+            fact=fact,
+            drill=drill,
+            exited_early=tuple(_early_exits(events, decided, source)),
+            stacks=tuple(
+                event.stacks
+                for event in events
+                if isinstance(event, RankHung)
+                and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+                and event.stacks
+                and event.process_state != "T"
+            ),
+            nodes={
+                event.rank: f"node{event.node}"
+                for event in events
+                if isinstance(event, RankHung | RankExited)
+                and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+            },
+        )
+    noticed = next((event for event in reversed(events) if _finding(event) is not None), None)
+    finding = _finding(noticed) if noticed else None
+    if noticed is None or finding is None or _rule(finding).role is not Role.CAUSE:
+        return None
+    started = _attempt_started(events, 0)
+    drill = _drill(events, noticed)
+    fact = _fact(finding, source, noticed.at, None, drill)
+    attempt, world_size = (started.attempt, started.world_size) if started else (0, 0)
+    return FailedAttempt(
+        replica=0, attempt=attempt, world_size=world_size, rank=None, event=noticed, fact=fact, drill=drill
+    )
+
+
+def _attempt_started(events: Sequence[AnyEvent], replica: int, attempt: int | None = None) -> AttemptStarted | None:
+    """The start of a replica's attempt; of its last one where none is named."""
+    starts = (event for event in reversed(events) if isinstance(event, AttemptStarted) and event.replica == replica)
+    return next((start for start in starts if attempt in (None, start.attempt)), None)
+
+
+def _early_exits(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) -> Iterator[Fact]:
+    """What is said of the ranks of an attempt that ended well before it failed."""
+    for event in events:
+        if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
+            continue
+        if not (event.failed or event.stopped) and event.at < decided.failed_at:
+            yield early_exit_fact(event, source)
+
+
+def early_exit_fact(event: RankExited, source: str) -> Fact:
+    """What is said of a rank that ended well while others were at work."""
+    rank = f"rank {event.rank}{replica_suffix(event.replica)} on node{event.node}"
+    what = f"{rank} was done, with exit code 0, while others were at work"
+    who = ProcessRef(rank=event.rank, node=f"node{event.node}")
+    rule, values = RULES["run-rank-left-early"], {"what": what}
+    return Fact(rule=rule, source=source, line=0, text=what, process=who, at=event.at, values=values)
+
+
+def _finding(event: AnyEvent) -> Finding | None:
+    """What ended a run, or what it waits for, where no attempt failed."""
+    return event.finding if isinstance(event, ShutdownDecided | FindingRaised) else None
+
+
+def _fact(
+    finding: Finding,
+    source: str,
+    at: float,
+    rank: int | None,
+    drill: FaultInjected | None,
+    *,
+    log_rank: int | None = None,
+) -> Fact:
+    """What a finding says of a rank; `log_owner_rank` is what `holdfast logs` calls the one that has its output."""
+    rule, what = _rule(finding), finding.what
+    if finding.code == "program-not-started" and finding.remedy:
+        rule = replace(rule, remedy=(finding.remedy,))  # it goes by what the operating system said
+    if drill is not None:
+        rule = replace(rule, confidence=Confidence.CERTAIN, remedy=(remedy_for(drill),))
+        what = f"{what}; {format_fault(drill)}"
+    text = "; ".join(finding.evidence[:3]) or what
+    values = {"what": what, "rank": "" if log_rank is None else str(log_rank)}
+    return Fact(
+        rule=rule,
+        source=source,
+        line=0,
+        text=text,
+        process=ProcessRef(rank=rank, node=node_of(finding)),
+        at=at,
+        values=values,
+    )
+
+
+def _rule(finding: Finding) -> Rule:
+    if _SELF_INFLICTED.search(finding.what):
+        return RULES["run-rank-crashed"]
+    return RULES.get(FOR_FINDING.get(finding.code, f"run-{finding.code}"), RULES["run-failure"])
+
+
+def _drill(events: Sequence[AnyEvent], failure: AnyEvent) -> FaultInjected | None:
+    """The drill that brought a failure about."""
+    drills: InjectedFaults = ()
+    for event in events:
+        if event is failure:
+            return injected_cause(drills, event)
+        drills = unattributed_after(drills, event)
+    return None

@@ -1,0 +1,255 @@
+"""Owns what could be the cause: of each rule's lines, of several lines together, and of what is missing among them.
+
+Pure. Refuses to own which of them it is (reason.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.diagnose.desync import Desync
+from holdfast.diagnose.diagnosis import FirstFailure
+from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
+from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rank_consistency import missing_lightning_members, missing_ranks, rank_conflict
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.combinations import COMBINATIONS
+from holdfast.diagnose.rules.nccl_setup import FABRIC_CODES
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+
+_CAUSAL_LAYERS: tuple[tuple[FailureClass, ...], ...] = (
+    (FailureClass.GPU_XID, FailureClass.OOM_HOST, FailureClass.NODE_LOST),
+    (
+        FailureClass.SHM_TOO_SMALL,
+        FailureClass.MEMLOCK,
+        FailureClass.DRIVER,
+        FailureClass.VERSION_MISMATCH,
+        FailureClass.STORAGE,
+        FailureClass.OOM_GPU,
+    ),
+    (
+        FailureClass.NAN_DATA,
+        FailureClass.RANK_COUNT,
+        FailureClass.WRONG_INTERFACE,
+        FailureClass.RDMA_DEVICE_MISSING,
+        FailureClass.NOT_STARTED,
+    ),
+    (
+        FailureClass.ACS_IOMMU,
+        FailureClass.FIREWALL,
+        FailureClass.NETWORK_LOSS,
+        FailureClass.GDR_MISSING,
+        FailureClass.TCP_FALLBACK,
+        FailureClass.RENDEZVOUS,
+    ),
+    (
+        FailureClass.OTHER,
+        FailureClass.PROGRAM_ERROR,
+        FailureClass.USAGE,
+        FailureClass.UNREACHABLE,
+        FailureClass.PREEMPTED,
+        FailureClass.KILLED,
+    ),
+    (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
+)
+CAUSAL_LAYER = {each: depth for depth, classes in enumerate(_CAUSAL_LAYERS) for each in classes}
+"""What lies deeper explains what lies above it: a lost GPU a hang, never a hang a lost GPU."""
+_FABRIC_CLASSES = frozenset({FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING, FailureClass.GDR_MISSING})
+HANG_FAILURE_CLASSES = frozenset(_CAUSAL_LAYERS[-1])
+_RENDEZVOUS_CLASSES = {FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT, *HANG_FAILURE_CLASSES}
+"""Classes under which it also shows that ranks were told different numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One possible cause, with what speaks for it."""
+
+    code: str
+    classes: tuple[FailureClass, ...]
+    confidence: Confidence
+    message: str
+    remedy: tuple[str, ...]
+    needs: tuple[str, ...]
+    facts: tuple[Fact, ...]
+    """In order; the first is the first seen."""
+    first_failure: FirstFailure | None
+    performance_only: bool = False
+
+    @property
+    def failure_class(self) -> FailureClass:
+        return self.classes[0]
+
+
+def make_hypotheses(facts: Sequence[Fact], desync: Desync | None, fabric_verified: bool) -> list[Hypothesis]:
+    """Everything that facts could come from; with a sound fabric, nothing that single lines suggest of it."""
+    by_code: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_code.setdefault(fact.rule.code, []).append(fact)
+    # The set-up logs of all ranks, read together, outweigh what single lines of theirs suggest.
+    weighed = fabric_verified or any(code in by_code for code in FABRIC_CODES)
+    fast = "net-rdma" in by_code and "net-socket" not in by_code
+    causes = [
+        hypothesis_of(group[0].rule, group)
+        for group in by_code.values()
+        if group[0].rule.role is Role.CAUSE
+        and not (weighed and is_fabric_rule(group[0].rule))
+        and not (fast and _is_fallback(group[0].rule))
+    ]
+    for joint in COMBINATIONS:
+        if all(code in by_code for code in joint.requires):
+            found = tuple(by_code[code][0] for code in joint.requires)
+            causes.append(
+                Hypothesis(
+                    code=joint.code,
+                    classes=(joint.failure_class,),
+                    confidence=joint.confidence,
+                    message=joint.message,
+                    remedy=joint.remedy,
+                    needs=found[0].rule.needs,
+                    facts=found,
+                    first_failure=first_failure_of(found[0]),
+                    performance_only=found[0].rule.performance_only,
+                )
+            )
+    if desync is not None and (found := _from_desync(desync)) is not None:
+        causes.append(found)
+    return [*causes, *_from_rank_consistency(facts, causes)]
+
+
+def _is_fallback(rule: Rule) -> bool:
+    return rule.performance_only and rule.classes[0] in {FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING}
+
+
+def is_fabric_rule(rule: Rule) -> bool:
+    """Whether a single line speaks of a fabric that is not used as it could be."""
+    degrades = rule.performance_only or rule.role is Role.CONTEXT
+    return (
+        degrades
+        and rule.code not in FABRIC_CODES
+        and any(failure_class in _FABRIC_CLASSES for failure_class in rule.classes[:1])
+    )
+
+
+def hypothesis_of(rule: Rule, facts: Sequence[Fact]) -> Hypothesis:
+    """What a rule makes of the lines it recognised."""
+    at = facts[0].values.get("raised_at")
+    says = fill_values(rule.message, facts[0])
+    return Hypothesis(
+        code=rule.code,
+        classes=rule.classes,
+        confidence=rule.confidence,
+        message=f"{says}, at {at}" if at else says,
+        remedy=tuple(fill_values(step, facts[0]) for step in rule.remedy),
+        needs=tuple(name for name in rule.needs if not (at and name == "first-traceback")),
+        facts=tuple(facts),
+        first_failure=first_failure_among(facts),
+        performance_only=rule.performance_only,
+    )
+
+
+def _from_desync(desync: Desync) -> Hypothesis | None:
+    """What the watchdogs and stacks of several ranks say together, where they say more than that somebody waited."""
+    waited = format_ranks(desync.waiting)
+    if desync.mismatched:
+        calls = ", ".join(f"rank {fact.process.rank} in {fact.values['op']}" for fact in desync.mismatched[:4])
+        says = f"ranks waited in different collectives: {calls}"
+        return _collective_mismatch(says, desync.mismatched, None, code="collective-mismatch")
+    if desync.outside_collective and len(desync.outside_collective) <= len(desync.waiting):
+        return _outside_collective(desync, waited)
+    if desync.lagging:
+        first, late = desync.lagging[0], ", ".join(str(stand.rank) for stand in desync.lagging[:8])
+        at = f"collective {first.enqueued if first.is_waiting else first.completed}"
+        says = f"rank {late} never entered the collective that {waited} waited in; it was at {at}"
+        culprit = FirstFailure(rank=first.rank, node=first.fact.process.node, host=first.fact.process.host)
+        return _collective_mismatch(says, (*(stand.fact for stand in desync.lagging), *desync.facts[:3]), culprit)
+    if desync.waiting_apart:
+        calls = " and ".join(
+            f"rank {fact.process.rank} in {fact.values['op']} at {fact.values['stack_location']}"
+            for fact in desync.waiting_apart
+        )
+        alone = first_failure_of(desync.waiting_apart[0]) if len(desync.inside_collective) > 2 else None
+        return _collective_mismatch(
+            f"ranks waited in different calls: {calls}", desync.waiting_apart, alone, code="collective-mismatch"
+        )
+    if 0 < len(desync.silent) <= 8:
+        says = f"{waited} waited in a collective; rank {', '.join(map(str, desync.silent))} did not"
+        return _collective_mismatch(
+            says, (*desync.facts, *desync.inside_collective[:3]), FirstFailure(rank=min(desync.silent))
+        )
+    return None
+
+
+def _outside_collective(desync: Desync, waited: str) -> Hypothesis:
+    """The stack of a rank that was not in the collective is what decides."""
+    late, place = desync.outside_collective[0], desync.outside_collective[0].values["stack_location"]
+    away = format_ranks([fact.process.rank or 0 for fact in desync.outside_collective])
+    ops = (fact.values["op"] for fact in desync.inside_collective)
+    op = next((f" ({call})" for call in (*ops, *(fact.values.get("raised_at") for fact in desync.facts)) if call), "")
+    # NCCL's calls return before they are done: a rank that stands at `loss.item()` waits for one all the same.
+    gpu = any(fact.rule.code == "watchdog-timeout" for fact in desync.facts)
+    return _collective_mismatch(
+        f"{away} never entered the collective{op} that {waited} waited in; it stood at {place}",
+        (*desync.outside_collective, *desync.inside_collective[:2], *desync.facts[:3]),
+        first_failure_of(late),
+        confidence=Confidence.LIKELY if gpu else Confidence.CERTAIN,
+        remedy=f"see why rank {late.process.rank} stood at {place} instead of coming to the collective",
+    )
+
+
+def _collective_mismatch(
+    message: str,
+    facts: tuple[Fact, ...],
+    first_failure: FirstFailure | None,
+    *,
+    code: str = "collective-not-entered",
+    confidence: Confidence = Confidence.LIKELY,
+    remedy: str = "see what that rank did instead of the collective: its own last lines, `py-spy dump`",
+) -> Hypothesis:
+    return Hypothesis(
+        code=code,
+        classes=(FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
+        confidence=confidence,
+        message=message,
+        remedy=(
+            remedy,
+            "every rank must make the same calls in the same order: equal numbers of batches, no branch by rank",
+        ),
+        needs=("stacks", "last-collectives"),
+        facts=facts,
+        first_failure=first_failure,
+    )
+
+
+def _from_rank_consistency(facts: Sequence[Fact], others: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+    """What ranks say of their number and never say alone; numbers may change from one attempt to the next."""
+    alone = all(other.confidence is Confidence.UNSURE or set(other.classes) & _RENDEZVOUS_CLASSES for other in others)
+    if (found := rank_conflict(facts)) is not None:
+        yield Hypothesis(
+            code="rank-conflict",
+            classes=(FailureClass.RANK_COUNT, FailureClass.RENDEZVOUS),
+            confidence=Confidence.LIKELY if alone else Confidence.UNSURE,
+            message=found.message,
+            remedy=RULES["rank-count"].remedy,
+            needs=("who-joined",),
+            facts=found.facts,
+            first_failure=None,
+        )
+    if (absent := missing_ranks(facts) or (None if others else missing_lightning_members(facts))) is not None:
+        came, away = len(absent.facts), format_ranks(absent.ranks)
+        yield Hypothesis(
+            code="communicator-incomplete",
+            classes=(
+                FailureClass.RENDEZVOUS,
+                FailureClass.RANK_COUNT,
+                FailureClass.NOT_STARTED,
+                FailureClass.HANG_UNKNOWN,
+            ),
+            confidence=Confidence.UNSURE,
+            message=f"{came} of {absent.world_size} ranks began to meet; {away} never came",
+            remedy=("see whether the missing ranks were started, and what they did instead",),
+            needs=("who-joined", "stacks"),
+            facts=absent.facts[:3],
+            first_failure=FirstFailure(rank=absent.ranks[0]),
+        )

@@ -1,0 +1,44 @@
+"""Owns making evidence of the few lines of a block that anybody quotes: which line of its source it is, and its words.
+
+Refuses to own which lines those are (messages.py, connecting.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from holdfast.diagnose.log_chunk import LogChunk
+from holdfast.diagnose.memory_budget import MemoryBudget
+from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
+from holdfast.diagnose.nccl_transport.transport_report import LogLine
+
+_ONCE_BYTES = 1024
+"""Of a line that is quoted, and of what is noted with it: a communicator, a variable, a fact."""
+_MOST_BYTES = 240
+
+
+class OverBudget(Exception):
+    """More was said than is kept."""
+
+
+class LineQuoter:
+    """The lines of one block, which was split at NCCL's mark."""
+
+    def __init__(self, block: LogChunk, pieces: Sequence[bytes], room: MemoryBudget) -> None:
+        self._block, self._pieces, self._budget = block, pieces, room
+        self._counted, self._offset, self._line = 0, 0, 0
+
+    def quote(self, number: int) -> LogLine:
+        """The line of the mark before the piece of this number; counted from the last that was asked for."""
+        if number < self._counted or not self._line:
+            self._counted, self._offset, self._line = 0, 0, int(self._block.first_line)
+        begin, passed = self._offset, self._pieces[self._counted : number]
+        self._offset += sum(map(len, passed)) + len(passed) * len(MARK)
+        self._line += self._block.data.count(b"\n", begin, self._offset)
+        self._counted = number
+        head = self._pieces[number - 1].rpartition(b"\n")[2][-_MOST_BYTES:]
+        text = to_text(head + MARK + self._pieces[number].partition(b"\n")[0][:_MOST_BYTES]).strip()
+        if not self._budget.reserve(_ONCE_BYTES + 2 * sys.getsizeof(text)):
+            raise OverBudget
+        return LogLine(self._block.source.name, self._line, text)

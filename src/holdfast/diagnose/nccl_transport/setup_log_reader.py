@@ -1,0 +1,214 @@
+"""Owns the one pass over the lines: which thread of which process wrote what, at the speed of splitting bytes.
+
+A set-up log is mostly connection lines, and those of one thread differ mostly in the number of the channel. So a line
+is cut at the channel, and what follows is a key under which the channels gather until its thread says something else.
+Where the next line begins as this one does, which it mostly does, nobody need look for its writer.
+
+Refuses to own what a connection's words say (connecting.py), what other messages mean (messages.py) and whose a
+connection is (placing.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+
+from holdfast.diagnose.gc_tuning import infrequent_gc
+from holdfast.diagnose.log_chunk import LogChunk, LogSource
+from holdfast.diagnose.memory_budget import NCCL_SETUP_BYTES, MemoryBudget
+from holdfast.diagnose.nccl_transport import line_patterns
+from holdfast.diagnose.nccl_transport.connection_parser import ConnectionParser
+from holdfast.diagnose.nccl_transport.fabric_verdict import build_report
+from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
+from holdfast.diagnose.nccl_transport.line_quoter import LineQuoter, OverBudget
+from holdfast.diagnose.nccl_transport.merge import merge
+from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler
+from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, ProcessRecord, ThreadRecord
+from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
+from holdfast.fabric.catalog import Fabric
+
+# What is kept beyond its own text, as measured at the end of piles that hold one kind only
+_PROCESS_BYTES = 1536
+_THREAD_BYTES = 768
+_SOURCE_BYTES = 256
+_MAX_PROCESSES = 1 << 16
+"""No job has more, and time grows with them."""
+_MAX_VERSIONS = 64
+_MAX_CACHED = 1 << 13
+"""Of beginnings of messages, how many are remembered."""
+_PREFIX_BYTES = 240
+"""How much of a line's beginning its thread's own prefix is looked for in."""
+
+
+@infrequent_gc()
+def read_setup_logs(
+    blocks: Iterable[LogChunk], expected: Fabric | None = None, *, max_bytes: int = NCCL_SETUP_BYTES
+) -> TransportReport:
+    """What the fabric did by these logs; `expected` is the fabric that the job was meant to use, where that is known.
+
+    Sources may come in any order, interleaved too, as long as the blocks of each come in theirs. No more than
+    `max_bytes` are kept of them.
+    """
+    reading = SetupLogReader(max_bytes)
+    for block in blocks:
+        reading.feed(block)
+    return reading.result(expected)
+
+
+class SetupLogReader:
+    """The pass, for who has other use for the blocks too: `feed` each, then ask for the `result`."""
+
+    def __init__(self, max_bytes: int = NCCL_SETUP_BYTES) -> None:
+        self._budget = MemoryBudget(max_bytes)
+        self._processes: list[ProcessRecord] = []
+        self._connections = ConnectionParser(self._budget, self._processes)
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        self._threads: dict[str | None, dict[bytes, ThreadRecord]] = {}
+        self._quoted: dict[tuple[str, str], dict[bytes | str, LogLine]] = {}
+        self._begun: dict[bytes, Handler | None] = {}
+        """The handlers of messages by their beginnings; None for messages that have none."""
+        self._versions: dict[str, LogLine] = {}
+        self._replicas: dict[str, int | None] = {}
+        self.info_lines = 0
+        """How many lines NCCL wrote at level INFO, so far."""
+        self._left_out = 0
+
+    @property
+    def left_out(self) -> int:
+        """Lines for which there was no room."""
+        return self._left_out + self._connections.left_out
+
+    def feed(self, block: LogChunk) -> None:
+        """Read the lines of one block."""
+        rare = line_patterns.rare_lines(block.data)
+        for which, end in rare:
+            if which == line_patterns.SAYS_VERSION:
+                self._note_version(block, end - len(line_patterns.VERSION_BEGINS))
+        self._note_replica(block, any(which == line_patterns.SAYS_REPLICA for which, _ in rare))
+        pieces = block.data.split(MARK)
+        if len(pieces) > 1:
+            self.info_lines += len(pieces) - 1
+            self._read(block, pieces)
+
+    def result(self, expected: Fabric | None = None) -> TransportReport:
+        """What all that was fed shows; afterwards nothing more can be fed."""
+        for threads in self._threads.values():
+            for thread in threads.values():
+                close_batch(thread, self._processes[thread.process])
+        self._threads.clear()
+        for process in self._processes:
+            process.replica = self._replicas.get(process.source)
+        return build_report(
+            merge(self._processes),
+            versions=self._versions,
+            info_lines=self.info_lines,
+            truncated_lines=self._connections.truncated,
+            left_out=self.left_out,
+            expected=expected,
+        )
+
+    def _read(self, block: LogChunk, pieces: list[bytes]) -> None:
+        threads = self._threads.setdefault(block.source.node, {})
+        channels, begun, settle = line_patterns.channels(), self._begun, self._connections.parse_pending
+        beginning, following = slice(line_patterns.CHANNEL_BYTES), slice(line_patterns.CHANNEL_BYTES, None)
+        quoting = LineQuoter(block, pieces, self._budget)
+        telling: dict[ThreadRecord, None] = {}
+
+        thread, told, tail = self._writer(threads, b"\n" + pieces[0], block.source)
+        for number, piece in enumerate(islice(pieces, 1, None), 1):
+            said = piece.removesuffix(tail)  # the same object where the next line begins otherwise
+            begin = said[beginning]
+            if (bit := channels.get(begin)) is not None:
+                rest = said[following]
+                if said is piece and b"\n" not in rest:
+                    self._connections.count_truncated(rest)
+                elif (known := told.get(rest)) is not None:
+                    known[0] |= bit
+                else:
+                    told[rest] = [bit, number]
+            elif thread is not None and (found := begun[begin] if begin in begun else self._handler(begin)) is not None:
+                if told:
+                    settle(thread, quoting)
+                message = said.partition(b"\n")[0][:LINE_BYTES]
+                try:
+                    found(message, thread, self._processes[thread.process], partial(quoting.quote, number))
+                except OverBudget:
+                    self._left_out += 1
+            if said is piece:
+                if thread is not None and told:
+                    telling[thread] = None
+                thread, told, tail = self._writer(threads, piece, block.source)
+        for one in telling:
+            settle(one, quoting)
+
+    def _handler(self, begin: bytes) -> Handler | None:
+        """That of messages that begin so."""
+        found = handler(begin)
+        if len(self._begun) < _MAX_CACHED:
+            self._begun[begin] = found
+        return found
+
+    def _writer(
+        self, threads: dict[bytes, ThreadRecord], piece: bytes, source: LogSource
+    ) -> tuple[ThreadRecord | None, dict[bytes, list[int]], bytes]:
+        """Who writes the line whose beginning ends this piece, what they have told, and that line's beginning."""
+        _, newline, head = piece.rpartition(b"\n")
+        head = head if newline else b""
+        thread = threads.get(head) or self._thread(threads, head, source)
+        return thread, {} if thread is None else thread.unparsed, b"\n" + head
+
+    def _thread(self, threads: dict[bytes, ThreadRecord], head: bytes, source: LogSource) -> ThreadRecord | None:
+        """The thread whose prefix ends a line's beginning, whatever a launcher wrote before it."""
+        last = head.rsplit(b" ", 2)
+        if len(last) == 3 and (thread := threads.get(last[1] + b" " + last[2])):
+            return thread
+        match = line_patterns.THREAD.search(head[-_PREFIX_BYTES:])
+        if match is None:
+            return None
+        thread = threads.get(match[0])
+        if thread is None:
+            host, pid = to_text(match[1]), int(match[2])
+            identity = (source.node or "", host, pid)
+            number = self._numbers.get(identity, len(self._processes))
+            is_new = number == len(self._processes)
+            takes = _THREAD_BYTES + 4 * len(match[0]) + is_new * _PROCESS_BYTES
+            if number >= _MAX_PROCESSES or not self._budget.reserve(takes):
+                self._left_out += 1
+                return None
+            if is_new:
+                self._numbers[identity] = number
+                self._processes.append(
+                    ProcessRecord(
+                        node=identity[0],
+                        host=host,
+                        pid=pid,
+                        source=source.name,
+                        quoted=self._quoted.setdefault(identity[:2], {}),
+                    )
+                )
+            thread = threads[match[0]] = ThreadRecord(process=number, budget=self._budget)
+        return thread
+
+    def _note_replica(self, block: LogChunk, is_said: bool) -> None:
+        """Keep which replica wrote this source; None where it names several."""
+        source = block.source
+        if source.replica is not None:
+            said: set[int | None] = {source.replica}
+        elif is_said:
+            said = {int(number) for number in line_patterns.REPLICA.findall(block.data)}
+            said |= {self._replicas[source.name]} if source.name in self._replicas else set()
+        else:
+            return
+        if source.name in self._replicas or self._budget.reserve(_SOURCE_BYTES + sys.getsizeof(source.name)):
+            self._replicas[source.name] = said.pop() if len(said) == 1 else None
+        else:
+            self._left_out += 1
+
+    def _note_version(self, block: LogChunk, at: int) -> None:
+        if match := line_patterns.VERSION.match(block.data, at):
+            version = f"{to_text(match[1])}+cuda{to_text(match[2])}"
+            if version not in self._versions and len(self._versions) < _MAX_VERSIONS:
+                line = int(block.first_line) + block.data.count(b"\n", 0, at)
+                self._versions[version] = LogLine(block.source.name, line, to_text(match[0]))

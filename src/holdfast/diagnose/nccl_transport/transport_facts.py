@@ -1,0 +1,33 @@
+"""Owns what the verdict on the fabric gives to the answer: facts for the reasoning, and what it rules out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.nccl_transport.fabric_verdict import ONE_NODE
+from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome, TransportReport
+from holdfast.diagnose.rules.nccl_setup import FOR_CAUSE
+from holdfast.diagnose.rules.rule import Confidence
+
+
+def to_facts(transport: TransportReport, *, expected_known: bool) -> Sequence[Fact]:
+    """What made the run slow, one fact for each line that proves it; `told` is whether the job's fabric is known."""
+    verdict = transport.verdict
+    rule = FOR_CAUSE.get(verdict.cause)
+    if rule is None:
+        return ()
+    if expected_known:
+        rule = replace(rule, confidence=Confidence.CERTAIN)
+    elif verdict.outcome is FabricOutcome.TCP_FALLBACK and not verdict.expected:  # perhaps there is nothing better
+        rule = replace(rule, confidence=Confidence.UNSURE, needs=("rdma-on-node", *rule.needs))
+    values = {"what": verdict.what, "remedy": verdict.remedy}
+    return tuple(
+        Fact(rule=rule, source=line.source, line=line.line, text=line.text, values=values) for line in verdict.evidence
+    )
+
+
+def is_fabric_ok(transport: TransportReport) -> bool:
+    """Whether lines that speak of sockets or missing devices mean nothing: the fabric is right, or was not needed."""
+    return transport.verdict.outcome is FabricOutcome.VERIFIED or transport.verdict.cause == ONE_NODE

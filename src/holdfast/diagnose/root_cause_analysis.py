@@ -1,0 +1,332 @@
+"""Owns the way from facts to one answer: who was first, what only followed, how sure, and which fact is missing.
+
+Pure: the same facts give the same answer. Rules say what a line means, causes what lines could come from (cause.py);
+here causes are weighed against one another. A line that follows from others is never the cause, an answer is only as
+sure as its line is specific, and where lines leave several causes open the answer is `unknown` with the fact that
+would decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from holdfast.diagnose.desync import find_desync
+from holdfast.diagnose.diagnosis import Diagnosis, Symptom
+from holdfast.diagnose.diagnosis_text import as_evidence, evidence, fill_values, first_failure_of, next_evidence
+from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.hypotheses import (
+    CAUSAL_LAYER,
+    HANG_FAILURE_CLASSES,
+    Hypothesis,
+    hypothesis_of,
+    is_fabric_rule,
+    make_hypotheses,
+)
+from holdfast.diagnose.next_evidence import also_possible, candidates_without_failure, select_evidence
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.hang_records import STACK
+from holdfast.diagnose.rules.rule import Confidence, Role
+from holdfast.diagnose.rules.torchrun import LAUNCHER_ROOT_CAUSE
+
+MAX_CLOCK_SKEW_S = 5.0
+"""Clocks of two hosts may differ so much without an order of their lines being wrong."""
+
+_CONFIDENCE_ORDER = tuple(Confidence)
+_EXIT_CLASSES = {
+    FailureClass.PROGRAM_ERROR,
+    FailureClass.USAGE,
+    FailureClass.UNREACHABLE,
+    FailureClass.KILLED,
+    FailureClass.PREEMPTED,
+}
+"""Classes that lie above what their peers then say of the network."""
+_LAUNCHER_RULES = {"child-failed", "terminated", "aborted"}
+"""Rules whose lines a launcher writes of a rank."""
+
+
+def diagnose_facts(
+    facts: Sequence[Fact],
+    *,
+    counts: Mapping[str, int],
+    ranks_with_logs: frozenset[int] = frozenset(),
+    first_rank: int | None = None,
+    fabric_verified: bool = False,
+    has_nccl_setup: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Diagnosis:
+    """Weigh all facts of a pile.
+
+    `counts` is how many lines each rule recognised; `first_rank` is who failed first, where somebody watched;
+    `fabric_verified` is whether the set-up logs, read together, show that the fabric is as it should be; `set_up` whether
+    there are such lines at all.
+    """
+    facts = _with_ranks(facts)
+    hang = find_desync(facts, ranks_with_logs, _world_size(facts))
+    causes = make_hypotheses(facts, hang, fabric_verified)
+    if first_rank is not None:
+        causes = [_of_first_rank(cause, first_rank) for cause in causes]
+    chosen = _root_cause(causes, first_rank)
+    if chosen is None or chosen.confidence is Confidence.UNSURE:
+        if fabric_verified:
+            facts = [fact for fact in facts if not is_fabric_rule(fact.rule)]
+        return _unknown(facts, causes, chosen, counts, has_nccl_setup, notes)
+    explained = [each for each in causes if _is_peer_death_symptom(each, causes)]
+    rivals = [each for each in causes if each is not chosen and each not in explained and not _explains(chosen, each)]
+    sure = chosen.confidence
+    if any(each.confidence is sure and each.failure_class.label is not chosen.failure_class.label for each in rivals):
+        sure = Confidence.LIKELY
+    return Diagnosis(
+        what=chosen.message,
+        failure_class=chosen.failure_class,
+        code=chosen.code,
+        confidence=sure,
+        first_failure=chosen.first_failure,
+        evidence=evidence(chosen.facts),
+        symptoms=_symptoms(facts, counts, chosen),
+        remedy=chosen.remedy,
+        next_evidence=() if sure is Confidence.CERTAIN else next_evidence(chosen.needs, chosen.classes),
+        also_seen=evidence([each.facts[0] for each in rivals if each.confidence is not Confidence.UNSURE]),
+        notes=notes,
+    )
+
+
+def _with_ranks(facts: Sequence[Fact]) -> list[Fact]:
+    """Facts with the rank filled in where host and process id were seen with one, in the order of their clocks."""
+    ranks: dict[tuple[str | None, int | None], int] = {
+        (fact.process.host, fact.process.pid): fact.process.rank
+        for fact in facts
+        if fact.rule.code == "comm-rank" and fact.process.host is not None and fact.process.rank is not None
+    }
+    nodes = {
+        fact.process.rank: fact.process.node for fact in facts if fact.process.rank is not None and fact.process.node
+    }
+    named = [
+        replace(fact, process=replace(fact.process, rank=rank))
+        if fact.process.rank is None and (rank := ranks.get((fact.process.host, fact.process.pid))) is not None
+        else fact
+        for fact in facts
+    ]
+    named = [
+        replace(fact, process=replace(fact.process, node=node))
+        if fact.process.rank is not None
+        and fact.process.node is None
+        and (node := nodes.get(fact.process.rank)) is not None
+        else fact
+        for fact in named
+    ]
+    if any(fact.at is None for fact in named):
+        return named  # the order in which they were read stands
+    return sorted(named, key=lambda fact: fact.at or 0.0)
+
+
+def _world_size(facts: Iterable[Fact]) -> int | None:
+    """How many ranks there are, where a line says so."""
+    said = [int(world) for fact in facts if (world := fact.values.get("world", "")).isdecimal() and len(world) < 8]
+    return max(said, default=None)
+
+
+# Choosing
+
+
+def _of_first_rank(cause: Hypothesis, rank: int) -> Hypothesis:
+    """The cause with what the rank wrote that failed first in front; with all of its traceback nothing is left open."""
+    facts = tuple(sorted(cause.facts, key=lambda fact: fact.process.rank != rank))
+    whole = (
+        facts[0].process.rank == rank
+        and cause.classes == (FailureClass.PROGRAM_ERROR,)
+        and "raised_at" in facts[0].values
+    )
+    told = hypothesis_of(facts[0].rule, facts) if facts[0].rule.code == cause.code else cause
+    sure = Confidence.CERTAIN if whole else cause.confidence
+    culprit = cause.first_failure if _is_reported_by_peers(cause) else first_failure_of(facts[0]) or cause.first_failure
+    return replace(told, confidence=sure, facts=facts, first_failure=culprit)
+
+
+def _is_reported_by_peers(cause: Hypothesis) -> bool:
+    """Whether the culprit wrote none of the lines: a rank that those which failed had waited for in vain."""
+    rank = cause.first_failure.rank if cause.first_failure else None
+    wrote = {
+        fact.process.rank for fact in cause.facts if fact.rule is not STACK and not fact.rule.code.startswith("run-")
+    }
+    return rank is not None and rank not in wrote
+
+
+def _root_cause(causes: Sequence[Hypothesis], first_rank: int | None) -> Hypothesis | None:
+    """The cause: ends a run before slowing it, surer first, deeper first, and earlier among equals."""
+
+    def of_another(cause: Hypothesis) -> bool:
+        rank = cause.first_failure.rank if cause.first_failure else None
+        if first_rank is None or rank is None or _is_reported_by_peers(cause):
+            return False
+        return rank != first_rank
+
+    def weight(cause: Hypothesis) -> tuple[bool, bool, bool, int]:
+        gone = _is_peer_death_symptom(cause, causes)
+        return cause.performance_only, of_another(cause), gone, _CONFIDENCE_ORDER.index(cause.confidence)
+
+    # Of equals what a rank wrote says more than what the run saw of its end.
+    ranked = sorted(
+        causes, key=lambda each: (weight(each), CAUSAL_LAYER[each.failure_class], each.code.startswith("run-"))
+    )
+    if not ranked:
+        return None
+    best = ranked[0]
+    alike = [each for each in ranked if weight(each) == weight(best)]
+    return next((each for each in alike if _clearly_before(each, best) and _may_precede(each, best)), best)
+
+
+def _is_peer_death_symptom(cause: Hypothesis, causes: Sequence[Hypothesis]) -> bool:
+    """Whether its lines only say that a peer no longer answers, and another cause is what ended a rank before."""
+    rule = RULES.get(cause.code)
+    if rule is None or not rule.peer_death_symptom:
+        return False
+    return any(
+        other.failure_class in _EXIT_CLASSES
+        and other.confidence is not Confidence.UNSURE
+        and not _clearly_before(cause, other)
+        for other in causes
+    )
+
+
+def _clearly_before(one: Hypothesis, other: Hypothesis) -> bool:
+    mine, theirs = one.facts[0].at, other.facts[0].at
+    if one.facts[0].source == other.facts[0].source and (mine is None or theirs is None):
+        return one.facts[0].line < other.facts[0].line
+    return mine is not None and theirs is not None and mine < theirs - MAX_CLOCK_SKEW_S
+
+
+def _may_precede(one: Hypothesis, other: Hypothesis) -> bool:
+    """Whether being earlier is enough: for what is as deep, and for what is certain."""
+    return CAUSAL_LAYER[one.failure_class] <= CAUSAL_LAYER[other.failure_class] or one.confidence is Confidence.CERTAIN
+
+
+def _explains(cause: Hypothesis, other: Hypothesis) -> bool:
+    """Whether another cause only follows from this one, or is the same said with other words."""
+    if other.failure_class.label is cause.failure_class.label or set(other.classes) <= HANG_FAILURE_CLASSES:
+        return True
+    return (
+        other.confidence is Confidence.UNSURE
+        or other.performance_only
+        or CAUSAL_LAYER[other.failure_class] > CAUSAL_LAYER[cause.failure_class]
+    )
+
+
+def _unknown(
+    facts: Sequence[Fact],
+    causes: Sequence[Hypothesis],
+    nearest: Hypothesis | None,
+    counts: Mapping[str, int],
+    has_nccl_setup: bool,
+    notes: tuple[str, ...],
+) -> Diagnosis:
+    """What is known, and which facts would decide."""
+    if nearest is not None:
+        ordered = _by_likelihood(causes, nearest)
+        votes = Counter(failure_class for cause in ordered for failure_class in cause.classes)
+        asked = (
+            (
+                cause.needs,
+                tuple(sorted(cause.classes, key=lambda failure_class: -votes[failure_class])),
+                also_possible(cause.code),
+            )
+            for cause in ordered
+        )
+        return Diagnosis(
+            what=nearest.message,
+            failure_class=FailureClass.UNKNOWN,
+            code=nearest.code,
+            confidence=Confidence.UNSURE,
+            first_failure=None
+            if nearest.performance_only or set(nearest.classes) & HANG_FAILURE_CLASSES
+            else nearest.first_failure,
+            evidence=evidence(nearest.facts),
+            symptoms=_symptoms(facts, counts, nearest),
+            remedy=nearest.remedy,
+            next_evidence=select_evidence(asked),
+            also_seen=evidence([each.facts[0] for each in ordered if each is not nearest]),
+            notes=notes,
+        )
+    told = [fact for fact in facts if fact.rule.classes]
+    told.sort(key=lambda fact: fact.rule.role is not Role.SYMPTOM)
+    if not told:
+        return Diagnosis(
+            what="no line that was read tells of a failure",
+            failure_class=FailureClass.UNKNOWN,
+            code="",
+            confidence=Confidence.UNSURE,
+            next_evidence=select_evidence(candidates_without_failure(facts, has_nccl_setup)),
+            notes=notes,
+        )
+    # What a launcher says of a rank is the least of what can be said of it.
+    by_word = sorted(told, key=lambda fact: fact.rule.code in _LAUNCHER_RULES)
+    asked = ((fact.rule.needs, fact.rule.classes, fact.rule.also_possible) for fact in by_word)
+    secondary = told[0].rule.role is Role.SYMPTOM
+    words = fill_values(told[0].rule.message, told[0])
+    what = f"only consequences are in what was read: {words}" if secondary else words
+    first = _launcher_root_cause(facts)
+    return Diagnosis(
+        what=f"{what}; {fill_values(first.rule.message, first)}" if first else what,
+        failure_class=FailureClass.UNKNOWN,
+        code=told[0].rule.code,
+        confidence=Confidence.UNSURE,
+        first_failure=first_failure_of(first) if first else None,
+        evidence=evidence([*([first] if first else []), *told]),
+        next_evidence=select_evidence(asked),
+        notes=notes,
+    )
+
+
+def _by_likelihood(causes: Sequence[Hypothesis], nearest: Hypothesis) -> list[Hypothesis]:
+    """The likeliest first, of causes that no line decides between.
+
+    That is `nearest`, then those that end a run before those that slow it; of these the ones with the stronger
+    evidence; then the ones whose first line is earlier, by more than clocks differ; then the deeper ones.
+    """
+    clocks = [cause.facts[0].at for cause in causes if cause.facts[0].at is not None]
+    began = min(clocks, default=0.0)
+
+    def weight(cause: Hypothesis) -> tuple[bool, bool, int, int, int]:
+        at = cause.facts[0].at
+        late = 0 if at is None else int((at - began) // MAX_CLOCK_SKEW_S)
+        return (
+            cause is not nearest,
+            cause.performance_only,
+            _CONFIDENCE_ORDER.index(cause.confidence),
+            late,
+            CAUSAL_LAYER[cause.failure_class],
+        )
+
+    return sorted(causes, key=weight)
+
+
+def _launcher_root_cause(facts: Iterable[Fact]) -> Fact | None:
+    """Whom the launcher saw end first; nobody where that rank itself wrote of having lost another."""
+    first = next((fact for fact in facts if fact.rule is LAUNCHER_ROOT_CAUSE and fact.process.rank is not None), None)
+    own = (fact for fact in facts if fact.rule.role is Role.SYMPTOM and fact.rule.code not in _LAUNCHER_RULES)
+    return None if first is None or first.process.rank in {fact.process.rank for fact in own} else first
+
+
+def _symptoms(facts: Iterable[Fact], counts: Mapping[str, int], cause: Hypothesis) -> tuple[Symptom, ...]:
+    first: dict[str, Fact] = {}
+    for fact in facts:
+        hang = (
+            fact.rule.role is Role.CAUSE
+            and set(fact.rule.classes) <= HANG_FAILURE_CLASSES
+            and cause.failure_class not in HANG_FAILURE_CLASSES
+        )
+        if (
+            fact.rule.role is Role.SYMPTOM
+            or hang
+            or (fact.rule.peer_death_symptom and cause.failure_class in _EXIT_CLASSES)
+        ):
+            first.setdefault(fact.rule.code, fact)
+    return tuple(
+        Symptom(
+            message=fill_values(fact.rule.message, fact), code=code, count=counts.get(code, 1), first=as_evidence(fact)
+        )
+        for code, fact in first.items()
+        if code != cause.code
+    )

@@ -1,0 +1,485 @@
+"""Rules for GPUs, their links and their driver: Xid, lost devices, Fabric Manager, IMEX, CUDA errors.
+
+A long file, because it is one table.
+"""
+
+from __future__ import annotations
+
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Confidence, Role, Rule
+
+DRAIN = (
+    "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"
+)
+
+_XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\((?:PCI:)?[0-9a-fA-F:., ]{1,24}\)[ :]{0,3})?"
+"""What stands before the number; the digits of the GPU's address are none."""
+_BEFORE_SXID = r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?"
+_SXID = _BEFORE_SXID + r"(?P<sxid>\d{5})\b"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="xid-hardware",
+        lines=(
+            "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
+            "kernel: NVRM: Xid (PCI:0000:65:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
+            "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
+            "NVRM: Xid (0000:03:00): 62, 2b60(2ef0) 00000000 00000000",
+            "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
+        ),
+        pattern=_XID
+        + r"(?P<xid>8|46|48|54|56|57|58|62|64|69|74|78|79|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
+        r"|149|150|151|154|155|156|157|158|160|161|167|168|169)\b",
+        classes=(FailureClass.GPU_XID,),
+        confidence=Confidence.CERTAIN,
+        message="the driver reported a failing GPU or link (Xid {xid})",
+        remedy=("holdfast explain XID-{xid}", DRAIN),
+        needs=("xid",),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
+        code="xid-program",
+        lines=(
+            "NVRM: Xid (PCI:0000:07:00): 31, pid=7192, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2e_00000000.",
+            "NVRM: Xid (PCI:0000:07:00): 13, Graphics Exception: ESR 0x514730=0x201000e",
+        ),
+        pattern=_XID + r"(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
+        classes=(FailureClass.GPU_XID, FailureClass.PROGRAM_ERROR),
+        confidence=Confidence.LIKELY,
+        message="the GPU stopped a program for what it did (Xid {xid}): mostly the program's fault, sometimes the GPU's",
+        remedy=(
+            "holdfast explain XID-{xid}",
+            "run under compute-sanitizer; if it stays with one GPU, take that GPU out",
+        ),
+        needs=("cuda-sync",),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
+        code="xid-recorded",
+        lines=(
+            "NVRM: Xid (PCI:0000:07:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
+        ),
+        pattern=_XID + r"(?P<xid>63|92|171|172)\b",
+        classes=(FailureClass.GPU_XID,),
+        message="the driver recorded memory errors of a GPU that it could mend (Xid {xid})",
+        remedy=("holdfast explain XID-{xid}",),
+        needs=("xid", "all-ranks"),
+        source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Rule(
+        code="xid-consequence",
+        lines=("NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",),
+        pattern=_XID + r"(?P<xid>43|45)\b",
+        role=Role.SYMPTOM,
+        classes=(FailureClass.GPU_XID,),
+        message="the driver cleaned up after a program that had ended (Xid {xid})",
+        needs=("xid",),
+        source="NVIDIA driver",
+    ),
+    Rule(
+        code="sxid-fatal",
+        lines=("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
+        pattern=_SXID + r", Fatal",
+        classes=(FailureClass.GPU_XID,),
+        confidence=Confidence.CERTAIN,
+        message="an NVSwitch reported a fatal error (SXid {sxid})",
+        remedy=("holdfast explain SXID-{sxid}", DRAIN),
+        source="NVIDIA NVSwitch driver",
+        fallback=True,
+    ),
+    Rule(
+        code="sxid-consequence",
+        lines=(
+            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 19084, Fatal, Link 32 AN1 Heartbeat Timeout Error",
+        ),
+        pattern=_BEFORE_SXID + r"(?P<sxid>12028|19084)\b",
+        role=Role.SYMPTOM,
+        classes=(FailureClass.GPU_XID,),
+        message="an NVSwitch heard an error, or nothing more, from the GPU at one of its links (SXid {sxid})",
+        needs=("xid",),
+        source="NVIDIA NVSwitch driver",
+    ),
+    Rule(
+        code="sxid",
+        lines=("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",),
+        pattern=_SXID,
+        classes=(FailureClass.GPU_XID,),
+        message="an NVSwitch reported an error that it got over (SXid {sxid})",
+        remedy=("holdfast explain SXID-{sxid}",),
+        needs=("xid", "fabric-manager"),
+        source="NVIDIA NVSwitch driver",
+        fallback=True,
+    ),
+    Rule(
+        code="gpu-lost",
+        lines=(
+            "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+            "NVRM: GPU at 0000:03:00.0 has fallen off the bus.",
+            "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
+            "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
+            "GPU 5 is in an error state: GPU requires reset",
+            "[ 812.100000] amdgpu 0000:43:00.0: amdgpu: GPU mode1 reset failed",
+            "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
+        ),
+        pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
+        r"|nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: GPU is lost|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
+        exclude=NO_FAULT_PATTERN,
+        classes=(FailureClass.GPU_XID,),
+        confidence=Confidence.CERTAIN,
+        message="the driver has lost a GPU: it is off the bus, does not start, or must be reset",
+        remedy=(DRAIN,),
+        needs=("xid",),
+        source="NVIDIA driver, nvidia-smi, amdgpu",
+    ),
+    Rule(
+        code="gpu-unhealthy",
+        lines=(
+            "'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000",
+            "dcgm-health: Error: NVLink errors found on GPU 3",
+            "nvvs: DCGM diagnostic memtest: Fail on GPU 3",
+            "health check: DCGM_FR_ROW_REMAP_FAILURE on GPU 3",
+        ),
+        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)|NVLink: Unable to train link|DCGM_FR_(?:\w{0,20}PAGE_RETIREMENTS|RETIRED_PAGES|VOLATILE_DBE|UNCORRECTABLE|\w{0,9}ROW_REMAP|FAULTY_MEMORY|NVLINK_DOWN|NVSWITCH_FATAL|XID_ERROR|FALLEN_OFF_BUS)",
+        exclude=NO_FAULT_PATTERN
+        + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
+        classes=(FailureClass.GPU_XID, FailureClass.DRIVER),
+        confidence=Confidence.LIKELY,
+        message="a health check found a GPU unfit",
+        remedy=(DRAIN,),
+        needs=("xid",),
+        source="nvidia-device-plugin, DCGM",
+    ),
+    Rule(
+        code="pcie-error",
+        lines=(
+            "pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0",
+            "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+        ),
+        pattern=r"pciehp: Slot\(\S{1,20}\): Link Down|DPC: containment event|PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
+        classes=(FailureClass.GPU_XID, FailureClass.NETWORK_LOSS, FailureClass.STORAGE),
+        message="a PCIe device of the node failed; the address says which",
+        remedy=("lspci -s ADDRESS names the device: a GPU, a NIC or a disk",),
+        needs=("xid", "link-counters"),
+        source="the kernel, AER",
+    ),
+    Rule(
+        code="gsp-timeout",
+        lines=(
+            "NVRM: _kgspRpcRecvPoll: Timeout after 6s of waiting for RPC response from GPU3 GSP! Expected function 76",
+            "NVRM: Timeout waiting for RPC from GSP0!",
+        ),
+        pattern=r"[Tt]imeout (?:after \d+s of )?waiting for RPC (?:response )?from (?:GPU\d* )?GSP",
+        classes=(FailureClass.GPU_XID, FailureClass.DRIVER),
+        confidence=Confidence.LIKELY,
+        message="the system processor of a GPU no longer answers the driver",
+        remedy=(
+            DRAIN,
+            "a driver of a later version has mended several such; NVreg_EnableGpuFirmware=0 goes without that processor where the GPU allows it",
+        ),
+        needs=("xid", "versions"),
+        source="NVIDIA driver, Xid 119 and 120",
+    ),
+    Rule(
+        code="gpu-error-contained",
+        lines=(
+            "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "E0000 CUDA_ERROR_CONTAINED in cuMemFreeAsync",
+        ),
+        pattern=r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained",
+        classes=(FailureClass.GPU_XID,),
+        confidence=Confidence.LIKELY,
+        message="a GPU was told of a fault that was contained: of NVLink, or of another GPU's memory",
+        remedy=(DRAIN,),
+        needs=("xid",),
+        source="CUDA 12.8 and later",
+    ),
+    Rule(
+        code="gpu-ecc",
+        lines=(
+            "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+            "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        ),
+        exclude=NO_FAULT_PATTERN,
+        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
+        r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down)",
+        classes=(FailureClass.GPU_XID,),
+        confidence=Confidence.CERTAIN,
+        message="a GPU's memory or NVLink failed beyond correction",
+        remedy=(DRAIN,),
+        needs=("xid",),
+        source="CUDA",
+    ),
+    Rule(
+        code="cuda-launch-failure",
+        lines=(
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "[3] NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+        ),
+        pattern=r"unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered"
+        r"|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+        classes=(FailureClass.PROGRAM_ERROR, FailureClass.GPU_XID, FailureClass.OTHER),
+        also_possible=(FailureClass.NAN_DATA, FailureClass.OOM_GPU, FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
+        message="a CUDA kernel failed; the line does not say which, nor whether program or GPU is at fault",
+        remedy=(
+            "CUDA_LAUNCH_BLOCKING=1 to see which kernel; if it stays with one GPU whatever the program, replace it",
+        ),
+        needs=("cuda-sync", "xid"),
+        source="CUDA",
+    ),
+    Rule(
+        code="cuda-error",
+        lines=(
+            "RuntimeError: CUDA error: unknown error",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+            "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
+            "n1: Test CUDA failure common.cu:1012 'unknown error'",
+            "Cuda failure 1 'invalid argument'",
+        ),
+        pattern=r"CUDA error: |THCudaCheck FAIL|cuda runtime error \(\d+\)|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bC(?:uda|UDA) failure (?:\d{1,3} |\S{1,60} )?'",
+        classes=(
+            FailureClass.DRIVER,
+            FailureClass.GPU_XID,
+            FailureClass.OOM_GPU,
+            FailureClass.PROGRAM_ERROR,
+            FailureClass.NAN_DATA,
+            FailureClass.VERSION_MISMATCH,
+        ),
+        also_possible=(
+            FailureClass.RANK_COUNT,
+            FailureClass.ACS_IOMMU,
+        ),
+        message="a CUDA call failed",
+        remedy=("CUDA_LAUNCH_BLOCKING=1 to see which; `dmesg -T | grep Xid` on that node",),
+        needs=("cuda-sync", "xid", "versions"),
+        source="CUDA",
+        fallback=True,
+    ),
+    Rule(
+        code="fabric-manager",
+        lines=(
+            "n1: Test CUDA failure common.cu:1012 'system not yet initialized'",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "nvidia-fabricmanager.service: Failed with result 'exit-code'.",
+            "fabric manager NVIDIA GPU driver interface version 535.104.05 don't match with driver version 535.129.03",
+        ),
+        pattern=r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't (?:match|have)|mismatch)|failed to configure all the available GPUs or NVSwitches|query NVSwitch device information.{0,60}failed"
+        r"|nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)",
+        classes=(FailureClass.DRIVER,),
+        confidence=Confidence.CERTAIN,
+        message="the GPUs wait for Fabric Manager, which does not run or does not fit the driver",
+        remedy=(
+            "systemctl enable --now nvidia-fabricmanager, of the driver's very version; then reset the GPUs or reboot",
+        ),
+        needs=("fabric-manager",),
+        source="CUDA error 802",
+    ),
+    Rule(
+        code="nvls-bind",
+        lines=(
+            "n1:8:9 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",
+            "n1:8:9 [1] transport/nvls.cc:169 NCCL WARN Cuda failure 802 'system not yet initialized'",
+            "n1:8:9 [1] NCCL WARN cuMulticastCreate failed: Cuda failure 1 'invalid argument'",
+        ),
+        pattern=r"Failed to bind NVLink SHARP|nvls\.cc:\d+ .*NCCL WARN (?:Cuda|CUDA) failure|cuMulticast\w+.*[Ff]ail|NVLS.{0,60}CUDA error \d+",
+        classes=(FailureClass.DRIVER,),
+        confidence=Confidence.LIKELY,
+        message="NVLink SHARP (NVLS) memory could not be bound: Fabric Manager or IMEX is not ready",
+        remedy=(
+            "systemctl restart nvidia-fabricmanager (nvidia-imex on NVLink domains), then reset the GPUs or reboot",
+            "NCCL_NVLS_ENABLE=0 goes on without it",
+        ),
+        needs=("fabric-manager",),
+        versions="2.17 and later",
+        source="NCCL src/transport/nvls.cc",
+    ),
+    Rule(
+        code="imex",
+        lines=(
+            "n1:8:9 [0] NCCL WARN MNNVL: IMEX channel is not available, please check the IMEX service is running",
+            "n1:8:9 [0] NCCL WARN Cuda failure 800 'operation not permitted' cuMemCreate fabric handle, nvidia-imex not running",
+            "failed to open /dev/nvidia-caps-imex-channels/channel0",
+            "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0)",
+        ),
+        pattern=r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)|MNNVL .{0,60}is available but not (?:supported|working)|nvidia-imex.{0,60}(?:not running|[Ff]ail|INVALID)|Connection establishment to node \d+ .{0,60}failed|nvidia-caps-imex-channels"
+        r"|cuMemImportFromShareableHandle.*[Ff]ail|fabric handle.{0,40}(?:fail|not supported)|cuMemCreate.{0,20}[Ff]ail.{0,20}not permitted|not permitted.{0,30}cuMemCreate",
+        classes=(FailureClass.DRIVER,),
+        confidence=Confidence.LIKELY,
+        message="memory cannot be shared over the NVLink domain: IMEX is not ready",
+        remedy=(
+            "systemctl status nvidia-imex on every node of the domain; give the pod a ComputeDomain (channel device)",
+            "NCCL_MNNVL_ENABLE=0 goes on without it",
+        ),
+        needs=("fabric-manager",),
+        versions="2.21 and later",
+        source="NCCL src/mnnvl.cc",
+    ),
+    Rule(
+        code="driver-version",
+        lines=("Failed to initialize NVML: Driver/library version mismatch",),
+        pattern=r"Driver/library version mismatch|API mismatch: the client has the version",
+        classes=(FailureClass.DRIVER,),
+        confidence=Confidence.LIKELY,
+        message="the GPU driver's library and its kernel module are of different versions",
+        remedy=("after a driver update: reboot, or unload and load the nvidia modules; restart the container",),
+        needs=("versions",),
+        source="CUDA, NVML",
+    ),
+    Rule(
+        code="driver-too-old",
+        lines=(
+            "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
+            "n1:8:9 [0] misc/cudawrap.cc:90 NCCL WARN CUDA Driver version found is 11030. Minimum requirement is 11050",
+        ),
+        pattern=r"CUDA driver version is insufficient|CUDA Driver version found is \d+\. Minimum|API call is not supported in the installed CUDA driver|requires CUDA driver \d+\.\d+ or later|CUDA driver is a stub library|container was built for NVIDIA Driver Release|unsatisfied condition: (?:cuda|driver|brand)|NVIDIA driver on your system is too old|unsupported display driver / cuda driver"
+        r"|forward compatibility was attempted on non supported HW|provided PTX was compiled with an unsupported toolchain",
+        classes=(FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
+        confidence=Confidence.LIKELY,
+        message="the node's GPU driver is too old for the CUDA in the image",
+        remedy=("update the driver, or take an image with an older CUDA",),
+        needs=("versions",),
+        source="CUDA",
+    ),
+    Rule(
+        code="no-gpu",
+        lines=(
+            "RuntimeError: No CUDA GPUs are available",
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+        ),
+        pattern=r"No CUDA GPUs are available|^No devices were found|nvidia-smi: No devices|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
+        r"|Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        classes=(FailureClass.DRIVER, FailureClass.NOT_STARTED),
+        confidence=Confidence.LIKELY,
+        message="the process sees no GPU",
+        remedy=(
+            "Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator())",
+            "`Failed to initialize NVML` after a while: systemd took the device cgroup away (systemctl daemon-reload); "
+            "use cgroupfs or CDI",
+        ),
+        needs=("versions",),
+        source="torch, CUDA, NVML",
+    ),
+    Rule(
+        code="no-nvidia-driver",
+        lines=(
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        ),
+        pattern=r"Found no NVIDIA driver",
+        classes=(FailureClass.NOT_STARTED, FailureClass.PROGRAM_ERROR, FailureClass.DRIVER),
+        confidence=Confidence.LIKELY,
+        message="the program asks for an NVIDIA GPU, and where it ran there is none, or none was given to its container",
+        remedy=(
+            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator()), or ask for nodes with GPUs",
+            "a machine that has some: Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+        ),
+        needs=("gpus-seen",),
+        source="torch",
+    ),
+    Rule(
+        code="dmabuf-refused",
+        lines=(
+            "n1:8:9 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
+        ),
+        pattern=r"ibv_reg_dmabuf_mr failed with error (?:\d+ )?(?:Operation|Protocol) not supported",
+        classes=(FailureClass.DRIVER, FailureClass.VERSION_MISMATCH, FailureClass.GDR_MISSING),
+        message="the NIC's driver refuses GPU memory by DMA-BUF, which this NCCL tries first",
+        remedy=(
+            "NCCL_DMABUF_ENABLE=0 with nvidia_peermem loaded, or a newer OFED (5.4, rdma-core 34) and the open GPU kernel modules",
+        ),
+        needs=("peermem", "versions"),
+        source="NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="gpu-memory-region",
+        lines=(
+            "rank 0: Couldn't register GPU MR",
+            "Couldn't allocate MR",
+            "failed to create mr",
+        ),
+        pattern=r"Couldn't (?:register|allocate) (?:GPU )?MR\b|[Ff]ailed to create (?:mr|MR)\b",
+        classes=(FailureClass.GDR_MISSING, FailureClass.DRIVER, FailureClass.MEMLOCK),
+        message="memory, mostly of a GPU, could not be registered with the NIC",
+        remedy=(
+            "modprobe nvidia_peermem, or --use_cuda_dmabuf; without --use_cuda it must work: else ulimit -l unlimited",
+        ),
+        needs=("peermem", "memlock"),
+        source="perftest, gpu_direct_rdma_access",
+    ),
+    Rule(
+        code="peermem",
+        lines=(
+            "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
+            "n1:8:9 [0] NCCL WARN Call to ibv_reg_mr failed with error Bad address",
+            "n1:8:9 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Invalid argument",
+        ),
+        pattern=r"could not insert '?nv(?:idia)?_peer_?mem|nv(?:idia)?_peer_?mem.{0,40}(?:Unknown symbol|disagrees|Invalid argument|not loaded|fail)"
+        r"|ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument)|ibv_reg_mr(?:_iova2?)? failed with error (?:\d+ )?Operation not supported"
+        r"|ib_register_peer_memory_client",
+        classes=(FailureClass.DRIVER, FailureClass.GDR_MISSING),
+        confidence=Confidence.LIKELY,
+        message="GPU memory cannot be registered with the NIC: nvidia_peermem or DMA-BUF is broken",
+        remedy=(
+            "modprobe nvidia_peermem (reinstall the driver after OFED, or build it with MLNX_OFED)",
+            "NCCL_NET_GDR_LEVEL=LOC goes on without",
+        ),
+        needs=("peermem",),
+        source="NVIDIA driver, NCCL src/misc/ibvwrap.cc",
+    ),
+    Rule(
+        code="p2p-disabled",
+        lines=(
+            "n1:8:9 [0] graph/paths.cc:402 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case given their connectivity",
+            "n1:8:9 [0] graph/paths.cc:309 NCCL WARN P2P is disabled between connected GPUs 3 and 2. You can repair this with setting NCCL_IGNORE_DISABLED_P2P=1",
+            "n1:8:9 [0] transport/p2p.cc:100 NCCL INFO Could not enable P2P between dev 0(=1000) and dev 1(=2000)",
+        ),
+        pattern=r"P2P is disabled between (?:NVLINK )?connected GPUs|Could not enable P2P between dev|peer access is not supported between these two devices|CANNOT Access Peer Device",
+        classes=(FailureClass.ACS_IOMMU, FailureClass.GPU_XID),
+        confidence=Confidence.LIKELY,
+        message="GPUs that are connected cannot reach each other's memory",
+        remedy=(
+            "turn ACS off on the PCIe bridges, the IOMMU off or to passthrough (iommu=pt)",
+            "nvidia-smi topo -p2p r; NCCL_P2P_DISABLE=1 goes on without",
+        ),
+        needs=("acs", "topology"),
+        versions="2.12 and later",
+        source="NCCL src/graph/paths.cc",
+    ),
+    Rule(
+        code="iommu",
+        lines=(
+            "DMAR: [DMA Read] Request device [17:00.0] fault addr 387fc000 [fault reason 06] PTE Read access is not set",
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0 domain=0x0042 address=0x3fff flags=0x0020]",
+            "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
+            'n1:8:9 [0] rccl/src/init.cc:121 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
+            "iommu: Default domain type: Translated",
+            "DMAR: IOMMU enabled",
+        ),
+        pattern=r"DMAR: .*fault|IO_PAGE_FAULT|IOMMU is enabled|IOMMU mode: (?:translat|enabled)|ACS (?:is )?enabled|ACSCtl:\s+SrcValid\+|Missing .iommu=pt. from kernel|iommu: Default domain type: Translated|DMAR: IOMMU enabled|AMD-Vi: .{0,40}(?:enabled|Enabled)|[Aa]ccess [Cc]ontrol [Ss]ervices|\b(?:intel|amd)_iommu=on\b|(?:VT-d|IOMMU|iommu).{0,60}(?:peer|P2P|p2p|GPUDirect|DMA.{0,10}fail)"
+        r"|PCI-P2P.{0,40}(?:ACS|redirect)",
+        classes=(FailureClass.ACS_IOMMU,),
+        confidence=Confidence.LIKELY,
+        message="an IOMMU or ACS stands between devices that should speak directly",
+        remedy=(
+            "turn ACS off on the PCIe bridges (setpci), iommu=pt or off in BIOS (VT-d, AMD-Vi); in a VM ATS must be on",
+        ),
+        needs=("acs",),
+        source="the kernel, lspci, NCCL",
+    ),
+    Rule(
+        code="wrong-results",
+        lines=("# Out of bounds values : 24 FAILED", "n1: Test FAILED: 128 wrong values in all_reduce"),
+        pattern=r"Verification error @ element|Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
+        classes=(FailureClass.ACS_IOMMU, FailureClass.GPU_XID, FailureClass.DRIVER),
+        message="nccl-tests got wrong values: something between the devices redirects or damages what they write",
+        needs=("acs", "xid"),
+        source="nccl-tests common.cu",
+    ),
+)

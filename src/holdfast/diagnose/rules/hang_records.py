@@ -1,0 +1,67 @@
+"""Rules for what was recorded of a rank that stands still: flight recorder dumps, and stacks."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+
+_TORCH = "torch flight recorder"
+_TORCH_VERSIONS = "torch 2.4 and later"
+
+FLIGHT_MISMATCH = Rule(
+    code="flight-mismatch",
+    classes=(FailureClass.COLLECTIVE_MISMATCH,),
+    confidence=Confidence.CERTAIN,
+    message="the ranks made different calls as collective {seq} of group {group}",
+    remedy=(
+        "look at the two calls: ranks took different ways through the program (an `if` on the rank, uneven data, an "
+        "unused parameter), or gave tensors of different shapes",
+    ),
+    versions=_TORCH_VERSIONS,
+    source=_TORCH,
+)
+FLIGHT_BEHIND = Rule(
+    code="flight-behind",
+    classes=(FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
+    confidence=Confidence.LIKELY,
+    message="one rank never entered {op}, collective {seq} of group {group}, in which the others wait",
+    remedy=("py-spy dump --pid PID of that rank shows what it does instead: data, a checkpoint, another collective",),
+    needs=("stacks", "all-ranks"),
+    versions=_TORCH_VERSIONS,
+    source=_TORCH,
+)
+FLIGHT_ABSENT = Rule(
+    code="flight-absent",
+    classes=(FailureClass.HANG_UNKNOWN, FailureClass.NODE_LOST, FailureClass.STRAGGLER),
+    message="the others wait in {op}, collective {seq} of group {group}, and one rank of it has left no dump",
+    remedy=("look at the end of that rank's log: it died, or was ended before it could dump",),
+    needs=("all-ranks",),
+    versions=_TORCH_VERSIONS,
+    source=_TORCH,
+)
+FLIGHT_ALL_WAITING = Rule(
+    code="flight-all-waiting",
+    classes=(FailureClass.HANG_UNKNOWN, FailureClass.NETWORK_LOSS, FailureClass.GPU_XID),
+    message="every rank entered {op}, collective {seq} of group {group}, and none came out: not the program, but what "
+    "carries it out",
+    remedy=("look at the network and the GPUs: NCCL_DEBUG=INFO, dmesg, link counters",),
+    needs=("link-counters", "xid"),
+    versions=_TORCH_VERSIONS,
+    source=_TORCH,
+)
+
+STACK = Rule(
+    code="stack",
+    lines=(
+        'Thread 811 (idle): "MainThread"',
+        'Thread 0x7F04A8B1C740 (active+gil): "MainThread"',
+        "Current thread 0x00007f04a8b1c740 (most recent call first):",
+        "[rank3]: Thread 0x00007f04a8b1c740 [python] (most recent call first):",
+    ),
+    pattern=r'^(?:\[rank(?P<rank>\d{1,7})\]: ?)?(?:Thread \S{1,20} \([\w+]{1,20}\): "MainThread"|(?:Current t|T)hread 0x[0-9a-f]{1,16} (?:\[[^\]\n]{1,80}\] )?\(most recent call first\):)',
+    role=Role.CONTEXT,
+    message="where a rank stood: {stack_location}",
+    source="py-spy dump, Python's faulthandler",
+)
+
+RULES: tuple[Rule, ...] = (FLIGHT_MISMATCH, FLIGHT_BEHIND, FLIGHT_ABSENT, FLIGHT_ALL_WAITING, STACK)

@@ -1,0 +1,142 @@
+"""Rules for what keeps a job from starting: schedulers that refuse, containers without a GPU, launchers without a shell."""
+
+from __future__ import annotations
+
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="job-request-rejected",
+        lines=(
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "srun: error: Unable to create step for job 123: Invalid generic resource (gres) specification",
+            "salloc: error: Job submit/allocate failed: Job violates accounting/QOS policy",
+            "Warning  UnexpectedAdmissionError  pod/w-0  Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected",
+            "Message:  Pod Node didn't have enough resource: cpu, requested: 4000, used: 61000, capacity: 64000",
+            "There are not enough slots available in the system to satisfy the 16 slots that were requested by the application:",
+            "srun: unrecognized option '--container-mounts'",
+            'Error from server: admission webhook "v.example.com" denied the request: no queue',
+            'error: resource mapping not found for name: "train" namespace: "" from "job.yaml": no matches for kind "PyTorchJob" in version "kubeflow.org/v1"',
+            "- Matched 0/2 workers by READY status.",
+        ),
+        pattern=r"(?:sbatch|srun|salloc): error: (?:Batch job submission failed|Unable to (?:create step|allocate resources)|Job submit/allocate failed)|UnexpectedAdmissionError|requested number of devices unavailable|Node didn't have enough resource|\bOutOf(?:cpu|memory|pods|ephemeral-storage|\S+/\S*gpu)\b"
+        r"|(?:sbatch|srun|salloc): (?:unrecognized|invalid) option|admission webhook \S{1,200} denied|no matches for kind \"|the server could not find the requested resource|Matched 0/\d+ workers by|There are not enough slots available|EvictedDueToPodsReadyTimeout|couldn't assign flavors|Couldn't schedule PodGang",
+        classes=(FailureClass.NOT_STARTED,),
+        confidence=Confidence.LIKELY,
+        message="the scheduler or the node refused what the job asks for",
+        remedy=(
+            "ask for what is there: `sinfo -o '%P %D %G %c %m'`, `kubectl describe node | grep -A8 Allocatable`; fewer ranks per node",
+            "an option or kind that it does not know is of a plugin or operator that is not installed there: pyxis for --container-image, the training operator for PyTorchJob",
+        ),
+        needs=("pod-status",),
+        source="Slurm, kubelet, Kubernetes API, Kueue, Open MPI, GPUStack",
+    ),
+    Rule(
+        code="task-launch-failed",
+        lines=(
+            "srun: error: Task launch for StepId=123.0 failed on node n17: Communication connection failure",
+            "srun: error: Task launch for StepId=123.0 failed on node n17: Socket timed out on send/recv operation",
+            "slurmstepd: error: Failed to invoke task plugins: task_p_pre_launch error",
+        ),
+        pattern=r"srun: error: Task launch for \S+ failed on node (?P<host>[\w.-]+)|srun: error: Application launch failed|slurmstepd: error: (?:Failed to invoke|_forkexec|execve\(\): )",
+        classes=(FailureClass.NOT_STARTED, FailureClass.NODE_LOST),
+        confidence=Confidence.LIKELY,
+        message="Slurm could not start the ranks of a node",
+        remedy=(
+            "scontrol show node NODE; journalctl -u slurmd on it: an expired credential is a clock that is off (chronyc tracking) or munge (munge -n | ssh NODE unmunge)",
+            "until it is mended: sbatch --exclude=NODE",
+        ),
+        needs=("pod-status",),
+        source="Slurm, srun launch.c, slurmstepd",
+    ),
+    Rule(
+        code="container-without-gpu",
+        lines=(
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+            "WARNING: Could not find any nv libraries on this host!",
+            "[ERROR] Command not found: nvidia-container-cli, see https://github.com/NVIDIA/libnvidia-container",
+            "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+            "n1:8:9 [0] misc/nvmlwrap.cc:30 NCCL WARN Failed to open libnvidia-ml.so.1",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
+        ),
+        pattern=r"could not select device driver|nvidia-container-cli: (?:initialization|mount|detection|device) error|nvidia-container-runtime.{0,80}(?:error|fail)|Command not found: nvidia-container-cli|Could not find any (?:nv|NVIDIA|rocm|ROCm) (?:files|binaries|libraries) on this host|CUDA driver initialization failed|Failed to open libnvidia-ml|Failed to find CUDA library|nvmlInit\w*\(\) failed|CUDA unknown error - this may be due",
+        classes=(FailureClass.DRIVER,),
+        confidence=Confidence.LIKELY,
+        message="the driver does not reach the container, or does not run",
+        remedy=(
+            "nvidia-smi on the node, then in the container; install or restart the NVIDIA container toolkit (nvidia-ctk runtime configure), reload nvidia_uvm",
+        ),
+        needs=("gpus-seen", "xid"),
+        source="Docker, NVIDIA container toolkit, Apptainer, torch CUDAFunctions.h",
+    ),
+    Rule(
+        code="ssh-failed",
+        lines=(
+            "Permission denied (publickey,password).",
+            "Host key verification failed.",
+            "pdsh@head: n2: ssh exited with exit code 255",
+            "ssh: connect to host n2 port 22: Connection refused",
+            "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n2 hostname' returned non-zero exit status 255.",
+        ),
+        pattern=r"Permission denied \((?:publickey|gssapi|keyboard|password)|Host key verification failed|ssh exited with exit code 255|ssh: connect to host \S+ port \d+|Command 'ssh .{0,200}returned non-zero exit status 255|Unable to communicate with host \S+ via|kex_exchange_identification: ",
+        classes=(FailureClass.NOT_STARTED, FailureClass.RENDEZVOUS, FailureClass.FIREWALL),
+        confidence=Confidence.LIKELY,
+        message="the launcher cannot start its ranks on another node: ssh refuses or fails",
+        remedy=("ssh NODE true must work from the launcher's node without a question: keys, known_hosts, user, port",),
+        needs=("reachable", "who-joined"),
+        source="OpenSSH, pdsh, Open MPI",
+    ),
+    Rule(
+        code="mpirun-host-slots",
+        lines=("ssh: Could not resolve hostname n2:8: Name or service not known",),
+        pattern=r"Could not resolve hostname \S{1,200}:\d{1,3}: ",
+        classes=(FailureClass.VERSION_MISMATCH, FailureClass.NOT_STARTED),
+        confidence=Confidence.LIKELY,
+        message="a host and its number of slots were taken for one name: the mpirun that was found does not know host:slots",
+        remedy=("`mpirun --version`: Open MPI 3 or later, and no other MPI before it on the PATH; or a hostfile",),
+        needs=("versions",),
+        source="horovodrun, Open MPI, OpenSSH",
+    ),
+    Rule(
+        code="mpi-daemons-not-started",
+        lines=("PRTE was unable to reliably start one or more daemons.",),
+        pattern=r"(?:ORTE|PRTE) was unable to reliably start|PRTE daemon.{0,60}failed to (?:start|launch)",
+        classes=(FailureClass.RENDEZVOUS, FailureClass.NOT_STARTED, FailureClass.FIREWALL),
+        confidence=Confidence.LIKELY,
+        message="mpirun could not start its daemons on another node",
+        remedy=("ssh NODE which orted must work from the launcher's node without a question: names, keys, PATH",),
+        needs=("reachable", "who-joined"),
+        source="Open MPI, PRRTE",
+    ),
+    Rule(
+        code="init-barrier-wait",
+        lines=(
+            "Waiting in store based barrier to initialize process group for rank: 3, key: store_based_barrier_key:1 (world_size=8, worker_count=5, timeout=0:30:00)",
+        ),
+        pattern=r"Waiting in store based barrier.{0,80}rank: (?P<rank>\d+), key: \S+ \(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
+        role=Role.SYMPTOM,
+        classes=(FailureClass.RENDEZVOUS, FailureClass.PROGRAM_ERROR, FailureClass.STRAGGLER, FailureClass.RANK_COUNT),
+        message="{came} of {world} ranks have come to make a process group, and wait for the others",
+        needs=("who-joined", "stacks", "all-ranks"),
+        versions="torch 1.8 to 2.1",
+        source="torch distributed_c10d.py",
+        fallback=True,
+    ),
+    Rule(
+        code="master-addr-missing",
+        lines=(
+            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable MASTER_ADDR expected, but not set",
+        ),
+        pattern=r"environment variable MASTER_(?:ADDR|PORT) expected",
+        classes=(FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT),
+        confidence=Confidence.LIKELY,
+        message="a rank was not told where the ranks meet: it was started without a launcher, or its environment was lost on the way",
+        remedy=(
+            "start it with torchrun, or hand MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to every rank (srun --export=ALL, ssh passes none)",
+        ),
+        needs=("who-joined",),
+        source="torch rendezvous.py",
+    ),
+)

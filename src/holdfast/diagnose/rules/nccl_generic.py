@@ -1,0 +1,244 @@
+"""Rules for what NCCL says in words that no row knows: it is quoted, and the part of NCCL that wrote it says where to look.
+
+Whatever NCCL warns of ends a communicator or comes right before that, unless it says that it goes on.
+"""
+
+from __future__ import annotations
+
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
+
+NOT_FATAL_PATTERN = (
+    r"(?i)\bignor(?:ed|ing)\b|falling back|\bsetting (?:\w+ )?to\b|\bset (?:it|both) to|\bcap it to|\blimiting\b|\bunsetting\b"
+    r"|\bcontinu(?:e|ing)\b|\bdefault(?:s|ing) to|not dumping|\bdisabling\b|\bskipping\b|\binstead\b|user asked for|not using it"
+    r"|enabling pre-posting|retrying|is now disabled"
+)
+"""Words of a warning that says what NCCL does in place of what it could not: nothing fails by it."""
+_WARN_PREFIX = r"\S{0,60}:\d{1,5} (?:\([^)]{0,80}\) )?NCCL WARN "
+"""What stands between the file of NCCL that warns and what it says."""
+
+RULES: tuple[Rule, ...] = (
+    *(
+        Rule(
+            code=code,
+            lines=lines,
+            pattern=r"NCCL INFO " + files + r"\S{0,40}:\d{1,5} -> [12]\b",
+            role=Role.SYMPTOM,
+            classes=classes,
+            message=f"a call of NCCL's failed {where}; its warning, which stands above, says of what",
+            needs=decides,
+            versions="all",
+            source="NCCL src/include/checks.h",
+        )
+        for code, where, lines, files, classes, decides in (
+            (
+                "failed-in-shm",
+                "in memory that it shares within a node",
+                ("n1:8:9 [0] NCCL INFO misc/shmutils.cc:72 -> 2", "n1:8:9 [0] NCCL INFO transport/shm.cc:100 -> 2"),
+                r"(?:misc/shmutils|transport/shm|include/shm)",
+                (FailureClass.SHM_TOO_SMALL, FailureClass.MEMLOCK, FailureClass.OTHER),
+                ("nccl-warn", "shm"),
+            ),
+            (
+                "failed-in-rdma",
+                "in its RDMA network",
+                ("n1:8:9 [0] NCCL INFO transport/net_ib.cc:485 -> 2", "n1:8:9 [0] NCCL INFO misc/ibvwrap.cc:252 -> 2"),
+                r"(?:transport/net_ib|misc/ibvwrap)",
+                (
+                    FailureClass.NETWORK_LOSS,
+                    FailureClass.MEMLOCK,
+                    FailureClass.WRONG_INTERFACE,
+                    FailureClass.RDMA_DEVICE_MISSING,
+                    FailureClass.DRIVER,
+                    FailureClass.ACS_IOMMU,
+                ),
+                ("nccl-warn", "gid", "memlock"),
+            ),
+            (
+                "failed-in-socket",
+                "in its sockets, or where its ranks meet",
+                ("n1:8:9 [0] NCCL INFO misc/socket.cc:565 -> 2", "n1:8:9 [0] NCCL INFO bootstrap.cc:245 -> 2"),
+                r"(?:misc/socket|transport/net_socket|bootstrap\.)",
+                (
+                    FailureClass.WRONG_INTERFACE,
+                    FailureClass.FIREWALL,
+                    FailureClass.PROGRAM_ERROR,
+                    FailureClass.OOM_HOST,
+                    FailureClass.RENDEZVOUS,
+                    FailureClass.RANK_COUNT,
+                ),
+                ("nccl-warn", "interfaces", "all-ranks"),
+            ),
+            (
+                "failed-in-topology",
+                "where it reads the machine's topology",
+                ("n1:8:9 [0] NCCL INFO graph/xml.cc:469 -> 2",),
+                r"graph/",
+                (
+                    FailureClass.OTHER,
+                    FailureClass.VERSION_MISMATCH,
+                    FailureClass.DRIVER,
+                    FailureClass.RDMA_DEVICE_MISSING,
+                ),
+                ("nccl-warn", "topology", "versions"),
+            ),
+            (
+                "failed-in-p2p",
+                "where GPUs of a node reach one another",
+                ("n1:8:9 [0] NCCL INFO transport/p2p.cc:275 -> 1", "n1:8:9 [0] NCCL INFO transport/nvls.cc:169 -> 1"),
+                r"(?:transport/(?:p2p|nvls)|include/alloc)",
+                (
+                    FailureClass.DRIVER,
+                    FailureClass.ACS_IOMMU,
+                    FailureClass.OOM_GPU,
+                    FailureClass.GPU_XID,
+                    FailureClass.VERSION_MISMATCH,
+                    FailureClass.RANK_COUNT,
+                ),
+                ("nccl-warn", "xid", "memory-use"),
+            ),
+        )
+    ),
+    Rule(
+        code="nccl-warned-rdma",
+        lines=(
+            "n1:8:9 [0] transport/net_ib.cc:900 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> posted incorrect receive info: size 4 addr 0 rkey 0",
+            "n1:8:9 [0] ib_plugin.c:900 NCCL WARN NET/IB : Trying to use non-existent virtual device 3",
+        ),
+        pattern=r"(?:transport/net_ib|ibvwrap\.c|mlx5dvwrap\.c|ib_plugin\.c|p2p_plugin\.c)"
+        + _WARN_PREFIX
+        + r"|NCCL WARN NET/(?:IB|MLX5)",
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.NETWORK_LOSS,
+            FailureClass.WRONG_INTERFACE,
+            FailureClass.RDMA_DEVICE_MISSING,
+            FailureClass.DRIVER,
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.COLLECTIVE_MISMATCH,
+        ),
+        message="NCCL warns of its RDMA network in words that no rule knows",
+        remedy=("NCCL_IB_DISABLE=1 for one run shows whether it is that network",),
+        needs=("gid", "net-plugin", "versions"),
+        source="NCCL src/transport/net_ib",
+        fallback=True,
+        performance_only=True,
+    ),
+    Rule(
+        code="nccl-warned-socket",
+        lines=(
+            "n1:8:9 [0] misc/socket.cc:700 NCCL WARN ncclSocketRecv: socket state (3) is not ready",
+            "n1:8:9 [0] bootstrap.cc:300 NCCL WARN Unexpected connections are not empty",
+        ),
+        pattern=r"(?:/socket\.|/net_socket\.|bootstrap\.cc|/linux_socket)" + _WARN_PREFIX,
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.WRONG_INTERFACE,
+            FailureClass.FIREWALL,
+            FailureClass.RENDEZVOUS,
+            FailureClass.RANK_COUNT,
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.OTHER,
+        ),
+        message="NCCL warns of its sockets, or of how its ranks meet, in words that no rule knows",
+        remedy=("NCCL_SOCKET_IFNAME names the one interface that all nodes share",),
+        needs=("interfaces", "reachable", "all-ranks"),
+        source="NCCL src/misc/socket.cc, src/bootstrap.cc",
+        fallback=True,
+        performance_only=True,
+    ),
+    Rule(
+        code="nccl-warned-topology",
+        lines=(
+            "n1:8:9 [0] graph/paths.cc:700 NCCL WARN Could not find intermediate GPU between GPU rank 3 and NIC 1a000",
+            "n1:8:9 [0] graph/topo.cc:1100 NCCL WARN Could not find any local path from gpu 3 to net.",
+        ),
+        pattern=r" graph/" + _WARN_PREFIX,
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.OTHER,
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.DRIVER,
+            FailureClass.RDMA_DEVICE_MISSING,
+            FailureClass.RANK_COUNT,
+        ),
+        message="NCCL cannot make sense of the machine's topology",
+        remedy=(
+            "unset NCCL_TOPO_FILE; the whole of /sys in the container; NCCL_TOPO_DUMP_FILE=topo.xml shows what it sees",
+            "a newer NCCL where the machine is newer than it",
+        ),
+        needs=("topology", "versions"),
+        source="NCCL src/graph",
+        fallback=True,
+        performance_only=True,
+    ),
+    Rule(
+        code="nccl-warned-memory",
+        lines=(
+            "n1:8:9 [0] misc/shmutils.cc:150 NCCL WARN Could not map /dev/shm/nccl-a1B2c3 size 4096, error: Cannot allocate memory",
+            "n1:8:9 [0] transport/p2p.cc:500 NCCL WARN rank 3 failed to IPC register userbuff 0x7f buffSize 4096 nPeers 3 isLegacyIpc 0x7f",
+        ),
+        pattern=r"(?:misc/shmutils|transport/(?:shm|p2p|nvls|coll_net)\.|include/alloc|allocator\.cc|mnnvl\.cc|misc/ipcsocket|misc/cudawrap| os/linux)"
+        + _WARN_PREFIX,
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.SHM_TOO_SMALL,
+            FailureClass.DRIVER,
+            FailureClass.ACS_IOMMU,
+            FailureClass.OOM_GPU,
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.OTHER,
+        ),
+        message="NCCL warns of memory that it shares within a node, in words that no rule knows",
+        remedy=("df -h /dev/shm in the container; NCCL_P2P_DISABLE=1, then NCCL_CUMEM_ENABLE=0, show which way it is",),
+        needs=("shm", "acs", "memory-use"),
+        source="NCCL src/misc/shmutils.cc, src/transport, src/include/alloc.h",
+        fallback=True,
+        performance_only=True,
+    ),
+    Rule(
+        code="nccl-warned-plugin",
+        lines=(
+            "n1:8:9 [0] plugin/net.cc:300 NCCL WARN Comm config netName (IB) does not match the parent (Socket)",
+            "n1:8:9 [0] nccl_net_ofi_create_plugin:300 NCCL WARN NET/OFI Failed to create a domain",
+        ),
+        pattern=r" plugin/" + _WARN_PREFIX + r"|NCCL WARN NET/(?:OFI|FasTrak|GPUDirectTCPX|gIB|Plugin|UCX)",
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.RDMA_DEVICE_MISSING,
+            FailureClass.TCP_FALLBACK,
+            FailureClass.DRIVER,
+            FailureClass.FIREWALL,
+        ),
+        message="the network plugin warns in words that no rule knows",
+        remedy=("plugin, libfabric and NCCL of one release, the same in image and host",),
+        needs=("versions", "net-plugin"),
+        source="NCCL src/plugin, aws-ofi-nccl",
+        fallback=True,
+        performance_only=True,
+    ),
+    Rule(
+        code="nccl-warned",
+        lines=(
+            "n1:8:9 [0] proxy.cc:400 NCCL WARN Proxy append out of bounds",
+            "n1:8:9 [0] group.cc:200 NCCL WARN asyncJobLaunch: failed to join thread for job",
+            "n1:8:9 [0] init.cu:674 WARN Failed to allocate a ring",
+        ),
+        pattern=r"\bNCCL WARN \S|\w\.(?:cc|cu|h):\d{1,5} WARN \S",
+        exclude=NOT_FATAL_PATTERN,
+        classes=(
+            FailureClass.OTHER,
+            FailureClass.VERSION_MISMATCH,
+            FailureClass.DRIVER,
+            FailureClass.RANK_COUNT,
+            FailureClass.COLLECTIVE_MISMATCH,
+        ),
+        message="NCCL warns in words that no rule knows",
+        remedy=("the same NCCL on every rank, then a newer one; NCCL's issues for the words of the line",),
+        needs=("all-ranks", "versions"),
+        source="NCCL",
+        fallback=True,
+        performance_only=True,
+    ),
+)

@@ -1,0 +1,90 @@
+"""Owns what is known of a run of holdfast's own besides its logs: that they were all read, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.diagnose.diagnosis import Diagnosis, NextEvidence
+from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.rules import RULES
+from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
+from holdfast.diagnose.rules.rule import Confidence
+from holdfast.events import FaultInjected, Outcome
+from holdfast.job.fault_attribution import format_fault, remedy_for
+
+RUN_LOGS_EVIDENCE = ("all-ranks", "peer-log", "first-traceback", "who-joined")
+"""Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
+STACKS_EVIDENCE = ("stacks",)
+"""The same where its agents took stacks, and they were read."""
+_EXIT_REASON = "exit-reason"
+
+_NOTHING_FAILED: Mapping[Outcome | None, str] = {
+    None: "nothing has failed so far: the run goes on",
+    Outcome.SUCCEEDED: "nothing failed: the run succeeded",
+    Outcome.CANCELLED: "nothing failed: the run was cancelled",
+}
+
+
+def without_evidence(answer: Diagnosis, names: tuple[str, ...]) -> Diagnosis:
+    """The answer that asks for none of these facts; an unknown one asks why nobody wrote of it, if for nothing else."""
+    known = {EVIDENCE_REQUESTS[name].what for name in names}
+    missing = tuple(each for each in answer.next_evidence if each.what not in known)
+    if not missing and answer.failure_class is FailureClass.UNKNOWN:
+        instead = EVIDENCE_REQUESTS[_EXIT_REASON]
+        decides = tuple(
+            dict.fromkeys(failure_class for each in answer.next_evidence for failure_class in each.distinguishes)
+        )
+        missing = (NextEvidence(what=instead.what, how=instead.how, distinguishes=decides),)
+    return replace(answer, next_evidence=missing)
+
+
+def is_inconclusive(answer: Diagnosis) -> bool:
+    """Whether it says no more than that a rank ended: nothing that one wrote speaks for it."""
+    return answer.failure_class is FailureClass.UNKNOWN or all(each.code.startswith("run-") for each in answer.evidence)
+
+
+def with_node(answer: Diagnosis, nodes: Mapping[int, str]) -> Diagnosis:
+    """The answer with the node of its culprit, where only the rank is known."""
+    culprit = answer.first_failure
+    if culprit is None or culprit.rank is None or culprit.node or culprit.host or culprit.rank not in nodes:
+        return answer
+    return replace(answer, first_failure=replace(culprit, node=nodes[culprit.rank]))
+
+
+def caused_by_drill(answer: Diagnosis, drill: FaultInjected) -> Diagnosis:
+    """The answer of a failure that a drill brought about: nobody is to be looked for, and nothing to be mended."""
+    said = format_fault(drill)
+    return replace(
+        answer,
+        what=answer.what if said in answer.what else f"{answer.what}; {said}",
+        confidence=Confidence.CERTAIN if answer.failure_class is not FailureClass.UNKNOWN else answer.confidence,
+        remedy=(remedy_for(drill),),
+        next_evidence=(),
+    )
+
+
+def with_standstill(answer: Diagnosis, what: str) -> Diagnosis:
+    """The answer for a run that shows no sign of work: `what` says since when, and where its ranks stand."""
+    known = answer.failure_class is not FailureClass.UNKNOWN
+    return replace(answer, what=f"{answer.what}; {what}" if known else f"the run stands still: {what}")
+
+
+def nothing_failed(answer: Diagnosis, outcome: Outcome | None) -> Diagnosis:
+    """The answer for a run in which nothing failed: what its ranks wrote of errors has ended nothing.
+
+    `outcome` is None while it goes on. What only slows a run is said all the same.
+    """
+    rule = RULES.get(answer.code)
+    # A fallback is a warning that nobody knows: it ended nothing, and nothing says that it slows anything.
+    if answer.code.startswith("fabric-") or (rule is not None and rule.performance_only and not rule.fallback):
+        return answer
+    return Diagnosis(
+        what=_NOTHING_FAILED[outcome],
+        failure_class=FailureClass.UNKNOWN,
+        code="",
+        confidence=Confidence.UNSURE,
+        also_seen=answer.evidence,
+        transport=answer.transport,
+        notes=answer.notes,
+    )

@@ -1,0 +1,78 @@
+"""Owns logs whose lines are JSON objects, as container runtimes and structured loggers write: told as plain lines.
+
+What is told is the text, with its clock and its rank in front; a text of several lines stays at its one line of the
+file. Refuses to own documents that are one object as a whole (documents.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.diagnose.log_chunk import LogChunk
+
+PREFIX_BYTES = 160
+"""How much may stand before the object: what kubectl and launchers put there."""
+HEAD_BYTES = 16 << 10
+"""Where the first object must be, of a block that holds any."""
+# {"log": "Traceback ...\n", "stream": "stderr", "time": "2026-11-20T10:10:42.123456789Z"}       Docker, Fluent Bit
+# {"event": "training failed", "level": "error", "timestamp": "...", "exception": "Traceback ..."}      structlog
+# {"message": "...", "severity": "ERROR", "time": "...", "exc_info": "Traceback ..."}           python-json-logger
+_TEXTS = ("log", "message", "msg", "event", "textPayload", "MESSAGE")
+_STACKS = ("exception", "exc_info", "exc_text", "stack_trace", "stack", "stacktrace", "traceback", "error")
+_CLOCKS = ("time", "timestamp", "@timestamp", "ts", "asctime", "datetime")
+_RANKS = ("rank", "global_rank", "RANK")
+
+
+def to_plain_lines(block: LogChunk) -> Iterator[LogChunk]:
+    """The block as it is; where its lines are objects, what they tell, that of several lines in blocks of its own."""
+    if not any(map(_is_object, block.data[:HEAD_BYTES].split(b"\n"))):
+        yield block
+        return
+    first, told, begin = int(block.first_line), list[bytes](), 0
+    for number, line in enumerate(block.data.split(b"\n")):
+        text = _to_text(line) if _is_object(line) else line
+        if b"\n" not in text:
+            told.append(text)
+            continue
+        if told:
+            yield replace(block, first_line=first + begin, data=b"\n".join(told) + b"\n")
+        yield replace(block, first_line=first + number, data=text + b"\n", single_line=True)
+        told, begin = [], number + 1
+    if any(told):
+        yield replace(block, first_line=first + begin, data=b"\n".join(told))
+
+
+def _is_object(line: bytes) -> bool:
+    return -1 < line.find(b'{"') <= PREFIX_BYTES and line.rstrip().endswith(b"}")
+
+
+def _to_text(line: bytes) -> bytes:
+    """The text of an object with what stands before it; the line as it is where it holds none."""
+    begin = line.find(b'{"')
+    try:
+        # Half a surrogate pair is what json.dumps of a torn emoji comes to; msgspec takes it for damage.
+        said = (json.loads if b"\\ud" in line else msgspec.json.decode)(line[begin:])
+    except (ValueError, RecursionError):  # what msgspec and json raise are ValueErrors
+        return line
+    if not isinstance(said, dict):
+        return line
+    values = cast("dict[str, Any]", said)
+    texts = [text for names in (_TEXTS, _STACKS) if (text := _first(values, names))]
+    if not texts:
+        return line
+    rank = next((values[name] for name in _RANKS if str(values.get(name, "")).isdecimal()), None)
+    who = (_first(values, _CLOCKS), f"[rank{rank}]:" if rank is not None else "")
+    head = "".join(f"{part} " for part in who if part)
+    lines = "\n".join(texts).rstrip("\n").split("\n")
+    below = f"{who[1]} " if who[1] else ""  # the clock of the first line holds for those below it
+    text = "\n".join([f"{head}{lines[0]}", *(f"{below}{each}" for each in lines[1:])])
+    return line[:begin] + text.encode("utf-8", "replace")
+
+
+def _first(values: dict[str, Any], names: tuple[str, ...]) -> str:
+    return next((value for name in names if isinstance(value := values.get(name), str) and value), "")

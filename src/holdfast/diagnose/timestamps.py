@@ -1,0 +1,115 @@
+"""Owns when lines were written, by the clock that each says; and which year that was, where it says none.
+
+Refuses to own whose clock it is (prefix.py), and how far two may differ (reason.py).
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from statistics import median_low
+
+from holdfast.diagnose.fact import Fact
+
+HEAD_CHARS = 400
+"""How much of a line's beginning can hold its clock."""
+
+# 2026-11-20T10:00:00.123Z   2026-11-20 10:00:00,123   [2026-11-20 10:00:00]   2026/11/20 10:00:00
+_ISO = re.compile(
+    r"(?P<y>20\d\d)[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+# [E1120 10:00:00.123456 ...   E0801 12:34:56.789000 1234 file.py:1]            glog; it says no year
+_GLOG = re.compile(
+    r"(?:^|[\s\[\]:])[DIWEFC](?P<mo>\d\d)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d{1,9})?"
+)
+# Nov 20 10:00:00 n1 kernel:      [Thu Nov 20 10:00:00 2026]                    syslog, dmesg -T
+_MONTH = re.compile(
+    r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
+    r"(?: (?P<y>20\d\d))?"
+)
+_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
+_TIME, _TIMESTAMP_BYTES, _LOOKBACK_BYTES = re.compile(rb"\d\d:\d\d:\d\d"), 20, 8 << 10
+
+
+@dataclass(frozen=True)
+class Timestamp:
+    """What a line's own clock says; a time without zone is taken for UTC, one without year for the last such day.
+
+    Only differences between such times are ever used.
+    """
+
+    at: float
+    """Seconds since the epoch."""
+    has_year: bool
+    """Whether it says the year."""
+
+
+def parse_timestamp(line: str) -> Timestamp | None:
+    """When a line says that it was written; None for one without a clock."""
+    head = line[:HEAD_CHARS]
+    found = _ISO.search(head) or _GLOG.search(head) or _MONTH.search(head)
+    if found is None:
+        return None
+    said = found.groupdict()
+    month = _MONTHS[said["mon"]] if said.get("mon") else int(said["mo"])
+    now = datetime.now(UTC)
+    year = int(said["y"]) if said.get("y") else now.year
+    try:
+        moment = datetime(year, month, int(said["d"]), int(said["h"]), int(said["mi"]), int(said["s"]), tzinfo=UTC)
+        if not said.get("y") and moment > now + timedelta(days=1):
+            moment = moment.replace(year=year - 1)
+    except ValueError:
+        return None
+    fraction = float(f"0.{said['f'][1:]}") if said.get("f") else 0.0
+    return Timestamp(moment.timestamp() + fraction - _offset_s(said.get("zone")), has_year=bool(said.get("y")))
+
+
+def timestamp_above(data: bytes, start: int) -> Timestamp | None:
+    """That of the line next above `start` that has one, no further up than a long traceback begins."""
+    begin = max(0, start - _LOOKBACK_BYTES)
+    for found in reversed(list(_TIME.finditer(data, begin, start))):
+        line = data[data.rfind(b"\n", begin, found.start()) + 1 : found.end() + _TIMESTAMP_BYTES]
+        if (clock := parse_timestamp(line.decode("latin-1"))) is not None:
+            return clock
+    return None
+
+
+def _offset_s(zone: str | None) -> float:
+    if not zone or zone == "Z":
+        return 0.0
+    digits = zone[1:].replace(":", "")
+    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+
+
+def infer_years(facts: Sequence[Fact]) -> list[Fact]:
+    """The facts, those whose clocks say no year in the one in which they come closest to those whose clocks do."""
+    dated = [
+        at
+        for fact in facts
+        if fact.has_year and (at := fact.at_of_previous_line if fact.at is None else fact.at) is not None
+    ]
+    if not dated:
+        return list(facts)
+    around = median_low(dated)
+    return [
+        fact
+        if fact.has_year
+        else replace(
+            fact, at=_closest_year(fact.at, around), at_of_previous_line=_closest_year(fact.at_of_previous_line, around)
+        )
+        for fact in facts
+    ]
+
+
+def _closest_year(at: float | None, around: float) -> float | None:
+    if at is None:
+        return None
+    moment, year = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(around, UTC).year
+    if (moment.month, moment.day) == (2, 29):
+        return at
+    years = (moment.replace(year=each).timestamp() for each in (year - 1, year, year + 1))
+    return min(years, key=lambda each: abs(each - around))

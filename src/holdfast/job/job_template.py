@@ -1,0 +1,53 @@
+"""Owns the job file that `holdfast init` writes; a test reads it back, so that it stays true to the models."""
+
+from __future__ import annotations
+
+import re
+
+_TEMPLATE = """\
+# A holdfast job: what to run, on how many nodes, and how it is kept alive.
+# `holdfast validate` checks this file, `holdfast render` shows what each rank is given, `holdfast run` starts it.
+version: 1
+name: {name}
+
+# The program and its arguments. No shell is run; for one, write [bash, -c, "..."].
+command: [python, train.py]
+# launch: per-node        # for a command that starts its own ranks, such as torchrun
+# workdir: .              # the folder it runs in, relative to this file
+
+nodes: 2
+gpus_per_node: 0
+# ranks_per_node: 2       # default: one per GPU, or one where there are no GPUs
+
+# Variables of every rank. Values are stored with the run and shown, so secrets go below.
+# env:
+#   DATA: /data/train
+# secrets:
+#   HF_TOKEN: {{env: HF_TOKEN}}          # taken from your environment when the run starts
+#   WANDB_API_KEY: {{file: wandb.key}}    # or from a file
+
+# fabric: infiniband      # `holdfast fabric` lists the names; the default is the target's
+# resources:              # of one node
+#   cpu: 16
+#   memory: 64GiB
+
+# Used by holdfast.train.
+checkpoint:
+  path: checkpoints       # a folder that every node reaches
+  every_steps: 100
+  keep: 3
+
+recovery:
+  max_restarts: 10        # within restart_window_s seconds; the next failure ends the run
+  restart_window_s: 3600
+  # step_timeout_s: 600  # a rank without a step for so long is hung; needs holdfast.train
+
+# logs:
+#   max_bytes: 1GiB       # of each rank, over all attempts; the oldest of what it wrote is dropped
+"""
+
+
+def job_template(folder_name: str = "job") -> str:
+    """A commented job file that is valid as it is; the job is named after the folder it is written in."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder_name.lower()).lstrip("-0123456789")[:40].rstrip("-")
+    return _TEMPLATE.format(name=name or "job")

@@ -1,0 +1,213 @@
+"""`python -m holdfast.launch.kubernetes.incluster.exec_commands FOLDER WHAT`: what a controller's pod answers to commands.
+
+    bring NAME DIGEST   take a file of the run's, such as its code, from standard input
+    ask                 hand what comes on standard input to the controller, and its answer back
+    follow              send the run's log and what its ranks write, from where the reader has them, as they grow
+
+Standard library only: it is started for every question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import select
+import socket
+import stat
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.host.files import open_regular, regular_opener
+from holdfast.run_dir import EVENTS_NAME, RunDir
+
+POLL_S = 0.1
+"""How often files are looked at."""
+CHUNK_BYTES = 1 << 18
+MAX_LOG_BYTES = 64 << 20
+"""Of a rank's log that its reader has nothing of, the end that is sent; what is before it is a hole there, which says
+that it was dropped. A multiple of every file system's blocks."""
+RETENTION_S = 86_400
+"""Seconds that what is over is kept for whoever looks at it."""
+
+SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
+"""What is sent of a run's folder, and nothing else is taken."""
+LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
+"""Under which name a reader says how its part of the log ends, and of how much of it that is told."""
+_DEADLINE_HEADER = re.compile(rb"(?mi)^(holdfast-expires: )(\S+)")
+
+
+def main() -> int:
+    """Answer what the command line asks; the exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.exec_commands")
+    parser.add_argument("folder", type=Path)
+    what = parser.add_subparsers(dest="what", required=True)
+    bring = what.add_parser("upload")
+    bring.add_argument("name")
+    bring.add_argument("digest")
+    what.add_parser("request")
+    what.add_parser("follow")
+    options = parser.parse_args()
+    folder = RunDir(options.folder)
+    match options.what:
+        case "upload":
+            _receive_file(folder.path / options.name, options.digest)
+        case "request":
+            _forward_request(folder)
+        case _:
+            _send_changes(folder)
+    return 0
+
+
+def shift_deadline(head: bytes, change_s: Callable[[], float]) -> bytes:
+    """A request's head with its deadline changed: clocks of two machines have nothing in common."""
+    return _DEADLINE_HEADER.sub(lambda found: found[1] + repr(float(found[2]) + change_s()).encode(), head)
+
+
+def request_deadline(head: bytes) -> float:
+    """Until when a request may be answered, on this machine's clock; 0 where it does not say."""
+    found = _DEADLINE_HEADER.search(head)
+    return float(found[2]) if found else 0.0
+
+
+def _receive_file(path: Path, digest: str) -> None:
+    """Put a file in its place, once it is whole."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh, found = path.with_suffix(f".{os.getpid()}"), hashlib.sha256()
+    with fresh.open("wb") as file:
+        while data := sys.stdin.buffer.read(CHUNK_BYTES):
+            found.update(data)
+            file.write(data)
+    if found.hexdigest() != digest:
+        fresh.unlink()
+        sys.exit(f"{path.name} did not arrive whole")
+    fresh.rename(path)
+
+
+def _forward_request(folder: RunDir) -> None:
+    """Be the connection between standard input and output and the controller's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as controller:
+        os.chdir(folder.path)  # a Unix socket's path holds 107 bytes
+        controller.connect(folder.control_socket.name)
+        threading.Thread(target=_forward_stdin, args=(controller,), daemon=True).start()
+        while data := controller.recv(CHUNK_BYTES):
+            _write(data)
+
+
+def _forward_stdin(controller: socket.socket) -> None:
+    data = b""
+    while b"\r\n\r\n" not in data and (more := os.read(0, CHUNK_BYTES)):
+        data += more
+    data = shift_deadline(data, time.monotonic)
+    while data:
+        controller.sendall(data)
+        data = os.read(0, CHUNK_BYTES)
+    controller.shutdown(socket.SHUT_RDWR)
+
+
+def _send_changes(folder: RunDir) -> None:
+    """Send what the reader lacks, look by look, until it says that it has all, or is gone."""
+    sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
+    log = folder.events
+    ends, showing = sent.pop(LOG_TAIL_KEY, None), False
+    while True:
+        if not showing and log.exists() and not folder.log_unreplicated.exists():
+            showing = True
+            if ends is not None and ends != log_tail_crc(log, sent[log.name]):
+                sent[log.name] = 0  # of another life: it is sent anew
+        for name, at, end in _changes(folder, sent, with_log=showing):
+            _send(folder.path / name, name, at, end)
+            sent[name] = end
+        _write(b"{}\n")
+        if select.select([0], [], [], POLL_S)[0]:
+            if os.read(0, 16).strip() == b"done":
+                folder.synced.touch()  # its pod need not wait any longer
+            return
+
+
+def log_tail_crc(log: Path, size: int) -> int:
+    """By what the end of so much of a log is known; -1 where there is none."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, size - LOG_TAIL_BYTES))
+            return zlib.crc32(file.read(min(size, LOG_TAIL_BYTES)))
+    except FileNotFoundError:
+        return -1
+
+
+def _changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterator[tuple[str, int, int]]:
+    """What of which file is to be sent. The log comes last, as it was first: what it speaks of is then there too."""
+    log, known = folder.events, sent.get(folder.events.name, 0)
+    end = _whole_lines(log, known) if with_log else known
+    # Ranks can put anything there: a link to a file or a folder of another run, or a pipe that never ends.
+    attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
+    for path in (path for attempt in attempts for path in attempt.glob("*")):
+        name = str(path.relative_to(folder.path))
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            continue
+        if SYNCED_FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
+            at = 0 if size < at else at  # its rank has emptied it
+            yield name, max(at, _aligned(size - MAX_LOG_BYTES)), size
+    if end != known:
+        yield log.name, min(end, known), end
+
+
+def _aligned(offset: int) -> int:
+    return max(0, offset - offset % (1 << 20))
+
+
+def _whole_lines(log: Path, known: int) -> int:
+    """Where the last whole line ends, as far as it is after what is known to be whole."""
+    try:
+        with open_regular(log) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < known:
+                return 0  # of another life: it is sent anew
+            file.seek(known)
+            end = known
+            while data := file.read(CHUNK_BYTES):
+                newline = data.rfind(b"\n")
+                end = file.tell() - len(data) + newline + 1 if newline >= 0 else end
+            return end
+    except FileNotFoundError:
+        return known
+
+
+def _send(path: Path, name: str, at: int, end: int) -> None:
+    with open(path, "rb", opener=open_no_symlink) as file:
+        file.seek(at)
+        while at < end and (data := file.read(min(CHUNK_BYTES, end - at))):
+            _write(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
+            at += len(data)
+
+
+def open_no_symlink(path: str, flags: int) -> int:
+    """For `open`: a file that neither is a link nor lies in a linked folder.
+
+    A link in a folder that ranks can write may lead to what this pod alone may read.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        return regular_opener(f"/proc/self/fd/{folder}/{name}", flags | os.O_NOFOLLOW)
+    finally:
+        os.close(folder)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

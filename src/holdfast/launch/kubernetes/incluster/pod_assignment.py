@@ -1,0 +1,150 @@
+"""Owns which pod is which generation of a node slot: decided from what is seen of pods and asked of the back end.
+
+Pure but for its memory, which is a value: a back end that is started again has it from the run's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.events import AnyEvent, NodeCreated, NodeRequested
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodStatus:
+    """What is seen of a node's pod."""
+
+    uid: str
+    name: str
+    node: int
+    address: str = ""
+    running: bool = False
+    terminating: bool = False
+    """Whether it is being deleted while it runs: its agent says so itself, and has its ranks save first."""
+    ended: bool = False
+    """Whether it has ended, or is deleted."""
+    reason: str = ""
+    """Why it is over, or not running yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodAssignments:
+    """The pods of a run's nodes, and the generations that are theirs."""
+
+    pods: Mapping[str, PodStatus] = field(default_factory=dict[str, PodStatus])
+    """Those that are not over, by their uid."""
+    bound: Mapping[NodeId, str] = field(default_factory=dict[NodeId, str])
+    """Which pod is which generation, by uid; of each node the newest alone."""
+    pending: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
+    """Generations that a pod is awaited for, by node."""
+    retired: frozenset[str] = frozenset()
+    """Pods that are to be no generation any more."""
+    suspended: str = ""
+    """Why no pod is made for any node: the queue has not admitted the run, or has evicted it. Empty once it has."""
+    evicted: frozenset[NodeId] = frozenset()
+    """Generations that are said to be evicted."""
+    reported: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Why a node is not there yet, as far as that was said."""
+
+    def request(self, node_id: NodeId) -> PodAssignments:
+        """Await a pod for a node_id; what was an earlier generation of it is spent."""
+        if node_id in self.bound:
+            return self
+        former = {uid for held, uid in self.bound.items() if held.node == node_id.node}
+        held = {held: uid for held, uid in self.bound.items() if held.node != node_id.node}
+        told = {node: why for node, why in self.reported.items() if node != node_id.node}
+        return replace(
+            self,
+            bound=held,
+            retired=self.retired | former,
+            pending={**self.pending, node_id.node: node_id},
+            reported=told,
+        )
+
+    def update_pod(self, pod: PodStatus) -> PodAssignments:
+        """Take in what is seen of one pod."""
+        pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
+        return replace(self, pods=pods if pod.ended else {**pods, pod.uid: pod})
+
+    def suspend(self, why: str) -> PodAssignments:
+        """Take in whether the gang is suspended, and why; nothing where it runs."""
+        return self if why == self.suspended else replace(self, suspended=why, evicted=frozenset())
+
+    def suspension_outdated(self, pods: Iterable[PodStatus]) -> bool:
+        """Whether the gang may have been suspended, or admitted, since it was asked for: that comes before its pods."""
+        return any(
+            pod.running and not pod.terminating if self.suspended else pod.terminating or pod.ended for pod in pods
+        )
+
+    def reconcile(self) -> tuple[PodAssignments, tuple[NodeObservation, ...]]:
+        """Give awaited generations to pods that run, take them from pods that are over, and say so."""
+        lives, seen = self, tuple[NodeObservation, ...]()
+        if self.suspended:
+            seen = tuple(
+                NodeObservation(node_id=node_id, state=BackendNodeState.EVICTED, reason=self.suspended)
+                for node_id in self.bound
+                if node_id not in self.evicted
+            )
+            lives = replace(lives, evicted=frozenset(self.bound))
+        for node_id, uid in self.bound.items():
+            if uid not in lives.pods:
+                lives = replace(lives, bound={held: of for held, of in lives.bound.items() if held != node_id})
+                seen = (
+                    *seen,
+                    NodeObservation(node_id=node_id, state=BackendNodeState.TERMINATED, reason="its pod is gone"),
+                )
+        for node_id in self.pending.values():
+            lives, said = lives._bind(node_id)
+            seen = (*seen, *said)
+        return lives, seen
+
+    def generation(self, node: int, address: str) -> int | None:
+        """Which generation of a node the pod at an address is; None where it is none, or not known to be one yet."""
+        for node_id, uid in self.bound.items():
+            pod = self.pods.get(uid)
+            if node_id.node == node and pod is not None and pod.address == address:
+                return node_id.generation
+        return None
+
+    def has_pod(self, node_id: NodeId) -> bool:
+        """Whether there is a pod that is the one for a node_id, or is to be it, or one that leaves: it is made anew."""
+        leaving = any(pod.terminating for pod in self.pods.values() if pod.node == node_id.node)
+        return node_id in self.bound or leaving or any(self._candidates(node_id))
+
+    def retired_pods(self, node_id: NodeId) -> Iterator[PodStatus]:
+        """Pods of a node that are not the one that is awaited or held for a node_id."""
+        return (pod for pod in self.pods.values() if pod.node == node_id.node and pod.uid in self.retired)
+
+    def _candidates(self, node_id: NodeId) -> list[PodStatus]:
+        there = (pod for pod in self.pods.values() if pod.node == node_id.node and not pod.terminating)
+        return [pod for pod in there if pod.uid not in self.retired]
+
+    def _bind(self, node_id: NodeId) -> tuple[PodAssignments, tuple[NodeObservation, ...]]:
+        candidates = self._candidates(node_id)
+        for pod in candidates:
+            if pod.running and pod.address:
+                wanted = {node: other for node, other in self.pending.items() if node != node_id.node}
+                lives = replace(self, bound={**self.bound, node_id: pod.uid}, pending=wanted)
+                return lives, (NodeObservation(node_id=node_id, state=BackendNodeState.CREATED, backend_id=pod.uid),)
+        why = next((pod.reason for pod in candidates if pod.reason), self.suspended)
+        if why and why != self.reported.get(node_id.node):
+            lives = replace(self, reported={**self.reported, node_id.node: why})
+            return lives, (NodeObservation(node_id=node_id, state=BackendNodeState.UNAVAILABLE, reason=why),)
+        return self, ()
+
+
+def assignments_from_log(events: Iterable[AnyEvent]) -> PodAssignments:
+    """What a run's log says of its pods: the newest generation that was made of each node, unless it was given up."""
+    held: dict[NodeId, str] = {}
+    spent: set[str] = set()
+    for event in events:
+        if isinstance(event, NodeRequested | NodeCreated):
+            node_id = NodeId(node=event.node, generation=event.generation)
+            former = {uid for other, uid in held.items() if other.node == node_id.node and other != node_id}
+            held = {other: uid for other, uid in held.items() if uid not in former}
+            spent |= former
+        if isinstance(event, NodeCreated) and event.backend_id:
+            held[NodeId(node=event.node, generation=event.generation)] = event.backend_id
+    return PodAssignments(bound=held, retired=frozenset(spent))

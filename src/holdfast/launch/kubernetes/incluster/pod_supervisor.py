@@ -1,0 +1,138 @@
+"""The supervisor of a run on Kubernetes: the controller's pod starts it, and it makes the run's folder on the volume.
+
+A pod that is started again finds the folder as it was left, and its controller goes on from the log in it. Imports
+little: a run cannot begin before it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.host.files import atomic_write
+from holdfast.host.process_limits import receive_signals
+from holdfast.host.processes import adopt_orphans
+from holdfast.launch.controller_supervisor import listen, lock_run, supervise
+from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
+from holdfast.launch.kubernetes.object_names import CODE_KEY
+from holdfast.run_dir import SUPERSEDED_EXIT_CODE, RunDir
+
+ANY_ADDRESS = "0.0.0.0"
+"""Nodes come over the network; the run's NetworkPolicy says which."""
+POLL_S = 0.2
+
+
+def main() -> None:
+    """Keep a controller alive until its run is over, and wait to be taken away: what ends is started again."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.pod_supervisor")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--job", type=Path, required=True, help="the job as accepted")
+    parser.add_argument("--keys", type=Path, required=True, help="folder of token, certificates and the job's secrets")
+    parser.add_argument("--port", type=int, required=True)
+    options = parser.parse_args()
+    adopt_orphans()
+    receive_signals()
+    # The first process of a container ignores what it does not handle, and would be waited for until its grace is over.
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    folder = RunDir(options.folder, secrets_dir=options.keys)
+    # Others may pass through, but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
+    folder.path.mkdir(parents=True, exist_ok=True, mode=0o711)
+    lock = _lock(folder, options.port)
+    _fill_run_dir(folder, options.job.read_text(), options.keys)
+    with listen(folder, ANY_ADDRESS, options.port) as (agents, clients):
+        if supervise(folder, agents, clients, lock) == SUPERSEDED_EXIT_CODE:
+            _log_line("another pod is this run's controller by now; this one leaves its folder and its objects alone.")
+        else:
+            _answer_probes(agents, RETENTION_S, folder.synced.exists)
+            folder.control_socket.unlink(missing_ok=True)
+            _scale_to_zero(folder.run_id)
+        _answer_probes(agents, math.inf, lambda: False)
+
+
+def _lock(folder: RunDir, port: int) -> int:
+    """The run's lock, once no other controller holds it: one on a machine that the cluster has lost may live on.
+
+    This pod answers probes meanwhile, since to be started again and again would not free the lock.
+    """
+    lock = lock_run(folder)
+    if lock is not None:
+        return lock
+    holder = folder.read_controller_record()
+    where = (
+        f"at {holder['host']}:{holder['port']} (pid {holder['supervisor_pid']})"
+        if "supervisor_pid" in holder
+        else "elsewhere"
+    )
+    _log_line(f"another controller of this run, {where}, holds {folder.path}/lock; this one waits until it ends.")
+    _log_line("If its machine is lost, restart that machine or release the lock on the volume's server.")
+    with socket.create_server((ANY_ADDRESS, port)) as probes:
+        probes.settimeout(POLL_S)
+        while (lock := lock_run(folder)) is None:
+            _answer_one(probes)
+    _log_line("the lock is free; the run continues here.")
+    return lock
+
+
+def _log_line(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
+    sys.stderr.flush()
+
+
+def _on_sigterm(_signal: int, _frame: object) -> None:
+    """The pod is taken away: the next one, if there is to be one, goes on from the log."""
+    sys.exit()
+
+
+def _fill_run_dir(folder: RunDir, job: str, keys: Path) -> None:
+    """Write what controllers need to know, once; what is there already is of an earlier pod.
+
+    Keys stay where they are, in the memory of this machine: others may read the volume.
+    """
+    if folder.job.exists():
+        return
+    _copy_code(folder, job, keys / CODE_KEY)
+    atomic_write(folder.job, job.encode())  # the last: where it is, all is
+
+
+def _copy_code(folder: RunDir, job: str, code: Path) -> None:
+    """Put the run's code, where its Secret has that, where controllers look for it."""
+    if not code.exists():
+        return
+    from holdfast.launch.code.archive import archive_path
+
+    place = archive_path(folder.code, json.loads(job)["code"]["digest"])
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    atomic_write(place, code.read_bytes())
+
+
+def _scale_to_zero(run: str) -> None:
+    import asyncio  # a run cannot begin before its supervisor has all imports
+
+    from holdfast.launch.kubernetes.incluster.controller_identity import scale_to_zero
+
+    asyncio.run(scale_to_zero(run))
+
+
+def _answer_probes(agents: socket.socket, longest_s: float, done: Callable[[], bool]) -> None:
+    """Live on without a controller."""
+    agents.settimeout(POLL_S)
+    deadline = time.monotonic() + longest_s
+    while not done() and time.monotonic() < deadline:
+        _answer_one(agents)
+
+
+def _answer_one(agents: socket.socket) -> None:
+    with contextlib.suppress(TimeoutError):
+        agents.accept()[0].close()
+
+
+if __name__ == "__main__":
+    main()

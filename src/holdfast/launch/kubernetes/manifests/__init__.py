@@ -1,0 +1,1 @@
+"""Renders the Kubernetes objects of a run."""

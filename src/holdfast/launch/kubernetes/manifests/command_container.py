@@ -1,0 +1,69 @@
+"""Owns the container of a run without an agent: the command as it is, once on each node, its place in variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.job.spec import Launch
+from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue
+
+MASTER_PORT = 29500
+"""Where ranks meet; torchrun's own default."""
+
+
+def command_container(ctx: RenderContext, name: str, *, rank_env: Sequence[YamlValue] = ()) -> ContainerSpec:
+    """The job's command in a node's pod; `place` are variables that tell the node's place, where no operator does."""
+    job = ctx.job
+    return ContainerSpec(
+        container={
+            "name": name,
+            "image": job.image,
+            "workingDir": job.workdir if job.workdir.startswith("/") else None,
+            "command": [_literal(word) for word in job.command],
+            "env": [*command_env(ctx), *rank_env],
+        }
+    )
+
+
+def command_env(ctx: RenderContext) -> list[YamlValue]:
+    """The fabric's variables and the job's own, its secrets by where they are kept."""
+    job = ctx.job
+    env = ctx.accepted.fabric_env | job.fabric.env | job.env
+    return [
+        *({"name": name, "value": _literal(value)} for name, value in env.items()),
+        *(_secret_env(ctx, name) for name in job.secrets),
+    ]
+
+
+def jobset_rank_env(ctx: RenderContext, *, torchrun: bool) -> list[YamlValue]:
+    """A node's place by its number in an indexed Job: torchrun's variables (`pet`), and a rank's where it is one."""
+    job, first = ctx.job, ctx.names.first_node
+    index: YamlValue = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
+    fixed = {"MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
+    counted: list[str] = []
+    if torchrun:
+        fixed |= {
+            "PET_MASTER_ADDR": first,
+            "PET_MASTER_PORT": str(MASTER_PORT),
+            "PET_NNODES": str(job.nodes.max),
+            "PET_NPROC_PER_NODE": str(job.local_world_size),
+        }
+        counted.append("PET_NODE_RANK")
+    if job.launch is Launch.PER_RANK:
+        fixed |= {"WORLD_SIZE": str(job.world_size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        counted.append("RANK")
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        *({"name": name, "valueFrom": index} for name in counted),
+    ]
+
+
+def _secret_env(ctx: RenderContext, name: str) -> YamlValue:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": ctx.names.secrets, "key": name}}}
+
+
+def _literal(word: str) -> str:
+    """The word as it was written: Kubernetes would put a variable's value in place of `$(NAME)`."""
+    return word.replace("$(", "$$(")

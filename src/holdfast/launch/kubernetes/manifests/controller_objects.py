@@ -1,0 +1,152 @@
+"""Owns the controller's pod: outside the gang, so that nothing that restarts the gang restarts it; and its address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.launch.kubernetes.manifests.pod_template import (
+    container_security_context,
+    format_cores,
+    format_quantity,
+    home_volume,
+    pod_security_context,
+    tolerations,
+)
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.volume_mounts import whole_volume
+from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
+from holdfast.launch.kubernetes.object_names import CONTROLLER
+
+CONTROLLER_PORT = 7433
+"""The controller's one port."""
+
+KEYS_DIR = "/run/secrets/holdfast"
+"""Where tokens and certificates are seen, in the controller's pod and in the nodes'."""
+
+SUPERVISOR_MODULE = "holdfast.launch.kubernetes.incluster.pod_supervisor"
+
+
+def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """The controller's name in the cluster."""
+    names = ctx.names
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": names.controller,
+            "namespace": ctx.target.namespace,
+            "labels": names.labels(CONTROLLER),
+        },
+        "spec": {
+            "clusterIP": Commented(
+                "None", "The name is the pod's own address, which agents look up each time they connect."
+            ),
+            "publishNotReadyAddresses": Commented(
+                True, "A controller that is reading its log is waited for, not unknown."
+            ),
+            "selector": names.selector(CONTROLLER)["matchLabels"],
+            "ports": [{"name": "agents", "port": CONTROLLER_PORT}],
+        },
+    }
+
+
+def first_pod_marker(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
+    """Where the first pod says that there was one, which a later one cannot know where no volume has the log."""
+    if ctx.accepted.durable_controller_disk:
+        return []
+    about = {
+        "name": ctx.names.controller,
+        "namespace": ctx.target.namespace,
+        "labels": ctx.names.labels(CONTROLLER),
+    }
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}]
+
+
+def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """What keeps one controller alive, until that says that the run is over."""
+    names, target, own = ctx.names, ctx.target, ctx.target.controller
+    labels = names.labels(CONTROLLER)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": names.controller, "namespace": target.namespace, "labels": labels},
+        "spec": {
+            "replicas": Commented(1, "A lost pod is replaced at once, however often. The last one sets this to 0."),
+            "selector": names.selector(CONTROLLER),
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "serviceAccountName": target.service_account or names.controller,
+                    "automountServiceAccountToken": Commented(
+                        True, "It asks the API server, whatever a ready-made account says."
+                    ),
+                    "enableServiceLinks": False,
+                    "priorityClassName": target.priority_class,
+                    "nodeSelector": own.node_selector or None,
+                    "tolerations": tolerations(own.tolerations) or None,
+                    "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
+                    "securityContext": pod_security_context(target.user),
+                    "containers": [_container(ctx)],
+                    "volumes": [
+                        home_volume(ctx),
+                        {"name": "job", "configMap": {"name": names.name}},
+                        {
+                            "name": "keys",
+                            "secret": {"secretName": names.controller, "defaultMode": Commented(0o440, "0440")},
+                        },
+                    ],
+                },
+            },
+        },
+    }
+
+
+def requests(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """What the controller's pod asks its machine for."""
+    own = ctx.target.controller
+    return {"cpu": format_cores(own.cpu), "memory": format_quantity(own.memory)}
+
+
+def limits(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """What the controller's pod may use of its machine."""
+    own = ctx.target.controller
+    return {
+        "cpu": format_cores(own.cpu_limit),
+        "memory": Commented(
+            format_quantity(own.memory_limit), "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong."
+        ),
+    }
+
+
+def _container(ctx: RenderContext) -> YamlValue:
+    own = ctx.target.controller
+    listens: YamlValue = {"tcpSocket": {"port": CONTROLLER_PORT}}
+    return {
+        "name": CONTROLLER,
+        "image": own.image or ctx.job.image,
+        "command": [
+            "python",
+            "-m",
+            SUPERVISOR_MODULE,
+            ctx.run_dir,
+            "--job",
+            "/etc/holdfast/job.json",
+            "--keys",
+            KEYS_DIR,
+            "--port",
+            str(CONTROLLER_PORT),
+        ],
+        "ports": [{"name": "agents", "containerPort": CONTROLLER_PORT}],
+        "resources": {"requests": requests(ctx), "limits": limits(ctx)},
+        "startupProbe": Commented(
+            {**listens, "periodSeconds": 2, "failureThreshold": 150}, "Five minutes to read a long log."
+        ),
+        "readinessProbe": listens,
+        "livenessProbe": {**listens, "periodSeconds": 10, "failureThreshold": 6},
+        "securityContext": container_security_context(),
+        "volumeMounts": [
+            whole_volume(),
+            {"name": "job", "mountPath": "/etc/holdfast", "readOnly": True},
+            {"name": "keys", "mountPath": KEYS_DIR, "readOnly": True},
+        ],
+    }

@@ -1,0 +1,248 @@
+"""Owns the pod of a node: what it may use and do, how it reaches the fabric, and the folders it sees.
+
+Refuses to own what runs in it (agent_container.py, command_container.py), and what makes it (jobset.py and its neighbours).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.job.targets import Toleration
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.volume_mounts import init_containers, mounts
+from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue, to_plain
+from holdfast.launch.kubernetes.object_names import NODE
+
+AGENT_EXIT_GRACE_S = 30
+"""Seconds beyond the ranks' grace in which an agent tells of their end and leaves; what is left then is killed."""
+
+SCRATCH = "/run/holdfast"
+"""The agent's own files, the ranks' sockets and the unpacked code, on the node's disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """What runs in a node's pod: its one container, and what this one has beyond every node's."""
+
+    container: Mapping[str, YamlValue]
+    mounts: Sequence[YamlValue] = ()
+    volumes: Sequence[YamlValue] = ()
+    capabilities: tuple[str, ...] = ()
+    capabilities_reason: str = ""
+    """What the capabilities are for."""
+
+
+def pod_template(ctx: RenderContext, spec: ContainerSpec, *, restart: str | None = None) -> YamlValue:
+    """The pod template of a node; `restart` is its restart policy, where its kind of object does not set one itself."""
+    return {
+        "metadata": {"labels": ctx.names.labels(NODE), "annotations": _network_annotations(ctx)},
+        "spec": _pod_spec(ctx, spec, restart),
+    }
+
+
+def helper_pod_template(ctx: RenderContext, container: Mapping[str, YamlValue], *, part: str) -> YamlValue:
+    """The template of a pod beside the nodes, on any machine that will have it: no GPU, no fabric."""
+    target = ctx.target
+    return {
+        "metadata": {"labels": ctx.names.labels(part)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "priorityClassName": target.priority_class,
+            "tolerations": tolerations(target.tolerations) or None,
+            "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
+            "securityContext": pod_security_context(target.user),
+            "initContainers": init_containers(ctx, container.get("resources"), container_security_context()),
+            "containers": [{**container, "securityContext": container_security_context(), "volumeMounts": mounts(ctx)}],
+            "volumes": [home_volume(ctx)],
+        },
+    }
+
+
+def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) -> YamlValue:
+    target, access = ctx.target, ctx.pod_access
+    grace_s = math.ceil(ctx.job.recovery.stop_grace_s) + AGENT_EXIT_GRACE_S
+    return {
+        "restartPolicy": restart,
+        "automountServiceAccountToken": Commented(False, "A rank has nothing to ask of the API server."),
+        "enableServiceLinks": Commented(False, "Variables of every Service here would reach the ranks."),
+        "terminationGracePeriodSeconds": Commented(
+            grace_s,
+            f"recovery.stop_grace_s for a last checkpoint, and {AGENT_EXIT_GRACE_S} s for the agent to tell of it; "
+            "then the kubelet kills.",
+        ),
+        "priorityClassName": target.priority_class,
+        "nodeSelector": target.node_selector or None,
+        "tolerations": tolerations(target.tolerations) or None,
+        "affinity": _anti_affinity(ctx) if access.host_network else None,
+        "hostNetwork": Commented(True, f"{ctx.fabric.name}: its adapters belong to the machine's own network.")
+        if access.host_network
+        else None,
+        "dnsPolicy": Commented(
+            "ClusterFirstWithHostNet", "Without it a pod on the host network does not find the others."
+        )
+        if access.host_network
+        else None,
+        "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
+        "securityContext": pod_security_context(target.user),
+        "initContainers": init_containers(ctx, _init_resources(ctx), container_security_context()),
+        "containers": [_complete_container(ctx, occupant)],
+        "volumes": [
+            {
+                "name": "shm",
+                "emptyDir": {
+                    "medium": Commented(
+                        "Memory", "A container's own /dev/shm has 64 MiB, and NCCL and data loaders die of it."
+                    ),
+                    "sizeLimit": format_quantity(ctx.job.resources.shm),
+                },
+            },
+            {"name": "scratch", "emptyDir": {}},
+            home_volume(ctx),
+            *({"name": _volume_name(path), "hostPath": {"path": path}} for path in access.host_paths),
+            *occupant.volumes,
+        ],
+    }
+
+
+def pod_security_context(number: int) -> YamlValue:
+    """Who containers run as; only a target that says 0 gets root."""
+    return {
+        "runAsNonRoot": True if number else None,
+        "runAsUser": number,
+        "runAsGroup": number,
+        "fsGroup": number,
+        "fsGroupChangePolicy": Commented("OnRootMismatch", "Else every start would walk through all checkpoints."),
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security_context(
+    capabilities: tuple[str, ...] = (), *, privileged: bool = False, why: str = ""
+) -> YamlValue:
+    """A container's security context: nothing, and what the fabric needs on top of it."""
+    added = Commented(list(capabilities), why) if capabilities else None
+    if privileged:
+        return {"privileged": Commented(True, why), "capabilities": {"add": added}}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": added}}
+
+
+def home_volume(ctx: RenderContext) -> YamlValue:
+    """The shared volume, or what stands in for it."""
+    volume = ctx.target.volume
+    if volume is None:
+        gone = "The target names no volume: checkpoints and logs here are lost with the pod."
+        return {"name": "home", "emptyDir": Commented({}, gone)}
+    return {"name": "home", "persistentVolumeClaim": {"claimName": volume.claim}}
+
+
+def format_quantity(size_bytes: int | None) -> str | None:
+    """Bytes as Kubernetes writes them, in the largest unit that keeps them whole."""
+    if size_bytes is None:
+        return None
+    for power, unit in ((50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power}{unit}"
+    return str(size_bytes)
+
+
+def format_cores(cpu: float | None) -> str | None:
+    """CPU cores as Kubernetes writes them, in thousandths where they are not whole."""
+    if cpu is None:
+        return None
+    return str(int(cpu)) if cpu == int(cpu) else f"{max(1, round(cpu * 1000))}m"
+
+
+def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValue:
+    """The container with what every node's container has, whatever runs in it."""
+    access = ctx.pod_access
+    asks = [f"{ctx.fabric.name} asks for it."] if access.capabilities or access.privileged else []
+    return {
+        **occupant.container,
+        "resources": Commented(
+            {"limits": node_limits(ctx)},
+            "Requests are then the same, and a pod whose requests are its limits is evicted last.",
+        ),
+        "securityContext": container_security_context(
+            (*access.capabilities, *occupant.capabilities),
+            privileged=access.privileged,
+            why=" ".join([*asks, *([occupant.capabilities_reason] if occupant.capabilities_reason else [])]),
+        ),
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "scratch", "mountPath": SCRATCH},
+            *mounts(ctx),
+            *({"name": _volume_name(path), "mountPath": path} for path in access.host_paths),
+            *occupant.mounts,
+        ],
+    }
+
+
+def node_limits(ctx: RenderContext) -> YamlValue:
+    """What a node of the job may use of its machine, and asks it for."""
+    job, access = ctx.job, ctx.pod_access
+    most: dict[str, YamlValue] = {
+        "cpu": format_cores(job.resources.cpu),
+        "memory": format_quantity(job.resources.memory),
+    }
+    if job.gpus_per_node:
+        most[ctx.target.gpu_resource] = job.gpus_per_node
+    if access.per_node and access.resource:
+        most[access.resource] = Commented(access.per_node, f"{ctx.fabric.name}: devices of the fabric.")
+    if access.huge_pages:
+        most["hugepages-2Mi"] = Commented(access.huge_pages, f"{ctx.fabric.name}: its library's buffers.")
+    return most
+
+
+def _init_resources(ctx: RenderContext) -> YamlValue:
+    """The same without devices, for what runs before: a pod asks for the larger of both, and so for no more."""
+    resources = ctx.job.resources
+    most: dict[str, YamlValue] = {"cpu": format_cores(resources.cpu), "memory": format_quantity(resources.memory)}
+    return {"limits": most} if to_plain(most) else None
+
+
+def _network_annotations(ctx: RenderContext) -> YamlValue:
+    access, network = ctx.pod_access, ctx.target.fabric_device.network
+    if not access.multus_attached or network is None:
+        return None
+    return {
+        "k8s.v1.cni.cncf.io/networks": Commented(
+            ", ".join([network] * access.per_node), "One interface for each device; Multus pairs them in this order."
+        )
+    }
+
+
+def tolerations(tolerated: Sequence[Toleration]) -> list[YamlValue]:
+    """Taints that a pod of the run puts up with."""
+    return [
+        {
+            "key": each.key,
+            "operator": "Exists" if each.value is None else "Equal",
+            "value": each.value,
+            "effect": each.effect,
+        }
+        for each in tolerated
+    ]
+
+
+def _anti_affinity(ctx: RenderContext) -> YamlValue:
+    """Two nodes of a run on one machine would take each other's ports."""
+    return {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": Commented(
+                [
+                    {
+                        "labelSelector": ctx.names.selector(NODE),
+                        "topologyKey": "kubernetes.io/hostname",
+                    }
+                ],
+                "On the host network two nodes on one machine would take each other's ports.",
+            )
+        }
+    }
+
+
+def _volume_name(path: str) -> str:
+    return path.strip("/").replace("/", "-")

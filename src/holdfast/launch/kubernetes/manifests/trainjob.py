@@ -1,0 +1,92 @@
+"""Owns a run as a TrainJob of Kubeflow Trainer's, with a runtime of its own that holds all but its size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.launch.kubernetes.manifests.agent_container import agent_container
+from holdfast.launch.kubernetes.manifests.command_container import command_container, jobset_rank_env
+from holdfast.launch.kubernetes.manifests.jobset import (
+    NO_RESTARTS,
+    NODE_INDEX,
+    RENDEZVOUS_NETWORK,
+    REPLACE_AT_ONCE,
+    RESTARTS_COUNTED_BY_CONTROLLER,
+    UNLIMITED_RETRIES,
+    gang_job_spec,
+    owner_metadata,
+    restart_policy,
+    suspended,
+)
+from holdfast.launch.kubernetes.manifests.pod_template import pod_template
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
+from holdfast.launch.kubernetes.object_names import NODE
+
+API = "trainer.kubeflow.org/v1alpha1"
+
+
+def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """What the TrainJob's JobSet is made from; it must be there before the TrainJob."""
+    names, nodes = ctx.names, ctx.job.nodes.max
+    supervised = ctx.target.agent
+    policy, job = (NO_RESTARTS, _with_agent(ctx)) if supervised else (restart_policy(ctx), _without_agent(ctx))
+    return {
+        "apiVersion": API,
+        "kind": "TrainingRuntime",
+        "metadata": {"name": names.name, "namespace": ctx.target.namespace, "labels": names.labels()},
+        "spec": {
+            "mlPolicy": {
+                "numNodes": nodes,
+                "torch": None if supervised else Commented({}, "Has Trainer tell torchrun its node's place (PET_*)."),
+            },
+            "template": {
+                "spec": Commented(
+                    {
+                        "network": RENDEZVOUS_NETWORK,
+                        "failurePolicy": policy,
+                        "replicatedJobs": [
+                            {
+                                "name": Commented(NODE, "Trainer knows its nodes by this name and this label."),
+                                "template": {
+                                    "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                                    "spec": job,
+                                },
+                            }
+                        ],
+                    },
+                    "No time to live: Trainer would make a JobSet that has gone once more.",
+                )
+            },
+        },
+    }
+
+
+def trainjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """The TrainJob of a run."""
+    names, job = ctx.names, ctx.job
+    trainer: YamlValue = {"numNodes": job.nodes.max, "numProcPerNode": job.local_world_size}
+    return {
+        "apiVersion": API,
+        "kind": "TrainJob",
+        "metadata": owner_metadata(ctx),
+        "spec": {
+            "suspend": suspended(ctx),
+            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": names.name},
+            "trainer": None if ctx.target.agent else trainer,
+        },
+    }
+
+
+def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    index: YamlValue = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
+    return {
+        "completionMode": "Indexed",
+        "backoffLimitPerIndex": Commented(UNLIMITED_RETRIES, RESTARTS_COUNTED_BY_CONTROLLER),
+        "podReplacementPolicy": REPLACE_AT_ONCE,
+        "template": pod_template(ctx, agent_container(ctx, NODE, index=NODE_INDEX, index_from=index), restart="Never"),
+    }
+
+
+def _without_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    return gang_job_spec(ctx, command_container(ctx, NODE, rank_env=jobset_rank_env(ctx, torchrun=False)))

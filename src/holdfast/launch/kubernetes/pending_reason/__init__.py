@@ -1,0 +1,1 @@
+"""Explains why pods are pending."""

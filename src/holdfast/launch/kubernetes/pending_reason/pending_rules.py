@@ -1,0 +1,338 @@
+"""Owns why a run is not running yet: from what is seen of its objects to one sentence, with what says so.
+
+Pure. Clues are looked at in the order in which things must go right (namespace, admission, queue, placement, image);
+the first that a row knows is the reason. Refuses to own how the objects are come by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.launch.kubernetes.client.message_rules import ADMISSION_RULES, MessageRule, match_rule
+from holdfast.launch.kubernetes.object_names import QUEUE_LABEL
+
+KubeObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingRun:
+    """What the API server shows of a run that is waiting: objects as it gives them."""
+
+    owner: KubeObject
+    """The JobSet, TrainJob, PyTorchJob or MPIJob."""
+    namespace: KubeObject = field(default_factory=dict[str, Any])
+    pods: Sequence[KubeObject] = ()
+    events: Sequence[KubeObject] = ()
+    """Those of the owner and of what it owns."""
+    workload: KubeObject | None = None
+    """What Kueue made of the owner, if it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterMessage:
+    """Somebody's words about the run, and where they stand."""
+
+    where: str
+    text: str
+
+
+PENDING_RULES: tuple[MessageRule, ...] = (
+    *ADMISSION_RULES,
+    # The workload is deactivated
+    MessageRule(
+        pattern=r"workload is deactivated|set to inactive",
+        code="workload-deactivated",
+        message="it was taken out of its queue",
+        remedy='`kubectl patch workload NAME --type=merge -p \'{"spec":{"active":true}}\'` puts it back.',
+    ),
+    # LocalQueue  doesn't exist
+    MessageRule(
+        pattern=r"LocalQueue +doesn't exist",
+        code="queue-required",
+        message="Kueue here holds back whatever is in no queue, and it is in none",
+        remedy="Name a `queue` in the target: `kubectl get localqueues` lists those there are.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    # LocalQueue nowhere doesn't exist; ClusterQueue nowhere doesn't exist
+    MessageRule(
+        pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist",
+        code="queue-missing",
+        message="there is no {kind} {name}",
+        remedy="Name another `queue`, or have it made: `kubectl get localqueues -A` lists those there are.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    MessageRule(
+        pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<state>inactive|stopped)",
+        code="queue-closed",
+        message="the {kind} {name} is {state}",
+        remedy="`kubectl describe clusterqueue` says why; whoever runs the cluster can open it.",
+    ),
+    # insufficient quota for cpu in flavor h100, previously considered podsets requests (0) + current podset
+    # request (200) > maximum capacity (16)
+    MessageRule(
+        pattern=r"insufficient quota for (?P<what>\S+) in flavor (?P<flavor>[^,]+), previously considered .+? "
+        r"\+ current podset request \((?P<asked>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)",
+        code="quota-too-small",
+        message="it can never fit: it asks for {asked} of {what}, and the queue has {most} in all in flavor {flavor}",
+        remedy="Ask for less, or have the ClusterQueue's quota raised.",
+        severity=Severity.ERROR,
+    ),
+    # insufficient unused quota for nvidia.com/gpu in flavor h100, 32 more needed
+    MessageRule(
+        pattern=r"insufficient unused quota for (?P<what>\S+) in flavor (?P<flavor>\S+), (?P<more>\S+) more needed",
+        code="quota-in-use",
+        message="others hold the quota: {more} more of {what} must be free in flavor {flavor}",
+        remedy="It starts when they end; a higher `priority_class` goes before them where the queue preempts.",
+        severity=Severity.INFO,
+    ),
+    # topology "fabric" allows to fit only 2 out of 3 pod(s). Total nodes: 8; excluded: resource "nvidia.com/gpu": 3
+    MessageRule(
+        pattern=r"topology \"(?P<name>[^\"]+)\" (?:allows to fit only|doesn't allow to fit)",
+        code="topology-too-full",
+        message="no place in topology {name} has room for all of its nodes at once",
+        remedy="It starts when there is; fewer nodes, or a wider placement, fit sooner.",
+        severity=Severity.INFO,
+    ),
+    # flavor h100 doesn't match node affinity; untolerated taint {...} in flavor h100; resource x unavailable in ...
+    MessageRule(
+        pattern=r"(?P<why>flavor \S+ doesn't match node affinity|untolerated taint .+? in flavor \S+"
+        r"|resource \S+ unavailable in ClusterQueue)",
+        code="no-such-flavor",
+        message="the queue has no flavor for it: {why}",
+        remedy="Compare `node_selector`, `tolerations`, `gpu_resource` with the ClusterQueue's flavors.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    # Preempted to accommodate a workload (UID: ..., JobUID: ...) due to prioritization in the ClusterQueue; ...
+    MessageRule(
+        pattern=r"[Pp]reempted to accommodate (?P<whom>a workload \([^)]*\))",
+        code="preempted",
+        message="it was preempted by {whom}, and waits for room",
+        remedy="It starts again from its last checkpoint when there is room.",
+        severity=Severity.INFO,
+    ),
+    # Scheduling is blocked due to non-empty scheduling gates: kueue.x-k8s.io/admission
+    MessageRule(
+        pattern=r"blocked due to non-empty scheduling gates: (?P<gates>.+)",
+        code="pods-gated",
+        message="a pod of it may not be scheduled until {gates} is taken away",
+        remedy="Whoever set the gate says what it waits for; Kueue gates pods that are in none of its queues.",
+    ),
+    # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
+    MessageRule(
+        pattern=r'persistentvolumeclaim "(?P<name>[^"]+)" (?P<state>not found|is being deleted)',
+        code="claim-missing",
+        message="the volume's claim {name} is {state}",
+        remedy="Make it, name another `volume.claim` in the target, or give `volume.size` to have it made.",
+        severity=Severity.ERROR,
+    ),
+    # 0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.
+    MessageRule(
+        pattern=r"unbound immediate PersistentVolumeClaims",
+        code="claim-unbound",
+        message="the volume's claim has no volume yet",
+        remedy="`kubectl describe pvc` says what it waits for; most often its storage class is wrong.",
+    ),
+    # 0/4 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 3 Insufficient nvidia.com/gpu.
+    MessageRule(
+        pattern=r"(?P<nodes>\d+/\d+) nodes are available: (?P<why>.+?)\.(?: |$)",
+        code="unschedulable",
+        message="{nodes} nodes can take its pods: {why}",
+        remedy="Compare what it asks for, `node_selector` and `tolerations`, with `kubectl describe nodes`.",
+    ),
+    MessageRule(
+        pattern=r"no nodes available to schedule pods",
+        code="unschedulable",
+        message="the cluster has no nodes",
+        remedy="Wait for its autoscaler, or ask whoever runs it.",
+    ),
+    # ErrImagePull: failed to pull ...; ImagePullBackOff: Back-off pulling image "x"
+    MessageRule(
+        pattern=r"^(?:ErrImagePull|ImagePullBackOff|InvalidImageName|ErrImageNeverPull): (?P<why>.+)",
+        code="image-pull-failed",
+        message="its image cannot be pulled: {why}",
+        remedy="Look at `image`, and at `image_pull_secrets` of the target.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    # CreateContainerConfigError: secret "x" not found; container has runAsNonRoot and image will run as root
+    MessageRule(
+        pattern=r"^(?:CreateContainerConfigError|CreateContainerError|RunContainerError): (?P<why>.+)",
+        code="container-create-failed",
+        message="its container cannot be made: {why}",
+        remedy="Mend what it names.",
+        severity=Severity.ERROR,
+    ),
+    # StartError: failed to create containerd task: ... exec: "/usr/sbin/sshd": stat /usr/sbin/sshd: no such file or ...
+    MessageRule(
+        pattern=r"^(?:StartError|ContainerCannotRun): (?P<why>.*sshd.*)",
+        code="image-without-sshd",
+        message="its image has no sshd, by which `mpirun` reaches the nodes: {why}",
+        remedy="Install openssh-server in the image and openssh-client with it, or take the `agent: false` out of the "
+        "target and use `workload: jobset`, where `launch: mpi` needs no ssh.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    MessageRule(
+        pattern=r"^(?:StartError|ContainerCannotRun): (?P<why>.+)",
+        code="container-start-failed",
+        message="its container's command cannot be started: {why}",
+        remedy="See that the image has what it names, and that it may be run.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    # CrashLoopBackOff: the container ended with exit code 1 (Error), 4 times by now
+    MessageRule(
+        pattern=r"^CrashLoopBackOff: (?P<why>the container ended .+)",
+        code="container-crash-looping",
+        message="its container ends again and again: {why}",
+        remedy="`kubectl logs POD --previous` shows what it said last.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
+    MessageRule(
+        pattern=r"(?:FailedMount|FailedAttachVolume): (?P<why>.+)",
+        code="volume-mount-failed",
+        message="a volume cannot be mounted: {why}",
+        remedy="Look at the claim and at what serves it.",
+    ),
+    MessageRule(
+        pattern=r"^ContainerCreating: ",
+        code="pods-starting",
+        message="its pods are being made",
+        remedy="Nothing: a large image takes minutes.",
+        severity=Severity.INFO,
+    ),
+)
+"""Words that Kubernetes 1.37, Kueue 0.19 and the operators write, most telling first."""
+
+START_FAILURES = ("StartError", "ContainerCannotRun")
+"""What a kubelet says of a container whose command there is not."""
+
+NAMESPACE_TERMINATING = MessageRule(
+    pattern="",
+    code="namespace-terminating",
+    message="its namespace is being deleted",
+    remedy="Use another `namespace`.",
+    severity=Severity.ERROR,
+)
+SUSPENDED = MessageRule(
+    pattern="",
+    code="run-suspended",
+    message="it is suspended, and in no queue that would start it",
+    remedy="Whoever suspended it can set `suspend: false`.",
+)
+NOT_MANAGED = MessageRule(
+    pattern="",
+    code="kueue-integration-disabled",
+    message="Kueue has made nothing of it for queue {queue}: its integration with {kind} may be off",
+    remedy="Turn it on in Kueue's configuration (integrations.frameworks), and see that Kueue runs.",
+)
+QUEUED = MessageRule(
+    pattern="",
+    code="run-queued",
+    message="it stands in queue {queue}, behind others",
+    remedy="Nothing: it starts when it is its turn.",
+    severity=Severity.INFO,
+)
+"""What is known by what nobody says."""
+
+
+def find_pending_reason(seen: PendingRun) -> Finding | None:
+    """Why a run waits; None when nothing says that it does."""
+    if ends := seen.namespace.get("metadata", {}).get("deletionTimestamp"):
+        return NAMESPACE_TERMINATING.finding("namespace", f"deletionTimestamp: {ends}")
+    for clue in _messages(seen):
+        if finding := match_rule(PENDING_RULES, clue.where, clue.text):
+            return finding
+    return _suspended_reason(seen)
+
+
+def _messages(seen: PendingRun) -> Iterator[ClusterMessage]:
+    """What is said of the run, in the order in which things must go right."""
+    yield from _event_messages(seen, "FailedCreate")
+    if seen.workload is not None:
+        conditions = {one["type"]: one for one in seen.workload.get("status", {}).get("conditions", ())}
+        waits = conditions.get("QuotaReserved", {}).get("status") != "True"
+        for kind in ("QuotaReserved", "Evicted") if waits else ():
+            if message := conditions.get(kind, {}).get("message"):
+                yield ClusterMessage(where=f"workload {_name(seen.workload)}, {kind}", text=message)
+    for pod in seen.pods:
+        yield from _pod_messages(pod)
+    yield from _event_messages(seen, "FailedMount", "FailedAttachVolume")
+
+
+def _pod_messages(pod: KubeObject) -> Iterator[ClusterMessage]:
+    status = pod.get("status", {})
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
+            gates = ", ".join(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", ()))
+            yield ClusterMessage(
+                where=f"pod {_name(pod)}", text=f"{condition['message']}{f': {gates}' if gates else ''}"
+            )
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        if text := _container_message(container):
+            yield ClusterMessage(where=f"pod {_name(pod)}", text=text)
+
+
+def _container_message(container: KubeObject) -> str:
+    """What keeps a container from running; empty where nothing does."""
+    state: KubeObject = container.get("state", {})
+    waiting: KubeObject = state.get("waiting", {})
+    ended: KubeObject = (
+        state.get("terminated") or (container.get("lastState", {}).get("terminated") if waiting else None) or {}
+    )
+    if ended.get("reason") in START_FAILURES:
+        return f"{ended['reason']}: {ended.get('message', '')}"
+    if waiting.get("reason") == "CrashLoopBackOff" and ended:
+        how = f"exit code {ended.get('exitCode')} ({ended.get('reason', '')})"
+        return f"CrashLoopBackOff: the container ended with {how}, {container.get('restartCount', 0)} times by now"
+    return f"{waiting.get('reason', '')}: {waiting.get('message', '')}" if waiting else ""
+
+
+def _event_messages(seen: PendingRun, *reasons: str) -> Iterator[ClusterMessage]:
+    """Warnings of these kinds, the newest first; those from before their object made a pod are outlived."""
+    told = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
+    for event in sorted((one for one in told if _at(one) > _last_pod_created(seen, one)), key=_at, reverse=True):
+        about = event.get("involvedObject", {})
+        where = f"{about.get('kind', '')} {about.get('name', '')}".lower()
+        mount = event["reason"] in ("FailedMount", "FailedAttachVolume")
+        yield ClusterMessage(where=where, text=f"{event['reason']}: {event['message']}" if mount else event["message"])
+
+
+def _at(event: KubeObject) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime"))
+
+
+def _last_pod_created(seen: PendingRun, event: KubeObject) -> str:
+    """When what an event tells of made its last pod; of a run's own object, when the run's last pod was made."""
+    name = event.get("involvedObject", {}).get("name")
+    pods = seen.pods if name == _name(seen.owner) else [pod for pod in seen.pods if name in _owner_names(pod)]
+    return max((pod["metadata"].get("creationTimestamp", "") for pod in pods), default="")
+
+
+def _owner_names(pod: KubeObject) -> list[str]:
+    return [each["name"] for each in pod["metadata"].get("ownerReferences", ())]
+
+
+def _suspended_reason(seen: PendingRun) -> Finding | None:
+    """Nobody says anything: what holds it back is a switch, or whoever should have moved it."""
+    spec = seen.owner["spec"]
+    suspended = bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
+    if not suspended:
+        return None
+    clue = (f"{seen.owner['kind']} {_name(seen.owner)}", "suspend: true")
+    queue = seen.owner["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    if queue is None:
+        return SUSPENDED.finding(*clue)
+    found = {"queue": queue, "kind": seen.owner["kind"]}
+    return (NOT_MANAGED if seen.workload is None else QUEUED).finding(*clue, found)
+
+
+def _name(thing: KubeObject) -> str:
+    return str(thing["metadata"]["name"])

@@ -1,0 +1,1 @@
+"""Checks a cluster and a job before the run."""

@@ -1,0 +1,460 @@
+"""Owns whether a cluster has what a run needs: from what is seen of the cluster to findings; one row a rule.
+
+Pure. Refuses to own how the cluster is asked, and what is wrong whatever the cluster (job_checks.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.targets import Toleration, Workload
+from holdfast.launch.kubernetes.client.api_errors import REJECTION_RULES
+from holdfast.launch.kubernetes.client.api_paths import collection_path
+from holdfast.launch.kubernetes.client.message_rules import match_rule
+from holdfast.launch.kubernetes.manifests import controller_objects
+from holdfast.launch.kubernetes.manifests.pod_template import node_limits
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
+from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
+from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject
+
+KUEUE = "kueue.x-k8s.io"
+VERSIONS: Mapping[str, str] = {
+    "jobset.x-k8s.io": "v1alpha2",
+    "trainer.kubeflow.org": "v1alpha1",
+    "kubeflow.org/pytorchjobs": "v1",
+    "kubeflow.org/mpijobs": "v2beta1",
+    KUEUE: "v1beta2",
+}
+"""The version of each operator's interface that manifests are written for; by group, where one serves it alone."""
+
+FRAMEWORKS: Mapping[Workload, str] = {
+    Workload.JOBSET: "jobset.x-k8s.io/jobset",
+    Workload.TRAINJOB: "trainer.kubeflow.org/trainjob",
+    Workload.PYTORCHJOB: "kubeflow.org/pytorchjob",
+    Workload.MPIJOB: "kubeflow.org/mpijob",
+}
+"""What Kueue's configuration calls the integration with each kind."""
+
+
+NOT_READABLE: KubeObject = {}
+"""Stands for an object that this user may not see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterInventory:
+    """What is seen of a cluster, by whoever would start the run: objects as the API server gives them.
+
+    What is None is not there, or not asked for; of lists and sets, None is one that this user may not see.
+    """
+
+    served: Mapping[tuple[str, str], frozenset[str]]
+    """Versions served, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
+    namespace: KubeObject | None
+    local_queue: KubeObject | None = None
+    cluster_queue: KubeObject = field(default_factory=dict[str, Any])
+    """Where the queue's quota comes from; empty where this user may not see it."""
+    resource_quotas: Sequence[KubeObject] = ()
+    """Of the namespace; none where this user may not see them."""
+    claim: KubeObject | None = None
+    nodes: Sequence[KubeObject] | None = ()
+    operators: Sequence[KubeObject] = ()
+    """Deployments of operators and of their webhooks."""
+    storage_classes: frozenset[str] | None = frozenset()
+    priority_classes: frozenset[str] | None = frozenset()
+    missing_secrets: Sequence[str] = ()
+    """Names of secrets for pulling images that are not there."""
+    suspended_by_kueue: bool | None = None
+    """Whether Kueue suspends the run's object when it is made for a dry run; None where that is not known."""
+    denied: Sequence[str] = ()
+    """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
+    rejections: Sequence[str] = ()
+    """What the API server said to manifests that were sent for a dry run, and refused."""
+    pod_rejections: Sequence[str] = ()
+    """The same of the pods that they will have made."""
+    not_readable: Sequence[str] = ()
+    """What this user may not see, so that nothing is known of it."""
+
+
+def check_cluster(ctx: RenderContext, cluster: ClusterInventory) -> tuple[Finding, ...]:
+    """Everything that a run needs of a cluster and does not find there; without a namespace, that alone."""
+    return tuple(namespace(ctx, cluster)) or tuple(finding for rule in CHECKS for finding in rule(ctx, cluster))
+
+
+def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """The namespace is there, and stays."""
+    name = ctx.target.namespace
+    if cluster.namespace is None:
+        yield _finding(
+            "namespace-missing", "namespace", f"there is no namespace {name}", f"kubectl create namespace {name}"
+        )
+    elif ends := cluster.namespace.get("metadata", {}).get("deletionTimestamp"):
+        what = f"namespace {name} is being deleted"
+        yield _finding(
+            "namespace-terminating", "namespace", what, "Use another `namespace`.", f"deletionTimestamp: {ends}"
+        )
+
+
+def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Who turns the run's object into pods is installed, in a version whose interface is ours, and runs."""
+    wanted = [API_RESOURCES[ctx.workload], *([(KUEUE, "localqueues")] if ctx.queue else [])]
+    for group, resource in wanted:
+        version = VERSIONS.get(group) or VERSIONS[f"{group}/{resource}"]
+        served = cluster.served.get((group, resource), frozenset())
+        if not served:
+            what = f"the cluster does not know {resource} ({group})"
+            yield _finding("operator-missing", "workload", what, "Install its operator, or use another `workload`.")
+        elif version not in served:
+            what = f"{resource} are served as {', '.join(sorted(served))}, and the manifests are written for {version}"
+            yield _finding("operator-version", "workload", what, "Install a version of the operator that serves it.")
+    for deployment in cluster.operators:
+        ready = deployment.get("status", {}).get("readyReplicas", 0)
+        if ready == 0:
+            name = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+            what = f"{name} does not run"
+            yield _finding("operator-down", name, what, f"kubectl describe deployment -n {name.replace('/', ' ')}")
+
+
+def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """The queue is there, open, and takes this kind of object; without one nobody asks for one."""
+    if not ctx.queue and cluster.suspended_by_kueue:
+        what = "Kueue here holds back whatever is in no queue, so the run would stay suspended for ever"
+        remedy = "Name a `queue` in the target: `kubectl get localqueues` lists those there are."
+        seen = "made for a dry run, it was suspended: manageJobsWithoutQueueName in Kueue's configuration"
+        yield _finding("queue-required", "queue", what, remedy, seen)
+    if not ctx.queue or not cluster.served.get((KUEUE, "localqueues")):
+        return
+    if cluster.local_queue is None:
+        what = f"there is no queue {ctx.queue} in namespace {ctx.target.namespace}"
+        yield _finding("queue-missing", "queue", what, "`kubectl get localqueues -A` lists those there are.")
+    else:
+        for condition in cluster.local_queue.get("status", {}).get("conditions", ()):
+            if condition["type"] == "Active" and condition["status"] != "True":
+                what = f"queue {ctx.queue} is closed"
+                yield _finding(
+                    "queue-closed", "queue", what, "`kubectl describe clusterqueue` says why.", condition["message"]
+                )
+    if cluster.suspended_by_kueue is False:
+        framework = FRAMEWORKS[ctx.workload]
+        what = f"Kueue's integration with {framework} is off, so the run would stay suspended for ever"
+        remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
+        seen = "made for a dry run with `suspend: false`, it was not held back"
+        yield _finding("kueue-integration-disabled", "queue", what, remedy, seen)
+
+
+def quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """All nodes together ask for no more than the queue has when nobody else is in it; from a cohort it may borrow."""
+    queue = cluster.cluster_queue.get("spec", {})
+    if queue.get("cohortName"):
+        return
+    most: dict[str, float] = {}
+    for flavor in (flavor for group in queue.get("resourceGroups", ()) for flavor in group["flavors"]):
+        for resource in flavor["resources"]:
+            there = _parse_quantity(str(resource["nominalQuota"]))
+            most[resource["name"]] = max(there, most.get(resource["name"], 0.0))
+    asks: Mapping[str, Any] = to_plain(node_limits(ctx))
+    for resource, each in asks.items():
+        needed, nodes = _parse_quantity(str(each)) * ctx.job.nodes.max, ctx.job.nodes.max
+        if needed > most.get(resource, needed):
+            what = f"it can never fit: {nodes} nodes ask for {each} of {resource} each, and no flavor has that much"
+            seen = f"ClusterQueue {cluster.cluster_queue['metadata']['name']} has at most {most[resource]:g}"
+            yield _finding("quota-too-small", "queue", what, "Ask for less, or have the quota raised.", seen)
+
+
+def namespace_quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """The fewest nodes that will do ask for no more than the namespace may hold when nobody else is in it."""
+    nodes = ctx.job.nodes.min
+    asks = {"pods": float(nodes + ctx.target.agent)}
+    requested, limited = _controller_amounts(ctx), _controller_amounts(ctx, controller_objects.limits)
+    for resource, each in to_plain(node_limits(ctx)).items():
+        needed = _parse_quantity(str(each)) * nodes
+        least, most = needed + requested.get(resource, 0.0), needed + limited.get(resource, 0.0)
+        asks |= {resource: least, f"requests.{resource}": least, f"limits.{resource}": most}
+    there = ctx.target.namespace
+    for quota in cluster.resource_quotas:
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            continue  # for some pods only
+        name, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
+        for resource in hard.keys() & asks.keys():
+            if asks[resource] > _parse_quantity(str(hard[resource])):
+                what = f"it can never fit: it asks for {asks[resource]:g} of {resource} in namespace {there}"
+                seen = f"ResourceQuota {name} allows {hard[resource]}"
+                yield _finding("quota-too-small", "namespace", what, "Ask for less, or have the quota raised.", seen)
+
+
+def permission(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Whoever starts the run may make all of it."""
+    if cluster.denied:
+        what = f"this user may not do what a run in namespace {ctx.target.namespace} takes"
+        remedy = "Have a role bound that allows it, or use another `context` or `namespace`."
+        if any("rbac.authorization.k8s.io" in each for each in cluster.denied):
+            remedy += " With a ready-made account, named as `service_account` in the target, no Role is created."
+        yield _finding("not-permitted", "namespace", what, remedy, *cluster.denied)
+
+
+def dry_run(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """The API server, and every webhook it asks, would take the manifests."""
+    for said in cluster.rejections:
+        finding = match_rule(REJECTION_RULES, ctx.workload, said)
+        assert finding is not None, "the last row knows all words"
+        yield finding
+    for said in dict.fromkeys(cluster.pod_rejections):
+        finding = match_rule(REJECTION_RULES, "pods", said)
+        assert finding is not None, "the last row knows all words"
+        waits = finding.code == "quota-exceeded"  # what is in use now may be free by then; see namespace_quota
+        yield msgspec.structs.replace(finding, severity=Severity.WARNING) if waits else finding
+
+
+def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """There are machines that offer what a node of the job asks for."""
+    if cluster.nodes is None:
+        return
+    asks: Mapping[str, Any] = to_plain(node_limits(ctx))
+    target = ctx.target
+    chosen = [node for node in cluster.nodes if _is_schedulable(node, target.node_selector, target.tolerations)]
+    if not chosen:
+        what = "no machine has the target's labels and no other taints than it tolerates"
+        yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
+        return
+    for resource, amount in asks.items():
+        if resource in {"cpu", "memory"} or any(_allocatable(node, resource) for node in chosen):
+            continue
+        what = f"no machine offers {resource}, of which a node of the job asks for {amount}"
+        remedy = "Its device plugin is not installed or not healthy, or goes by another name in the target."
+        yield _finding("device-missing", resource, what, remedy, f"machines looked at: {len(chosen)}")
+        return
+    needs = {name: _parse_quantity(str(amount)) for name, amount in asks.items()}
+    wanted = ctx.job.nodes.max
+    most = 1 if ctx.pod_access.host_network else wanted
+    room = {_name(node): _pods_that_fit(node, needs, most) for node in chosen}
+    if sum(room.values()) < wanted:
+        fitting = sum(map(bool, room.values()))
+        what = f"{fitting} machines are large enough for a node of the job: {sum(room.values())} of its {wanted} fit"
+        remedy = "Ask for less on each node, or for fewer nodes; an autoscaler may add machines."
+        amounts = ", ".join(f"{name}: {amount}" for name, amount in asks.items())
+        yield _finding("too-few-machines", "nodes", what, remedy, amounts, severity=Severity.WARNING)
+    elif target.agent:
+        yield from _controller_machine(ctx, cluster.nodes, needs, most, room)
+
+
+def _controller_machine(
+    ctx: RenderContext, machines: Sequence[KubeObject], needs: Mapping[str, float], most: int, room: Mapping[str, int]
+) -> Iterator[Finding]:
+    """The controller's pod has a machine, and leaves the nodes of the job those that they need whole."""
+    own, its = ctx.target.controller, _controller_amounts(ctx)
+    hosts = [node for node in machines if _is_schedulable(node, own.node_selector, own.tolerations)]
+    hosts = [node for node in hosts if _pods_that_fit(node, its, 1)]
+    wanted, everywhere = ctx.job.nodes.max, sum(room.values())
+    asks = ", ".join(f"{name}: {amount}" for name, amount in to_plain(controller_objects.requests(ctx)).items())
+    if not hosts:
+        what = "no machine takes the controller's pod: its labels and taints are not the target's, but `controller`'s"
+        remedy = "Set `controller.node_selector` and `controller.tolerations` in the target to those of some machine."
+        yield _finding("no-machines", "controller", what, remedy, f"it asks for {asks}")
+        return
+    beside = {
+        _name(node): everywhere
+        - room.get(_name(node), 0)
+        + min(room.get(_name(node), 0), _pods_that_fit(node, needs, most, its))
+        for node in hosts
+    }
+    taken = [name for name, left in beside.items() if left < wanted]
+    if taken:
+        always = len(taken) == len(beside)
+        takes, left = "takes" if always else "may take", f"room for {beside[taken[0]]} of {wanted} nodes"
+        what = f"the controller's pod {takes} the room of a node: on {taken[0]} it leaves {left}"
+        remedy = (
+            "Add a machine for it, or ask for less on each node."
+            if always
+            else "Set `controller.node_selector` in the target to a machine that no node needs whole."
+        )
+        seen = (f"it asks for {asks}", f"{len(taken)} of the {len(beside)} machines that it may run on")
+        yield _finding("controller-pod-blocks-node", "controller", what, remedy, *seen, severity=Severity.WARNING)
+
+
+def storage(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """The volume's claim is there, or can be made, and many may write to it."""
+    volume = ctx.target.volume
+    if volume is None:
+        return
+    if cluster.claim is None:
+        if volume.size is None:
+            what = f"there is no claim {volume.claim} in namespace {ctx.target.namespace}"
+            yield _finding("claim-missing", "volume", what, "Make it, or give `volume.size` to have it made.")
+        elif (known := cluster.storage_classes) is not None and volume.storage_class not in {None, *known}:
+            what = f"there is no storage class {volume.storage_class}"
+            yield _finding(
+                "storage-class-missing",
+                "volume",
+                what,
+                "Name one that is there.",
+                f"there are: {', '.join(sorted(known))}",
+            )
+        return
+    modes = cluster.claim.get("spec", {}).get("accessModes", [])
+    if cluster.claim is not NOT_READABLE and ctx.job.nodes.max > 1 and "ReadWriteMany" not in modes:
+        what = f"claim {volume.claim} can be mounted on one machine only"
+        remedy = "Use a claim whose access mode is ReadWriteMany."
+        yield _finding("claim-not-shared", "volume", what, remedy, f"accessModes: {', '.join(modes)}")
+
+
+def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """What pods name is there: the API server takes them without, and no pod ever starts."""
+    wanted = ctx.target.priority_class
+    known = cluster.priority_classes
+    if wanted is not None and known is not None and wanted not in known:
+        what = f"there is no priority class {wanted}, and without it no pod is made"
+        yield _finding("referenced-object-missing", "priority_class", what, "`kubectl get priorityclasses` lists them.")
+    for secret in cluster.missing_secrets:
+        what = f"there is no secret {secret} in namespace {ctx.target.namespace}"
+        yield _finding(
+            "referenced-object-missing", "image_pull_secrets", what, "Make it: `kubectl create secret docker-registry`."
+        )
+
+
+def not_readable(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """What nobody could say for this user is said to be unknown."""
+    if cluster.not_readable:
+        what = "this user may not look at some of what a run needs, and nothing is known of it"
+        remedy = "Nothing, if runs start; whoever runs the cluster sees it all with the same command."
+        yield _finding("not-checked", "context", what, remedy, *cluster.not_readable, severity=Severity.INFO)
+
+
+CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ...] = (
+    operators,
+    queue,
+    quota,
+    namespace_quota,
+    permission,
+    dry_run,
+    nodes,
+    storage,
+    names,
+    not_readable,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permission:
+    """Something that a user must be allowed to do in the namespace, to start and follow a run."""
+
+    verb: str
+    group: str
+    resource: str
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return f"{self.verb} {resource}.{self.group}".rstrip(".")
+
+
+def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
+    """What whoever starts a run must be allowed to do: make all of it, see and remove it, and speak to its pods."""
+    made = [collection_path(each).split("/") for each in render(ctx).objects]
+    kinds = dict.fromkeys((words[2] if words[1] == "apis" else "", words[-1]) for words in made)
+    group, resource = API_RESOURCES[ctx.workload]
+    runtime = [Permission(verb="patch", group=group, resource="trainingruntimes")]
+    return (
+        *(Permission(verb="create", group=each, resource=kind) for each, kind in kinds),
+        *(Permission(verb=verb, group=group, resource=resource) for verb in ("get", "delete")),
+        Permission(verb="list", group="", resource="pods"),
+        *(Permission(verb=verb, group="", resource="pods", subresource=into) for verb, into in _pod_access_verbs(ctx)),
+        Permission(verb="list", group="", resource="events"),
+        *(runtime if ctx.workload is Workload.TRAINJOB else ()),
+        *([Permission(verb="list", group=KUEUE, resource="workloads")] if ctx.queue else ()),
+    )
+
+
+def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
+    """How what happens in pods is heard: by asking the controller, or without one by reading what they write."""
+    ask, read = (("get", "exec"), ("create", "exec")), (("get", "log"),)
+    if not ctx.target.agent:
+        return read
+    return ask if ctx.accepted.durable_controller_disk else (*ask, *read)
+
+
+def _controller_amounts(
+    ctx: RenderContext, amounts: Callable[[RenderContext], Mapping[str, YamlValue]] = controller_objects.requests
+) -> Mapping[str, float]:
+    """What the controller's pod asks its machine for, or may use of it; nothing where there is none."""
+    if not ctx.target.agent:
+        return {}
+    return {name: _parse_quantity(str(amount)) for name, amount in to_plain(amounts(ctx)).items()}
+
+
+def _is_schedulable(node: KubeObject, selector: Mapping[str, str], tolerated: Sequence[Toleration]) -> bool:
+    """Whether the scheduler would look at a machine at all."""
+    labels = node["metadata"].get("labels", {})
+    spec = node.get("spec", {})
+    if spec.get("unschedulable") or any(labels.get(key) != value for key, value in selector.items()):
+        return False
+    taints = [taint for taint in spec.get("taints", ()) if taint["effect"] != "PreferNoSchedule"]
+    return all(any(_tolerates(each, taint) for each in tolerated) for taint in taints)
+
+
+def _tolerates(toleration: Any, taint: Mapping[str, str]) -> bool:
+    return (
+        toleration.key == taint["key"]
+        and toleration.value in (None, taint.get("value", ""))
+        and toleration.effect in (None, taint["effect"])
+    )
+
+
+def _pods_that_fit(
+    node: KubeObject, needs: Mapping[str, float], most: int, beside: Mapping[str, float] | None = None
+) -> int:
+    """How many pods of these needs an empty machine has room for, `most` of all, beside one of others."""
+    taken = beside or {}
+    fits = ((_allocatable(node, name) - taken.get(name, 0.0)) / amount for name, amount in needs.items() if amount)
+    return max(0, min((most, *(math.floor(times + _ROUNDING) for times in fits))))
+
+
+def _name(node: KubeObject) -> str:
+    return str(node["metadata"]["name"])
+
+
+_ROUNDING = 1e-9
+"""What a quotient of quantities may be off by."""
+
+
+def _allocatable(node: KubeObject, resource: str) -> float:
+    return _parse_quantity(str(node.get("status", {}).get("allocatable", {}).get(resource, "0")))
+
+
+_UNITS: Mapping[str, float] = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+}
+
+
+def _parse_quantity(quantity: str) -> float:
+    """A quantity as Kubernetes writes it: `500m`, `64Gi`, `8`."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", quantity)
+    return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
+
+
+def _finding(
+    code: str, where: str, what: str, remedy: str, *evidence: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        what=what,
+        where=where,
+        evidence=evidence,
+        remedy=remedy,
+        owner=Owner.CLUSTER,
+    )

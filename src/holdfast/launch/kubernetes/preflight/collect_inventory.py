@@ -1,0 +1,215 @@
+"""Owns what is seen of a cluster by whoever would start a run there; nothing is made, and every question has an end.
+
+Refuses to own what follows from it (cluster_checks.py). Of what this user may not see it is said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from holdfast.job.targets import Workload
+from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
+from holdfast.launch.kubernetes.client.api_paths import can_dry_run_alone, collection_path
+from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
+from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
+from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
+from holdfast.launch.kubernetes.pending_reason.collect_pending import REQUEST_TIMEOUT_S, get_or_empty
+from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject
+from holdfast.launch.kubernetes.preflight.cluster_checks import (
+    KUEUE,
+    NOT_READABLE,
+    ClusterInventory,
+    Permission,
+    required_permissions,
+)
+from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+
+OPERATOR_DEPLOYMENTS: Mapping[Workload, str] = {
+    Workload.JOBSET: "jobset-controller-manager",
+    Workload.TRAINJOB: "kubeflow-trainer-controller-manager",
+    Workload.PYTORCHJOB: "training-operator",
+    Workload.MPIJOB: "mpi-operator",
+}
+"""What each operator calls its Deployment, as it is published."""
+
+_HERE = "/api/v1/namespaces/{namespace}"
+_REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+def collect_inventory(ctx: RenderContext) -> ClusterInventory:
+    """What a cluster has of what a run needs; raises ClusterError where nobody answers, or knows this user."""
+    cluster = ClusterClient(context=ctx.target.context, namespace=ctx.target.namespace, timeout_s=REQUEST_TIMEOUT_S)
+    return asyncio.run(_Collector(cluster, ctx).collect())
+
+
+class _Collector:
+    """One look at a cluster."""
+
+    def __init__(self, cluster: ClusterClient, ctx: RenderContext) -> None:
+        self._cluster, self._ctx = cluster, ctx
+        self._not_readable: list[str] = []
+
+    async def collect(self) -> ClusterInventory:
+        ctx, target = self._ctx, self._ctx.target
+        served = await self._served()
+        namespace = await self._get(_HERE)
+        rendering = render(ctx)
+        whole = namespace is not None and bool(served.get(API_RESOURCES[ctx.workload]))
+        owner, rest, of_pods, denied = await asyncio.gather(
+            self._dry_run_owner(rendering) if whole else _nothing(),
+            self._dry_run_others(rendering) if namespace is not None else _none(),
+            self._dry_run_pods(rendering) if namespace is not None else _none(),
+            self._denied(),
+        )
+        queue = f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{ctx.queue}"
+        local_queue = await self._get(queue) if ctx.queue else None
+        return ClusterInventory(
+            served=served,
+            namespace=namespace,
+            local_queue=local_queue,
+            cluster_queue=await self._cluster_queue(local_queue),
+            resource_quotas=(await get_or_empty(self._cluster, f"{_HERE}/resourcequotas")).get("items", ()),
+            claim=await self._get(f"{_HERE}/persistentvolumeclaims/{target.volume.claim}") if target.volume else None,
+            nodes=await self._list("/api/v1/nodes"),
+            operators=await self._operators(),
+            storage_classes=_names(await self._list("/apis/storage.k8s.io/v1/storageclasses"))
+            if target.volume and target.volume.size
+            else None,
+            priority_classes=_names(await self._list("/apis/scheduling.k8s.io/v1/priorityclasses"))
+            if target.priority_class
+            else None,
+            missing_secrets=[
+                name for name in target.image_pull_secrets if await self._get(f"{_HERE}/secrets/{name}") is None
+            ],
+            suspended_by_kueue=owner[0],
+            denied=denied,
+            rejections=(*owner[1], *rest),
+            pod_rejections=of_pods,
+            not_readable=tuple(dict.fromkeys(self._not_readable)),
+        )
+
+    async def _cluster_queue(self, local_queue: KubeObject | None) -> KubeObject:
+        name = (local_queue or {}).get("spec", {}).get("clusterQueue")
+        return await get_or_empty(self._cluster, f"/apis/{KUEUE}/v1beta2/clusterqueues/{name}") if name else {}
+
+    async def _get(self, path: str) -> KubeObject | None:
+        """An object: None where there is none, and UNSEEN where it may not be seen."""
+        try:
+            return await self._cluster.get(path)
+        except ApiError as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return None
+            if refused.status != HTTPStatus.FORBIDDEN:
+                raise
+            self._not_readable.append(path.rpartition("}/")[2] if "}/" in path else "namespace")
+            return NOT_READABLE
+
+    async def _list(self, path: str) -> Sequence[KubeObject] | None:
+        """All objects of a kind that belongs to no namespace; None where they may not be seen."""
+        try:
+            return (await self._cluster.get(path))["items"]
+        except ApiError as refused:
+            if refused.status != HTTPStatus.FORBIDDEN:
+                raise
+            self._not_readable.append(path.rpartition("/")[2])
+            return None
+
+    async def _served(self) -> dict[tuple[str, str], frozenset[str]]:
+        """Versions by kind, of those that the run would be made of and the queue's."""
+        wanted = (API_RESOURCES[self._ctx.workload], *([(KUEUE, "localqueues")] if self._ctx.queue else ()))
+        return {each: await self._versions(*each) for each in wanted}
+
+    async def _versions(self, group: str, resource: str) -> frozenset[str]:
+        known = await get_or_empty(self._cluster, f"/apis/{group}")
+        versions = [each["version"] for each in known.get("versions", ())]
+        kinds = await asyncio.gather(*(get_or_empty(self._cluster, f"/apis/{group}/{version}") for version in versions))
+        return frozenset(
+            version
+            for version, found in zip(versions, kinds, strict=True)
+            if any(each["name"] == resource for each in found.get("resources", ()))
+        )
+
+    async def _operators(self) -> list[KubeObject]:
+        names = [OPERATOR_DEPLOYMENTS[self._ctx.workload], *(["kueue-controller-manager"] if self._ctx.queue else [])]
+        path = "/apis/apps/v1/deployments"
+        found = [await get_or_empty(self._cluster, path, fieldSelector=f"metadata.name={name}") for name in names]
+        return [each for answer in found for each in answer.get("items", ())]
+
+    async def _denied(self) -> list[str]:
+        rights = required_permissions(self._ctx)
+        allowed = await asyncio.gather(*(self._allowed(each) for each in rights))
+        return [str(right) for right, yes in zip(rights, allowed, strict=True) if not yes]
+
+    async def _allowed(self, right: Permission) -> bool:
+        attributes = {
+            "namespace": self._ctx.target.namespace,
+            "verb": right.verb,
+            "group": right.group,
+            "resource": right.resource,
+            "subresource": right.subresource,
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        answer = await self._cluster.create(_REVIEW, review | {"spec": {"resourceAttributes": attributes}})
+        return answer["status"]["allowed"]
+
+    async def _dry_run_owner(self, rendering: RunManifests) -> tuple[bool | None, Sequence[str]]:
+        """Whether Kueue holds back a run that nobody has suspended, and what is said against it."""
+        owner = copy.deepcopy(to_plain(rendering.owner))
+        held_by = owner["spec"].get("runPolicy", owner["spec"])
+        if self._ctx.queue:
+            held_by["suspend"] = False
+        made = await self._dry_run(owner)
+        if made is None:
+            return None, ()  # this user may not make it, which says nothing of Kueue
+        if isinstance(made, str):
+            before = [each["metadata"]["name"] for each in map(to_plain, rendering.prerequisites)]
+            # A TrainJob's runtime is made just before it, so here it is not there yet.
+            return None, [] if any(name in made for name in before) else [made]
+        spec = made.get("spec", {})
+        held = spec.get("runPolicy", spec).get("suspend", False)
+        return held, ()
+
+    async def _dry_run_others(self, rendering: RunManifests) -> list[str]:
+        others = filter(can_dry_run_alone, (*rendering.prerequisites, *rendering.owned))
+        made = await asyncio.gather(*(self._dry_run(to_plain(each)) for each in others))
+        return [each for each in made if isinstance(each, str)]
+
+    async def _dry_run_pods(self, rendering: RunManifests) -> list[str]:
+        """What is said against the pods that the objects will have made."""
+        made = await asyncio.gather(*(self._dry_run(each) for each in pods_of(self._ctx, rendering.objects)))
+        if None in made:
+            self._not_readable.append("whether the run's pods would be let in (create pods)")
+        return [each for each in made if isinstance(each, str)]
+
+    async def _dry_run(self, one: Mapping[str, Any]) -> Mapping[str, Any] | str | None:
+        """What an object would come to be, or what is said against it by all who have a say.
+
+        None where this user may not make it, of which `denied` tells, or where it is there already.
+        """
+        try:
+            return await self._cluster.create(collection_path(one), one, dryRun="All", fieldValidation="Strict")
+        except ApiError as refused:
+            told_elsewhere = "cannot create resource" in refused.message or "already exists" in refused.message
+            return None if told_elsewhere else str(refused)
+        except ApiUnavailable as error:
+            if "webhook" not in error.message:
+                raise
+            return error.message
+
+
+async def _nothing() -> tuple[bool | None, Sequence[str]]:
+    return None, ()
+
+
+async def _none() -> list[str]:
+    return []
+
+
+def _names(things: Sequence[KubeObject] | None) -> frozenset[str] | None:
+    return None if things is None else frozenset(each["metadata"]["name"] for each in things)

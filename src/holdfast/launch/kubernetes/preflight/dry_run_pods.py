@@ -1,0 +1,47 @@
+"""The pods that a run's objects will have made, as objects of their own.
+
+Policies, quotas and Pod Security judge pods when these are made, which operators do later: a dry run of the run's
+objects never sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.object_names import PART_LABEL
+
+
+def pods_of(ctx: RenderContext, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One pod of each template in the objects, equal ones once."""
+    found = list[dict[str, Any]]()
+    for each in objects:
+        for template in _templates(each):
+            pod = _pod(ctx, template)
+            if pod not in found:
+                found.append(pod)
+    return found
+
+
+def _templates(node: Any) -> Iterator[Mapping[str, Any]]:
+    match node:
+        case {"template": {"spec": {"containers": _}} as template}:
+            yield template
+        case Mapping():
+            for value in cast(Mapping[str, Any], node).values():
+                yield from _templates(value)
+        case list():
+            for value in cast(list[Any], node):
+                yield from _templates(value)
+        case _:
+            pass
+
+
+def _pod(ctx: RenderContext, template: Mapping[str, Any]) -> dict[str, Any]:
+    spec, metadata = dict(template["spec"]), dict(template["metadata"])
+    if spec.get("serviceAccountName") == ctx.names.controller:
+        del spec["serviceAccountName"]  # it is made with the run, and no pod is judged whose account is not there
+    name = f"{ctx.names.name}-{metadata['labels'][PART_LABEL]}"
+    about = {"name": name, "namespace": ctx.target.namespace, **metadata}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}

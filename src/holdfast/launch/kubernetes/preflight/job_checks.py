@@ -1,0 +1,255 @@
+"""Owns what must hold between a job and a cluster's target before anything is rendered; one row a rule.
+
+Refuses to own what the cluster itself has (cluster_checks.py), and whether the job is right in itself (job/rules.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from holdfast.findings import Finding, Severity
+from holdfast.job.spec import OBJECT_NAME_PATTERN, Job, Launch
+from holdfast.job.targets import ManifestTemplate, Workload
+from holdfast.job.yaml_source import printable
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refusal_reason, relative_to_volume
+from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
+
+TARGET_PREFIX = "target."
+"""What the place of a finding begins with that is about a field of the target, not of the job."""
+
+MIN_CPU = 0.001
+"""Kubernetes counts CPU in thousandths of a core."""
+
+
+def check_job_on_cluster(ctx: RenderContext) -> tuple[Finding, ...]:
+    """All that stands in the way of rendering this run (errors), and what will be otherwise (the rest)."""
+    return tuple(finding for rule in CHECKS for finding in rule(ctx))
+
+
+def image(ctx: RenderContext) -> Iterator[Finding]:
+    """A pod is made of an image."""
+    if ctx.job.image is None:
+        what = "the job names no `image`, and on a cluster every node is made of one"
+        yield _error("no-image", "image", what, "Add `image: REGISTRY/NAME:TAG`, with the program and holdfast in it.")
+
+
+def paths(ctx: RenderContext) -> Iterator[Finding]:
+    """What lies outside the shared volume is this machine's, or the pod's own, and gone with it."""
+    path = ctx.job.checkpoint.path
+    if path is not None and path.startswith(("/", "~")) and not path.startswith(f"{VOLUME_ROOT}/"):
+        what = f"`checkpoint.path: {path}` is a path of a machine, and nothing there outlives a pod"
+        remedy = f"Write a relative path, which starts from the shared volume at {VOLUME_ROOT}, or a URL such as s3://."
+        yield _error("path-not-shared", "checkpoint.path", what, remedy)
+
+
+def volume(ctx: RenderContext) -> Iterator[Finding]:
+    """Of the volume ranks see a few folders, and whatever the job names there is in one of them."""
+    job, of_claim = ctx.job, ctx.target.volume
+    if of_claim is None:
+        return
+    checkpoint = job.checkpoint
+    named = [("checkpoint.path", checkpoint.path), ("checkpoint.local", checkpoint.local)]
+    named += [("workdir", job.workdir)] if job.workdir.startswith("/") else []
+    for where, path in (*named, *((f"{TARGET_PREFIX}volume.folders", folder) for folder in of_claim.folders)):
+        folder = relative_to_volume(path) if path else None
+        if folder is not None and (why := refusal_reason(folder)):
+            yield _error("folder-refused", where, f"`{path}` cannot be given to ranks: {why}", "Name a folder in it.")
+    unseen = dict.fromkeys((where, path) for where, text in _program_inputs(job) for path in _on_volume(text))
+    for where, path in unseen:
+        if is_visible(ctx, path):
+            continue
+        only = "of which ranks see their checkpoints and the target's folders alone"
+        first = path.removeprefix(VOLUME_ROOT).strip("/").split("/")[0]
+        if not first:  # it may be the beginning of a path to what they see
+            what = f"`{path}` is the shared volume, {only}"
+            yield _warning("folder-not-mounted", where, what, "Write the paths of those folders.")
+            continue
+        remedy = f"Write `folders: [{first}]` in the target's `volume`, if no other run's secrets lie there."
+        yield _error("folder-not-mounted", where, f"`{path}` is on the shared volume, {only}", remedy)
+
+
+def _program_inputs(job: Job) -> Iterator[tuple[str, str]]:
+    """Whatever the job gives its program, with the field it comes from."""
+    yield from (("command", word) for word in job.command)
+    yield from ((f"env.{name}", value) for name, value in job.env.items())
+
+
+def _on_volume(text: str) -> Iterator[str]:
+    """Paths on the volume in a text, which may be a sentence or a shell's."""
+    return (found.rstrip(".") for found in _ON_VOLUME.findall(text))
+
+
+_ON_VOLUME = re.compile(rf"(?<![\w./}}-]){VOLUME_ROOT}(?:/[^\s:,;'\"()|&<>`{{}}\\]*|(?![\w.-]))")
+
+
+def quantities(ctx: RenderContext) -> Iterator[Finding]:
+    """Amounts that no node can give."""
+    resources = ctx.job.resources
+    if resources.cpu is not None and resources.cpu < MIN_CPU:
+        what = f"`resources.cpu: {resources.cpu:g}` is less than {MIN_CPU:g} of a core, the least a pod can ask for"
+        yield _error("impossible-quantity", "resources.cpu", what, "Ask for more.")
+    if resources.shm is not None and resources.memory is not None and resources.shm > resources.memory:
+        what = f"/dev/shm of {resources.shm:,} bytes is part of the pod's {resources.memory:,} bytes of memory"
+        yield _error(
+            "impossible-quantity", "resources.shm", what, "Ask for more memory, or for less of it in /dev/shm."
+        )
+
+
+def queue(ctx: RenderContext) -> Iterator[Finding]:
+    """A queue is an object, and its name a label's value."""
+    name = ctx.job.queue
+    if name is not None and (len(name) > 63 or not re.fullmatch(OBJECT_NAME_PATTERN, name)):
+        what = f"`queue: {name}` is no name of a queue on Kubernetes"
+        yield _error("bad-name", "queue", what, "Lower-case letters, digits, hyphens and dots, at most 63.")
+
+
+def fabric(ctx: RenderContext) -> Iterator[Finding]:
+    """A pod needs more than a fabric's name to reach it."""
+    row, access, device = ctx.fabric, ctx.pod_access, ctx.target.fabric_device
+    if access.per_node and not access.resource:
+        yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
+    if access.resource and not access.per_node:
+        yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.per_node`: as many as its machines have")
+    if access.huge_pages and ctx.job.resources.cpu is None and ctx.job.resources.memory is None:
+        what = f"fabric `{row.name}` takes huge pages, which a pod gets that asks for CPU or memory too"
+        yield _error("impossible-quantity", "resources.memory", what, "Write `resources: {memory: ...}`.")
+    if access.multus_attached and device.network is None:
+        yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.network`: the attachment that Multus gives")
+    if access.capabilities and ctx.target.user and not access.privileged:
+        what = f"fabric `{row.name}` pins memory, and IPC_LOCK counts only for root"
+        remedy = "See to it that containers may lock memory without limit (LimitMEMLOCK of the container runtime), or "
+        yield _warning("memory-lock", "fabric.name", what, f"{remedy}write `user: 0` in the target.")
+    if access.host_network:
+        what = f"fabric `{row.name}` puts pods on the machines' own network, where no NetworkPolicy guards their ports"
+        yield _warning("host-network", "fabric.name", what, "Fence those machines off from everybody else.")
+
+
+def rank_starter(ctx: RenderContext) -> Iterator[Finding]:
+    """Without an agent the command is started once on a node, told its place by variables alone."""
+    job, workload = ctx.job, ctx.workload
+    if ctx.target.agent:
+        if workload is Workload.MPIJOB:
+            what = "an MPIJob has no place for holdfast's agents"
+            remedy = "Write `workload: jobset` in the target, where `launch: mpi` needs no ssh, or `agent: false`."
+            yield _error("needs-no-agent", "launch", what, remedy)
+        return
+    if workload is Workload.MPIJOB and job.launch is not Launch.MPI:
+        what = f"an MPIJob is started by `mpirun`, and `launch` is `{job.launch}`"
+        yield _error("needs-agent", "launch", what, "Write `launch: mpi`, or another `workload` in the target.")
+    elif job.launch in (Launch.ACCELERATE, Launch.DEEPSPEED):
+        what = f"`launch: {job.launch}` is given its node's place by holdfast's agent, and the target has none"
+        yield _error("needs-agent", "launch", what, "Remove `agent: false` from the target.")
+    elif job.recovery.replicas > 1:
+        what = f"{job.recovery.replicas} replicas are kept apart by holdfast's agents, and the target has none"
+        yield _error("needs-agent", "recovery.replicas", what, "Remove `agent: false` from the target.")
+    elif job.launch is Launch.PER_RANK and job.local_world_size > 1:
+        what = f"{job.local_world_size} ranks on each node are started by holdfast's agent, and the target has none"
+        remedy = "Write `launch: per-node` and begin the command with torchrun, or remove `agent: false`."
+        yield _error("needs-agent", "launch", what, remedy)
+
+
+def ssh(ctx: RenderContext) -> Iterator[Finding]:
+    """What an MPIJob asks of its image, which nobody can look into from here."""
+    if ctx.workload is Workload.MPIJOB and not ctx.target.agent:
+        yield Finding(
+            code="image-needs-ssh",
+            severity=Severity.INFO,
+            what="`mpirun` reaches the nodes of an MPIJob by ssh",
+            where="image",
+            remedy="See that the image has mpirun, openssh-client and openssh-server (/usr/sbin/sshd).",
+        )
+
+
+def elastic(ctx: RenderContext) -> Iterator[Finding]:
+    """A gang has one size."""
+    nodes = ctx.job.nodes
+    if nodes.is_elastic:
+        what = f"`nodes: {nodes.min}..{nodes.max}` asks for all {nodes.max} nodes here: a gang has one size"
+        yield _warning("gang-size-fixed", "nodes", what, "Write the number of nodes it is to start with.")
+
+
+def standbys(ctx: RenderContext) -> Iterator[Finding]:
+    """Pods beyond those of the gang."""
+    if ctx.job.standbys:
+        what = "standbys are for the local back end as yet: this one makes as many pods as `nodes` says"
+        yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is made again.")
+
+
+def template(ctx: RenderContext) -> Iterator[Finding]:
+    """A production run rests on four things; a demo is told which of them it lacks."""
+    lacking = tuple(_production_gaps(ctx))
+    if ctx.target.template is ManifestTemplate.PRODUCTION:
+        yield from lacking
+    elif lacking:
+        yield Finding(
+            code="demo-template",
+            severity=Severity.INFO,
+            what="`template: demo` renders what a production run would be refused for",
+            evidence=tuple(finding.what for finding in lacking),
+            remedy="Mend these, and write `template: production` in the target.",
+        )
+
+
+def pod_local_checkpoints(ctx: RenderContext) -> Iterator[Finding]:
+    """Without a volume or a store, what a pod has is gone with it."""
+    if ctx.target.template is ManifestTemplate.PRODUCTION or ctx.target.volume or ctx.job.checkpoint.is_remote:
+        return
+    what = (
+        "checkpoints die with their pod: the target names no volume, so a node that is lost takes its part of every "
+        "checkpoint along, and the run begins again at step 0"
+    )
+    remedy = "Write `volume: {claim: NAME}` in the target, or a URL such as s3://bucket/run as `checkpoint.path`."
+    yield _warning("checkpoint-not-shared", f"{TARGET_PREFIX}volume", what, remedy)
+
+
+def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
+    """What a production run would be refused for."""
+    job, target = ctx.job, ctx.target
+    if job.nodes.max > 1 and target.fabric_verified is None:
+        what = f"nobody has said that `{ctx.fabric.name}` was seen to carry collectives on this cluster"
+        remedy = (
+            "Run a job with NCCL_DEBUG=INFO, have `holdfast diagnose` read its logs, and write when and how it was "
+            "seen as `fabric_verified` in the target."
+        )
+        yield _error("fabric-not-verified", "fabric.name", what, remedy)
+    if target.volume is None and not job.checkpoint.is_remote:
+        what = "checkpoints are lost with their pod: there is neither a shared volume nor a store"
+        remedy = "Write `volume: {claim: NAME}` in the target, or a URL as `checkpoint.path`."
+        yield _error("checkpoint-not-shared", "checkpoint.path", what, remedy)
+    if job.nodes.max > 1 and ctx.queue is None:
+        what = "without a queue nodes are placed one by one: two jobs may each hold half of what they need, and wait"
+        yield _error("no-gang-scheduling", "queue", what, "Write `queue: NAME` in the job or in the target.")
+    if "max_restarts" not in job.recovery.model_fields_set:
+        what = "nobody has chosen how often this job may be restarted"
+        remedy = "Write `recovery: {max_restarts: 10}` in the job."
+        yield _error("no-restart-budget", "recovery.max_restarts", what, remedy)
+
+
+CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
+    image,
+    paths,
+    volume,
+    quantities,
+    queue,
+    fabric,
+    rank_starter,
+    ssh,
+    elastic,
+    standbys,
+    pod_local_checkpoints,
+    template,
+)
+
+
+def _device_unnamed(what: str) -> Finding:
+    return _error("fabric-device-unnamed", f"{TARGET_PREFIX}fabric_device", what, "Whoever runs the cluster knows it.")
+
+
+def _error(code: str, where: str, what: str, remedy: str) -> Finding:
+    return Finding(code=code, what=printable(what, 300), where=where, remedy=remedy)
+
+
+def _warning(code: str, where: str, what: str, remedy: str) -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, what=printable(what, 300), where=where, remedy=remedy)

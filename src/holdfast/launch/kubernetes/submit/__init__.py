@@ -1,0 +1,1 @@
+"""Submits a run to a cluster."""

@@ -1,0 +1,96 @@
+"""Owns what an envoy is told: a run's objects with the values of its secrets, which nobody else has ever seen.
+
+Refuses to own what the objects are (run_manifests.py), how they are made (submit_worker.py) and who follows the run from there on
+(run_sync.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Owner
+from holdfast.host.files import read_line
+from holdfast.launch.code.archive import archive_path
+from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error, from_dict
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
+from holdfast.launch.kubernetes.object_names import CODE_KEY
+from holdfast.launch.kubernetes.submit.submit_process import take_process
+from holdfast.launch.kubernetes.submit.submit_request import SubmitRequest
+from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
+from holdfast.run_dir import RunDir
+from holdfast.security.tls import make_identity
+from holdfast.security.tokens import TokenIssuer
+
+
+def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> None:
+    """Have a run's objects made by the envoy that knows where to, and the run followed from then on.
+
+    They have the values of its job's secrets.
+
+    Raises HoldfastError where the cluster does not take them. Then, or where this is interrupted, nothing of them is
+    left.
+    """
+    process = take_process()
+    try:
+        answer = process.request(
+            msgspec.json.encode(_submit_request(folder, ctx, _secret_values(folder, ctx, secrets)))
+        )
+        if answer is None:
+            raise failure(
+                "start-failed",
+                f"{folder.run_id} could not be started: what was to make its objects ended at once",
+                exit_code=ExitCode.UNAVAILABLE,
+                evidence=(*process.roll_back(), *folder.controller_log_tail()),
+                remedy="Mend what its last words say, and try again.",
+                owner=Owner.HOLDFAST,
+            )
+        if answer:
+            with as_holdfast_error():
+                raise from_dict(answer)
+        process.detach()
+    except BaseException:
+        process.roll_back()
+        raise
+
+
+def _submit_request(folder: RunDir, ctx: RenderContext, values: Mapping[str, Mapping[str, bytes]]) -> SubmitRequest:
+    rendering = render(ctx)
+    return SubmitRequest(
+        run_dir=str(folder.path),
+        prerequisites=tuple(to_plain(each) for each in rendering.prerequisites),
+        owner=to_plain(rendering.owner),
+        owned=tuple(_fill_secret(to_plain(each), values) for each in rendering.owned),
+    )
+
+
+def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, bytes]]:
+    """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
+    if not ctx.target.agent:
+        return {ctx.names.secrets: {name: value.encode() for name, value in secrets.items()}}
+    token = read_line(folder.token)
+    make_identity(folder.ca, folder.identity)
+    ca = folder.ca.read_bytes()
+    own = {"token": token.encode(), "ca.pem": ca, "identity.pem": folder.identity.read_bytes()}
+    folder.identity.unlink()
+    own["secrets.json"] = json.dumps({"environ": {}, "secrets": dict(secrets)}).encode()
+    if (code := ctx.accepted.code) is not None and fits_in_secret(code.bytes):
+        own[CODE_KEY] = archive_path(folder.code, code.digest).read_bytes()
+    keys = TokenIssuer(token)
+    nodes = {f"node{node}": keys.unassigned_node_token(node).encode() for node in range(ctx.job.nodes.max)}
+    return {ctx.names.controller: own, ctx.names.keys: {"ca.pem": ca, **nodes}}
+
+
+def _fill_secret(thing: dict[str, Any], values: Mapping[str, Mapping[str, bytes]]) -> dict[str, Any]:
+    """A Secret with its values; anything else as it is."""
+    if thing["kind"] != "Secret":
+        return thing
+    data = {name: base64.b64encode(value).decode() for name, value in values[thing["metadata"]["name"]].items()}
+    return {**{key: value for key, value in thing.items() if key != "stringData"}, "data": data}

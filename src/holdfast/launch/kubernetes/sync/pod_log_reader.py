@@ -1,0 +1,223 @@
+"""Keeps what ranks write where no volume holds it: as agents copy it to the standard output of their pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from holdfast.host.files import private_opener
+from holdfast.launch.kubernetes.client.api_errors import ClusterError
+from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
+from holdfast.launch.kubernetes.manifests.pytorchjob import CONTAINER
+from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL, RUN_LABEL
+from holdfast.protocol.rank_output import RankOutput, parse_line
+from holdfast.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.client.cluster import ClusterClient
+
+log = logging.getLogger("holdfast.mirror")
+
+POLL_S = 1.0
+"""Seconds between looks for new pods."""
+MAX_RETRY_S = 60.0
+"""Longest time between two attempts to read the log of a pod. It doubles from LOOK_S with each failure."""
+MAX_FOLLOWED = 64
+"""Most pods that are followed at once: each takes one of the client's 100 connections."""
+MAX_LINE_BYTES = 1 << 16
+"""Longest line that is taken; agents write shorter ones."""
+
+
+class PodLogReader:
+    """Writes each rank's part of its pod's log to the rank's file in the run's folder here."""
+
+    def __init__(self, folder: RunDir, cluster: ClusterClient) -> None:
+        self._folder, self._cluster = folder, cluster
+        self._pods: dict[str, _FollowedPod] = {}
+        self._slots = asyncio.Semaphore(MAX_FOLLOWED)
+        self._logged: set[str] = set()
+        """Warnings that were logged: each is logged once."""
+
+    async def run(self) -> None:
+        """Look for pods and hear them, for ever."""
+        while True:
+            await self._try_poll()
+            await asyncio.sleep(POLL_S)
+
+    async def finish(self, within_s: float) -> None:
+        """Hear what pods have written by the end of the run."""
+        for pod in self._pods.values():
+            pod.retry_at = 0.0
+        await self._try_poll()
+        hearing = [pod.task for pod in self._pods.values() if pod.task is not None]
+        if hearing:
+            await asyncio.wait(hearing, timeout=within_s)
+        for task in hearing:
+            task.cancel()
+
+    async def _try_poll(self) -> None:
+        try:
+            await self._poll()
+        except Exception as error:  # the mirror continues without the output of ranks
+            self._warn(f"the output of ranks cannot be had: {_describe(error)}")
+
+    async def _poll(self) -> None:
+        selector = f"{RUN_LABEL}={self._folder.run_id},{PART_LABEL}={NODE}"
+        for found in (await self._cluster.get(PODS_PATH, labelSelector=selector))["items"]:
+            name, phase = found["metadata"]["name"], found["status"].get("phase")
+            pod = self._pods.setdefault(name, _FollowedPod(name, _agent_container(found)))
+            heard = pod.task is not None and (not pod.task.done() or (pod.task.result() and phase != "Running"))
+            if not heard and phase in ("Running", "Succeeded", "Failed") and time.monotonic() >= pod.retry_at:
+                pod.task = asyncio.ensure_future(self._follow_pod(pod))
+
+    async def _follow_pod(self, pod: _FollowedPod) -> bool:
+        """Take down what is new in a pod's log; whether its end was heard."""
+        try:
+            async with self._slots:
+                await self._copy_lines(pod)
+        except Exception as error:  # of this pod; the others are heard
+            if not isinstance(error, ClusterError):  # what was heard may not have been written: begin again
+                pod.position, pod.files = _LogPosition(), {}
+            self._warn(f"pod {pod.name} is not heard: {_describe(error)}")
+            pod.retry_s = min(MAX_RETRY_S, 2 * pod.retry_s or POLL_S)
+            pod.retry_at = time.monotonic() + pod.retry_s
+            return False
+        return True
+
+    async def _copy_lines(self, pod: _FollowedPod) -> None:
+        line, is_new = bytearray(), pod.position.new_line_filter()
+        output = self._cluster.pod_logs(pod.name, pod.container, timestamps=True, since=pod.position.since)
+        try:
+            async for data in output:
+                pod.retry_s = 0.0
+                line += data
+                *whole, rest = line.split(b"\n")
+                line = bytearray() if len(rest) > MAX_LINE_BYTES else rest
+                for each in whole:
+                    at, text = _split_timestamp(bytes(each))
+                    if at is not None and is_new(at) and (echoed := parse_line(text)) is not None:
+                        self._file(echoed, pod.files).append(echoed.text)
+                for file in pod.files.values():
+                    file.flush()
+        finally:
+            for file in pod.files.values():
+                file.close()
+
+    def _file(self, echoed: RankOutput, files: dict[Path, _RankFile]) -> _RankFile:
+        who = echoed.source
+        path = self._folder.rank_log(who.attempt, who.rank, who.replica, 2 if echoed.has_replicas else 1)
+        if path not in files:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files[path] = _RankFile(path)
+        return files[path]
+
+    def _warn(self, what: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            log.warning("%s", what)
+
+
+class _FollowedPod:
+    """One pod, and how far its log was heard, over however many connections."""
+
+    def __init__(self, name: str, container: str | None) -> None:
+        self.name, self.container = name, container
+        self.task: asyncio.Task[bool] | None = None
+        """Whether all of its log was heard."""
+        self.retry_s = 0.0
+        self.retry_at = 0.0
+        """Monotonic seconds before which its log is not asked for again."""
+        self.position = _LogPosition()
+        self.files: dict[Path, _RankFile] = {}
+
+
+class _LogPosition:
+    """The last line that was heard of a log, by its time: where the log was rotated since, no offset finds it."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._lines = 0
+        """How many lines of that very time were heard."""
+
+    @property
+    def since(self) -> str | None:
+        """From when on the log is to be read; servers leave out fractions of a second."""
+        return self._at.replace(microsecond=0).isoformat() if self._at else None
+
+    def new_line_filter(self) -> Callable[[datetime], bool]:
+        """A predicate for the lines of one more hearing, called with the time of each: whether it is new."""
+        last, known = self._at, self._lines
+
+        def is_new(at: datetime) -> bool:
+            nonlocal last, known
+            if last is not None and (at < last or (at == last and known)):
+                known -= at == last
+                return False
+            last = None  # from here on all lines are new, also one that another stream overtook
+            if self._at is None or at > self._at:
+                self._at, self._lines = at, 0
+            self._lines += at == self._at
+            return True
+
+        return is_new
+
+
+class _RankFile:
+    """A rank's file, which an earlier mirror may have filled: what is said again is not written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        """Open as long as its pod is heard."""
+        self._matched_bytes = 0
+        """How much of what stands there was heard again."""
+        self._still_matching = True
+        """Whether what comes is still what stands there."""
+
+    def append(self, text: bytes) -> None:
+        """Append what is new."""
+        if self._file is None:
+            self._file = open(self._path, "a+b", opener=private_opener)  # noqa: SIM115 - `close` closes it
+            self._file.seek(self._matched_bytes)
+        if self._still_matching:
+            known = self._file.read(len(text))
+            if known == text:
+                self._matched_bytes += len(text)
+                return
+            self._still_matching = False
+            if text.startswith(known):
+                text = text[len(known) :]
+        self._file.write(text)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _split_timestamp(line: bytes) -> tuple[datetime | None, bytes]:
+    """A line's time, and the line; None where a server wrote the line itself."""
+    stamp, _, text = line.partition(b" ")
+    try:
+        return datetime.fromisoformat(stamp.decode()), text
+    except ValueError:
+        return None, line
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, ClusterError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def _agent_container(pod: Mapping[str, Any]) -> str | None:
+    """The agent's: others may have been added to the pod."""
+    names = [each["name"] for each in pod["spec"]["containers"]]
+    return next((name for name in names if name in (NODE, CONTAINER)), None)

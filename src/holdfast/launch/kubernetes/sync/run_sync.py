@@ -1,0 +1,409 @@
+"""The mirror of a run on Kubernetes: keeps its folder here as the controller's pod has it, and hands questions on.
+
+It stands where a local run has its supervisor: it holds the folder's lock, answers at its socket, and ends with the run.
+Nothing depends on it. Where it was ended, or the machine was off, whoever asks for the run next starts another, and
+that one goes on from what is here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from holdfast.errors import ExitCode
+from holdfast.events import CancelRequested, Outcome, RunFinished
+from holdfast.events.log import last_event
+from holdfast.host.files import read_small
+from holdfast.launch.controller_supervisor import listen_for_clients, lock_run, write_controller_record
+from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError, to_holdfast_error
+from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, collection_path, object_path
+from holdfast.launch.kubernetes.client.pod_exec import CommandFailed, PodExec
+from holdfast.launch.kubernetes.cluster_ref import ClusterRef, read_cluster_ref
+from holdfast.launch.kubernetes.incluster.exec_commands import (
+    CHUNK_BYTES,
+    LOG_TAIL_KEY,
+    SYNCED_FILES,
+    log_tail_crc,
+    request_deadline,
+    shift_deadline,
+)
+from holdfast.launch.kubernetes.sync.cluster_contact import ClusterContact
+from holdfast.launch.kubernetes.sync.code_upload import (
+    EXEC_COMMANDS,
+    controller_pod,
+    fits_in_secret,
+    remote_run_dir,
+    upload_code,
+)
+from holdfast.launch.kubernetes.sync.finish_run import CANCEL_REQUEST, OK_RESPONSE, finish_run
+from holdfast.launch.kubernetes.sync.pod_log_reader import PodLogReader
+from holdfast.run_dir import EVENTS_NAME, RunDir
+
+if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.client.cluster import ClusterClient
+
+log = logging.getLogger("holdfast.mirror")
+
+RETRY_S = 0.5
+"""Pause before the controller's pod is looked for again."""
+CODE_RETRY_S = 0.1
+"""The same of a pod that waits for its code."""
+LOG_DRAIN_S = 10.0
+"""Longest that the rest of what ranks wrote is waited for once the run is over, where their pods' logs have it."""
+DELETE_RETRY_S = 60.0
+"""How long a removal that is refused is asked for again: an API server that has just started forbids some of it."""
+MAX_REQUEST_BYTES = 1 << 16
+MAX_HEADER_BYTES = 512
+"""Longest that the line before a part of a file is."""
+
+
+class UploadedCode(msgspec.Struct, frozen=True):
+    """Code that the controller's pod does not have from the start."""
+
+    digest: str
+    bytes: int
+
+
+class SyncOptions(msgspec.Struct, frozen=True):
+    """What a mirror needs to know of how a run was accepted; the job's own models take longest to import."""
+
+    code: UploadedCode | None = None
+    """None where it needs none to be brought."""
+    agent: bool = True
+    durable_controller_disk: bool = True
+
+    @classmethod
+    def of(cls, folder: RunDir) -> SyncOptions:
+        """What a run's folder says."""
+        try:
+            terms = msgspec.json.decode(read_small(folder.job), type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            sys.exit(f"{folder.job} is not what holdfast wrote there: {error}")
+        brought = terms.code is None or fits_in_secret(terms.code.bytes)
+        return msgspec.structs.replace(terms, code=None) if brought else terms
+
+
+class RunDeleted(Exception):
+    """The object that stands for the run is not in the cluster any more."""
+
+
+class RunSync:
+    """One run's folder here, and its like in the controller's pod."""
+
+    def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
+        self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
+        self._remote_dir = remote_run_dir(folder.run_id)
+        self._pod: str | None = None
+        """The controller's, as far as it was heard of."""
+        self._connected = asyncio.Event()
+        """Whether it is heard."""
+        self._options = SyncOptions.of(folder)
+        self._contact = ClusterContact(folder)
+        self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, cluster)
+        self._code_sent_to: str | None = None
+        """The last pod that was brought the run's code."""
+        self._resending_log = False
+        """Whether the log is being sent anew."""
+
+    async def run(self) -> None:
+        """Keep up until the run is over, whatever becomes of pods and connections."""
+        hearing = asyncio.ensure_future(self._log_reader.run()) if self._log_reader else None
+        try:
+            await self._follow()
+        finally:
+            if hearing is not None:
+                hearing.cancel()
+        if self._log_reader is not None:
+            await self._log_reader.finish(LOG_DRAIN_S)
+        await self._delete_if_cancelled()
+
+    async def _follow(self) -> None:
+        said = ""
+        while not isinstance(last_event(self._folder.events), RunFinished):
+            why, remedy, ends = "its controller's pod does not run", "", ""
+            try:
+                await self._sync_with_pod()
+                ends = await self._namespace_deleted_since()
+            except RunDeleted:
+                self._finish("its object was removed from the cluster")
+            except (ClusterError, CommandFailed) as error:
+                why = str(error)
+                if isinstance(error, ClusterError):
+                    (finding,) = to_holdfast_error(error).findings
+                    why, remedy = finding.what, finding.remedy
+                if why != said:
+                    said = why
+                    log.warning("%s", said)
+            except Exception as error:  # the run goes on there, so whatever it is, it is followed again
+                why = f"{type(error).__name__}: {error}"
+                log.exception("the run could not be followed")
+            finally:
+                self._pod = None
+                self._connected.clear()
+            self._contact.on_contact_lost(why, remedy, namespace_deleted_since=ends)
+            await asyncio.sleep(CODE_RETRY_S if self._waits_for_code() else RETRY_S)
+
+    async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Be one question's connection to the controller, as soon as there is one; it breaks off where none comes."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            is_cancel = head.startswith(CANCEL_REQUEST)
+            unborn = is_cancel and self._pod is None and last_event(self._folder.events) is None
+            if not unborn:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(request_deadline(head) - time.monotonic()):
+                        await self._connected.wait()
+            if self._pod is not None:
+                async with self._cluster.exec_in_pod(self._pod, *EXEC_COMMANDS, self._remote_dir, "request") as desk:
+                    await desk.send(shift_deadline(head, lambda: -time.monotonic()))
+                    handing = asyncio.ensure_future(_forward_body(reader, desk))
+                    async for data in desk.output():
+                        writer.write(data)
+                        await writer.drain()
+                    handing.cancel()
+            elif unborn or (is_cancel and await _is_forced(reader)):
+                await self._delete()
+                when = "before it had a controller" if unborn else "while its controller could not be reached"
+                self._finish(f"it was cancelled {when}")
+                writer.write(OK_RESPONSE)
+        except Exception as error:
+            log.warning("a question was not answered: %s", error)
+        finally:
+            writer.close()
+
+    async def _sync_with_pod(self) -> None:
+        """Follow the controller's pod as long as it can be heard."""
+        pod = await self._controllers_pod()
+        if pod is None:
+            return
+        await self._upload_code(pod)
+        async with self._cluster.exec_in_pod(pod, *EXEC_COMMANDS, self._remote_dir, "follow") as desk:
+            await desk.send(json.dumps(self._local_state()).encode() + b"\n")
+            self._pod = pod
+            self._connected.set()
+            self._resending_log = False
+            async for piece, data in _read_chunks(desk.output()):
+                self._contact.on_contact()
+                if self._write_chunk(piece, data):
+                    await desk.send(b"done\n")
+
+    def _write_chunk(self, piece: _ChunkHeader, data: bytes) -> bool:
+        """Keep a part of a file; whether with it the log is here to its end.
+
+        A log that is sent anew takes the place of what is here when all of it has come: nobody reads a part of it.
+        """
+        log, place = self._folder.events, self._folder.path / piece.name
+        fresh = log.with_suffix(".new")
+        if not piece.bytes:
+            if not self._resending_log:
+                return False
+            self._resending_log = False
+            fresh.rename(log)
+        elif place == log and (self._resending_log or (piece.at == 0 and log.exists())):
+            self._resending_log = True
+            _write_at(fresh, piece.at, data)
+            return False
+        else:
+            _write_at(place, piece.at, data)
+        return place == log and isinstance(last_event(log), RunFinished)
+
+    async def _controllers_pod(self) -> str | None:
+        """The controller's pod where it runs; raises RunDeleted where there will be none."""
+        pod = await controller_pod(self._cluster, self._folder.run_id)
+        if pod is None:
+            if not await self._cluster.exists(self._cluster_ref.owner):
+                raise RunDeleted
+            await self._recreate_controller()
+        return pod
+
+    async def _recreate_controller(self) -> None:
+        """Make the controller's ReplicaSet again where somebody has deleted it: nobody in the cluster would."""
+        lost = self._cluster_ref.controller
+        if lost is None or last_event(self._folder.events) is None:
+            return  # before the run begins, what has just been made may not be seen yet
+        with contextlib.suppress(ApiError):  # who may not look may make it, which is refused where it is there
+            if await self._cluster.exists(object_path(lost)):
+                return
+        owner = await self._cluster.get(self._cluster_ref.owner)
+        if "deletionTimestamp" in owner["metadata"]:
+            return
+        try:
+            await self._cluster.create(collection_path(lost), lost)
+        except ApiError as refused:
+            if refused.status != HTTPStatus.CONFLICT:
+                raise
+        else:
+            log.warning("ReplicaSet %s was deleted while the run goes on; it is made again", lost["metadata"]["name"])
+
+    async def _namespace_deleted_since(self) -> str:
+        """Since when the namespace of a run that goes on is being deleted; empty where it is not, as far as is seen."""
+        latest = last_event(self._folder.events)
+        if latest is None or isinstance(latest, RunFinished):
+            return ""  # what it waits for before it begins is looked for by whoever asks
+        try:
+            namespace = await self._cluster.get(NAMESPACE_PATH)
+        except ApiError:
+            return ""
+        return namespace["metadata"].get("deletionTimestamp", "")
+
+    async def _upload_code(self, pod: str) -> None:
+        """Deliver the run's code, unless that was done already: to each pod, where a pod loses it with its folder."""
+        code = self._options.code
+        if code and (
+            self._waits_for_code() or (pod != self._code_sent_to and not self._options.durable_controller_disk)
+        ):
+            await upload_code(self._cluster, pod, self._folder, code.digest)
+        self._code_sent_to = pod
+
+    def _waits_for_code(self) -> bool:
+        """Whether the run cannot begin before its code is brought."""
+        return self._options.code is not None and last_event(self._folder.events) is None
+
+    def _local_state(self) -> dict[str, int]:
+        """How much of each file is here, and how the log ends."""
+        files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
+        sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
+        log = self._folder.events
+        return sizes | ({LOG_TAIL_KEY: log_tail_crc(log, sizes[log.name])} if log.name in sizes else {})
+
+    def _finish(self, why: str) -> None:
+        finish_run(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
+
+    async def _delete_if_cancelled(self) -> None:
+        """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
+        finished = last_event(self._folder.events)
+        if not (isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED):
+            return
+        deadline = time.monotonic() + DELETE_RETRY_S
+        while True:
+            try:
+                await self._delete()
+                return
+            except Exception as error:  # whatever it is: what is left behind is worth another try
+                log.warning("%s is not removed: %s", self._cluster_ref.owner, error)
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def _delete(self) -> None:
+        while True:
+            try:
+                await self._cluster.delete(self._cluster_ref.owner)
+                return
+            except ApiUnavailable as error:
+                log.warning("%s cannot be removed yet: %s", self._cluster_ref.owner, error)
+                await asyncio.sleep(RETRY_S)
+
+
+async def _is_forced(reader: asyncio.StreamReader) -> bool:
+    """Whether what follows a request's head asks for an end at once, whoever is there to bring it about."""
+    return msgspec.json.decode(await reader.read(MAX_REQUEST_BYTES), type=CancelRequested).force
+
+
+async def _forward_body(reader: asyncio.StreamReader, desk: PodExec) -> None:
+    with contextlib.suppress(Exception):  # whoever waits for the answer hears of it
+        while data := await reader.read(MAX_REQUEST_BYTES):
+            await desk.send(data)
+        await desk.end_input()
+
+
+class _ChunkHeader(msgspec.Struct, frozen=True):
+    """What the desk says before a part of a file; of nothing, after it has looked at all."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")] = EVENTS_NAME
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)] = 0
+
+
+_chunk_header = msgspec.json.Decoder(_ChunkHeader)
+
+
+async def _read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[_ChunkHeader, bytes]]:
+    """Parts of files, as the desk sends them: what it is, on a line, and as many bytes as that says.
+
+    Raises CommandFailed for what no desk sends: it comes from a pod, where others than we have a say.
+    """
+    buffer = bytearray()
+    async for data in output:
+        buffer += data
+        while (end := buffer.find(b"\n", 0, MAX_HEADER_BYTES)) >= 0:
+            try:
+                piece = _chunk_header.decode(buffer[:end])
+            except msgspec.DecodeError as error:
+                raise CommandFailed(f"what the controller's pod sends is no part of a run: {error}") from error
+            if len(buffer) - end - 1 < piece.bytes:
+                break
+            yield piece, bytes(buffer[end + 1 : end + 1 + piece.bytes])
+            del buffer[: end + 1 + piece.bytes]
+        if end < 0 and len(buffer) > MAX_HEADER_BYTES:
+            raise CommandFailed("what the controller's pod sends is no part of a run: a line without an end")
+
+
+def _write_at(path: Path, at: int, data: bytes) -> None:
+    """Write a part of a file in its place; what was there from then on is of another life of it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    with open(descriptor, "wb") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)
+
+
+@contextlib.asynccontextmanager
+async def syncing(folder: RunDir, cluster: ClusterClient) -> AsyncGenerator[Awaitable[None]]:
+    """Answer questions and mirror a run, or look on where it has no controller to ask; what is given ends with it."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    if SyncOptions.of(folder).agent:
+        mirror = RunSync(folder, cluster, read_cluster_ref(folder))
+    else:
+        from holdfast.launch.kubernetes.sync.agentless_poller import AgentlessPoller
+
+        mirror = AgentlessPoller(folder, cluster, read_cluster_ref(folder))
+    server = await asyncio.start_unix_server(mirror.handle_client, sock=listen_for_clients(folder))
+    write_controller_record(folder)
+    async with server:
+        running = asyncio.ensure_future(mirror.run())
+        try:
+            yield running
+        finally:
+            running.cancel()
+    folder.delete_secrets()
+    folder.control_socket.unlink(missing_ok=True)
+
+
+async def _sync_until_over(folder: RunDir) -> None:
+    from holdfast.launch.kubernetes.client.cluster import ClusterClient
+
+    place = read_cluster_ref(folder)
+    async with syncing(folder, ClusterClient(context=place.context, namespace=place.namespace)) as over:
+        await over
+
+
+def main() -> None:
+    """Mirror the run whose folder is named on the command line."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.sync.run_sync")
+    parser.add_argument("folder", type=Path)
+    folder = RunDir(parser.parse_args().folder)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if lock_run(folder) is None:
+        sys.exit("the run has a mirror already")
+    if not folder.remote.exists():
+        sys.exit("the run was not started")
+    asyncio.run(_sync_until_over(folder))
+
+
+if __name__ == "__main__":
+    main()

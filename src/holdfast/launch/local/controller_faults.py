@@ -1,0 +1,109 @@
+"""Owns the drills that no agent can carry out, wherever a run is: of the controller, nodes' networks and disks.
+
+One function a row of job/fault_catalog.py. What a drill ends by itself is ended by a process of its own, which outlives the
+controller and goes with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.clock import shift_wall_clock
+from holdfast.errors import ExitCode, failure
+from holdfast.events import FaultAction, FaultRequested, FaultTarget
+from holdfast.host.processes import run_later, send_signal, stop_processes
+from holdfast.job.fault_attribution import BALLAST
+from holdfast.launch.local.run_network import RunNetwork
+
+MAX_FILL_BYTES = 4 << 30
+"""Of free space that a drill will take: more is likely to be other people's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerFaults:
+    """Breaks the process it is called in, or the network of a node."""
+
+    networks: RunNetwork
+    folders: Mapping[FaultTarget, Path]
+    """Where the disks are that can be filled."""
+    quorum_pid: Callable[[], int] = int
+    """The process of the quorum service; 0 while there is none."""
+
+    async def __call__(self, drill: FaultRequested) -> None:
+        """Carry a drill out; raises HoldfastError where the place cannot."""
+        await asyncio.to_thread(_INJECTORS[drill.action, drill.target], self, drill)
+
+    def clear(self) -> None:
+        """End what would outlive the run."""
+        for folder in self.folders.values():
+            (folder / BALLAST).unlink(missing_ok=True)
+
+
+def _kill_controller(_here: ControllerFaults, _drill: FaultRequested) -> None:
+    send_signal(os.getpid(), signal.SIGKILL)
+
+
+def _stop_controller(_here: ControllerFaults, drill: FaultRequested) -> None:
+    stop_processes([os.getpid()], drill.for_s)
+
+
+def _kill_quorum(here: ControllerFaults, _drill: FaultRequested) -> None:
+    if pid := here.quorum_pid():
+        send_signal(pid, signal.SIGKILL)
+
+
+def _stop_quorum(here: ControllerFaults, drill: FaultRequested) -> None:
+    if pid := here.quorum_pid():
+        stop_processes([pid], drill.for_s)
+
+
+def _partition_node(here: ControllerFaults, drill: FaultRequested) -> None:
+    here.networks.partition(drill.index, drill.for_s)
+
+
+def _skew_controller(_here: ControllerFaults, drill: FaultRequested) -> None:
+    shift_wall_clock(drill.amount or 0.0)
+
+
+def _fill_disk(here: ControllerFaults, drill: FaultRequested) -> None:
+    folder = here.folders[drill.target]
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = os.statvfs(folder)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if free_bytes > MAX_FILL_BYTES:
+        raise failure(
+            "fault-unavailable",
+            f"the disk of {folder} has {free_bytes:,} bytes free, and a drill fills no more than {MAX_FILL_BYTES:,}",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=str(folder),
+            remedy="Try it on a small one: `mount -t tmpfs -o size=64m none FOLDER`.",
+        )
+    ballast = folder / BALLAST
+    if drill.for_s is not None:
+        run_later(drill.for_s, "rm", "-f", str(ballast))
+    with ballast.open("ab") as file:
+        while free_bytes >= disk.f_frsize:
+            try:
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free_bytes)
+            except OSError:
+                free_bytes //= 2
+
+
+_INJECTORS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults, FaultRequested], None]] = {
+    (FaultAction.KILL, FaultTarget.CONTROLLER): _kill_controller,
+    (FaultAction.STOP, FaultTarget.CONTROLLER): _stop_controller,
+    (FaultAction.CLOCK_SKEW, FaultTarget.CONTROLLER): _skew_controller,
+    (FaultAction.KILL, FaultTarget.LIGHTHOUSE): _kill_quorum,
+    (FaultAction.STOP, FaultTarget.LIGHTHOUSE): _stop_quorum,
+    (FaultAction.PARTITION, FaultTarget.NODE): _partition_node,
+    (FaultAction.FILL, FaultTarget.RUN_DIR): _fill_disk,
+    (FaultAction.FILL, FaultTarget.CHECKPOINTS): _fill_disk,
+}
+
+SUPPORTED = frozenset(_INJECTORS)
+"""The rows of job/fault_catalog.py that are carried out here."""

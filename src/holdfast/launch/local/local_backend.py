@@ -1,0 +1,458 @@
+"""Owns local nodes: one agent process each, found again after a controller's death, and removed without trace.
+
+Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and a private folder for the
+ranks' sockets elsewhere (socket_dir.py).
+
+A file longer than others, because what makes a node, finds it again and removes it must be read side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+from holdfast.events import Outcome
+from holdfast.host.cgroups import CgroupParent, cgroup_parent
+from holdfast.host.files import atomic_write, read_line
+from holdfast.host.process_limits import restore_limits
+from holdfast.host.processes import (
+    HELPER,
+    ProcessId,
+    all_pids,
+    by_env,
+    children,
+    descendants,
+    identify,
+    kill_all,
+    read_process_id,
+    send_signal,
+    signal_name,
+    strays,
+)
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.spec import Job
+from holdfast.launch.launch_plan import LaunchPlan, rank_launches
+from holdfast.launch.local import memory_limit, socket_dir
+from holdfast.launch.local.resource_split import node_resources
+from holdfast.launch.local.run_network import RunNetwork
+from holdfast.launch.rank_env import Attempt
+from holdfast.protocol.orders import RankLaunch
+from holdfast.run_dir import AGENT_RECORD_NAME, EXIT_REASON_NAME, RunDir, runs_root, write_private
+from holdfast.security.tokens import TokenIssuer
+
+RENDERED_NODES = 64
+"""Most nodes that `render` shows whole: of more, the first ones and the last."""
+RENDERED_FIRST = 8
+
+_NODE_FOLDER = re.compile(r"node(?P<node>\d{1,6})\.(?P<generation>\d{1,9})")
+
+KILL_TIMEOUT_S = 10.0
+"""Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
+
+
+class LocalBackend:
+    """Makes nodes out of processes of this machine; `url` is where agents find the controller."""
+
+    def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
+        self._folder = folder
+        self._accepted = accepted
+        self._networks = networks
+        self._url = url
+        self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._capacity = accepted.capacity or accepted.job.node_slots
+        self._cordoned: set[NodeId] = set()
+        self._pending: dict[int, NodeId] = {}
+        """Places that are to be made once a machine is free, by node."""
+        self._current_generation: dict[int, int] = {}
+        self._lock = asyncio.Lock()
+        """Held while nodes are made or removed: what ends a slot's earlier generation must not meet its next one."""
+        self._cancelled = False
+        """Whether the run's nodes were removed for good."""
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
+
+    def generation(self, node: int, address: str) -> int | None:
+        """Every generation is told which one it is when it is made."""
+        return None
+
+    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
+        """Start an agent for each node_id that has none yet, as far as there are machines."""
+        async with self._lock:
+            await self._submit(node_ids)
+
+    async def _submit(self, node_ids: tuple[NodeId, ...]) -> None:
+        if self._cancelled:
+            return
+        for node_id in node_ids:
+            if self._agent_process(node_id) is None:
+                self._pending[node_id.node] = node_id
+            else:
+                self._watch(node_id)
+        for node_id in await self._start_pending():
+            if node_id in node_ids:
+                self._report(node_id, BackendNodeState.UNAVAILABLE, self._unavailable_reason())
+
+    async def _start_pending(self) -> list[NodeId]:
+        """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting.
+
+        Raises the first error once all were tried: one node that cannot be made keeps no other away.
+        """
+        held = sum(node_id not in self._cordoned for node_id in self._existing_nodes() if self._alive(node_id))
+        free = self._capacity - len(self._cordoned) - held
+        node_ids = [node_id for _, node_id in sorted(self._pending.items())]
+        failed: Exception | None = None
+        for node_id in node_ids[: max(0, free)]:
+            try:
+                await asyncio.to_thread(self._kill_unrecorded, node_id)
+                self._start(node_id)
+            except Exception as error:
+                failed = failed or error
+                continue
+            del self._pending[node_id.node]
+            self._watch(node_id)
+        if failed is not None:
+            raise failed
+        return node_ids[max(0, free) :]
+
+    def _unavailable_reason(self) -> str:
+        out = f", {len(self._cordoned)} of them out of use until `holdfast drill restore`" if self._cordoned else ""
+        return f"there are {self._capacity} machines for nodes here{out}"
+
+    def _alive(self, node_id: NodeId) -> bool:
+        agent = self._agent_process(node_id)
+        return agent is not None and agent.alive
+
+    def observe(self) -> AsyncIterator[NodeObservation]:
+        """Nodes as they are made or cannot be, and agents as they end, while there was no controller included."""
+        for node_id in self._existing_nodes():
+            self._watch(node_id)
+        return self._observations()
+
+    async def _observations(self) -> AsyncIterator[NodeObservation]:
+        while True:
+            yield await self._observed.get()
+
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
+        """End whatever is left of the slot's earlier generations, then start this one, if there is a machine for it."""
+        async with self._lock:
+            for former in self._existing_nodes():
+                if former.node == node_id.node and former.generation < node_id.generation:
+                    await asyncio.to_thread(self._remove, former)
+            await self._submit((node_id,))
+
+    async def cordon(self, node_id: NodeId) -> None:
+        """One machine fewer: this one pretends to be as many as the target or the job says."""
+        self._cordoned.add(node_id)
+
+    async def uncordon(self, node_id: NodeId) -> None:
+        """One machine more, for whoever waits for it."""
+        self._cordoned.discard(node_id)
+        async with self._lock:
+            await self._start_pending()
+
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        """The run's folder says it all."""
+
+    async def cancel(self) -> None:
+        """Remove every node: processes, sockets, namespaces."""
+        async with self._lock:
+            self._cancelled = True
+            self._pending.clear()
+            for node_id in self._existing_nodes():
+                await asyncio.to_thread(self._remove, node_id)
+            await asyncio.to_thread(self._networks.remove)
+
+    def _start(self, node_id: NodeId) -> None:
+        node_folder = self._folder.node_dir(node_id.node, node_id.generation)
+        node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder_of_sockets = socket_dir.create(node_folder)
+        node = self._networks.add_node(node_id.node)
+        argv = [
+            *node.command_prefix,
+            sys.executable,
+            "-m",
+            "holdfast.agent",
+            str(node_id.node),
+            str(node_id.generation),
+        ]
+        options = {
+            "--controller": self._url,
+            "--controller-record": str(self._folder.controller_record),
+            "--agent-record": str(node_folder / AGENT_RECORD_NAME),
+            "--token-file": str(self._token_file(node_id, node_folder)),
+            "--folder": str(node_folder),
+            "--sockets": str(folder_of_sockets),
+            "--code": str(self._folder.code),
+            "--address": node.address,
+            "--controller-grace-s": f"{self._accepted.job.recovery.controller_grace_s:g}",
+            "--node-grace-s": f"{self._accepted.job.recovery.node_grace_s:g}",
+            "--stop-grace-s": f"{self._accepted.job.recovery.stop_grace_s:g}",
+        }
+        if self._url.startswith("wss:"):
+            options["--ca"] = str(self._folder.ca)
+        environ = os.environ | {"HOLDFAST_NODE": _node_mark(self._folder.run_id, node_id)}
+        with (node_folder / "agent.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*argv, *(word for option in options.items() for word in option)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        with process.stdin:  # ends when it is written down, or with this controller; the agent joins nobody before
+            restore_limits(process.pid)
+            self._limit_memory(process.pid, node_id)
+            self._children[process.pid] = process
+            # An agent that is dead already is watched like any other: by a pid that cannot be found.
+            identity = identify(process.pid) or ProcessId(process.pid, -1)
+            atomic_write(
+                node_folder / AGENT_RECORD_NAME, json.dumps({"pid": identity.pid, "started": identity.started}).encode()
+            )
+
+    def _limit_memory(self, agent: int, node_id: NodeId) -> None:
+        """Before it starts anything; where groups cannot be made, `validate` has said so (local_preflight.py)."""
+        limit_bytes, where = self._accepted.job.resources.memory, cgroup_parent()
+        if limit_bytes is not None and isinstance(where, CgroupParent):
+            name = f"{self._folder.run_id}-{node_id.node}.{node_id.generation}"
+            memory_limit.limit_agent(
+                agent, limit_bytes, self._folder.node_dir(node_id.node, node_id.generation), name, where
+            )
+
+    def _token_file(self, node_id: NodeId, node_folder: Path) -> Path:
+        """The node's own token, written anew: a start that was interrupted may have left half of one."""
+        path = node_folder / "token"
+        path.unlink(missing_ok=True)
+        write_private(path, TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation))
+        return path
+
+    def _kill_unrecorded(self, node_id: NodeId) -> None:
+        """End an agent whose controller died between starting it and writing it down; it has joined nobody."""
+        node_folder = self._folder.node_dir(node_id.node, node_id.generation)
+        if node_folder.exists():
+            kill_all(
+                lambda: by_env(all_pids(), HOLDFAST_NODE=_node_mark(self._folder.run_id, node_id)),
+                within_s=KILL_TIMEOUT_S,
+            )
+            memory_limit.remove_cgroups(node_folder)
+            socket_dir.remove(node_folder)
+
+    def _agent_process(self, node_id: NodeId) -> ProcessId | None:
+        """The node_id's agent, as a controller before us or this one wrote it down."""
+        return read_process_id(self._folder.node_dir(node_id.node, node_id.generation) / AGENT_RECORD_NAME)
+
+    def _existing_nodes(self) -> list[NodeId]:
+        """Places that may have processes: those with a token, which a node is given first and loses last."""
+        node_ids: list[NodeId] = []
+        for path in sorted(self._folder.nodes.glob("node*.*/token")):
+            named = _NODE_FOLDER.fullmatch(path.parent.name)
+            if named is not None and int(named["node"]) < self._accepted.job.node_slots:
+                node_ids.append(NodeId(node=int(named["node"]), generation=int(named["generation"])))
+        return node_ids
+
+    def _watch(self, node_id: NodeId) -> None:
+        """Say so when a node_id's agent ends; at once when it has ended already."""
+        agent = self._agent_process(node_id)
+        if agent is None or self._current_generation.get(node_id.node, -1) >= node_id.generation:
+            return
+        self._current_generation[node_id.node] = node_id.generation
+        descriptor = _open_pidfd(agent)
+        if descriptor is None:
+            self._report(node_id, BackendNodeState.TERMINATED, self._exit_reason(node_id, agent.pid))
+        else:
+            self._report(node_id, BackendNodeState.CREATED)
+            asyncio.get_running_loop().add_reader(descriptor, self._on_agent_exit, descriptor, node_id, agent.pid)
+
+    def _on_agent_exit(self, descriptor: int, node_id: NodeId, pid: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        self._report(node_id, BackendNodeState.TERMINATED, self._exit_reason(node_id, pid))
+
+    def _report(self, node_id: NodeId, state: BackendNodeState, reason: str = "") -> None:
+        self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason))
+
+    def _exit_reason(self, node_id: NodeId, pid: int) -> str:
+        """How a child of ours ended; agents started by an earlier controller are somebody else's children.
+
+        One that left by itself, while there was no controller, has written down why.
+        """
+        with contextlib.suppress(OSError):
+            return read_line(self._folder.node_dir(node_id.node, node_id.generation) / EXIT_REASON_NAME)
+        child = self._children.pop(pid, None)
+        # Not `poll()`: of a child that was reaped when its node was removed, it says that it exited with code 0.
+        status = _reap(pid) if child is not None else None
+        if child is None or status is None:
+            return "its agent ended"
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode < 0:
+            return f"its agent was ended by {signal_name(-child.returncode)}"
+        return f"its agent exited with code {child.returncode}"
+
+    def _remove(self, node_id: NodeId) -> None:
+        """End a node as a machine ends: every process of it, at once."""
+        agent = self._agent_process(node_id)
+        node_folder, mark = (
+            self._folder.node_dir(node_id.node, node_id.generation),
+            _node_mark(self._folder.run_id, node_id),
+        )
+        # Its mark too, because after a reboot another process may have its number and, as it were, its start.
+        ours = agent is not None and agent.alive and by_env((agent.pid,), HOLDFAST_NODE=mark)
+        root = agent.pid if agent is not None and ours else None
+        if root is not None:
+            # Stopped first so that it starts nothing more, and ended last so that its tree stays known.
+            send_signal(root, signal.SIGSTOP)
+
+        def tree() -> list[int]:
+            below = descendants(root) if root is not None else _adopted_orphans(self._folder)
+            known = {*below, *by_env(all_pids(), HOLDFAST_NODE=mark), *memory_limit.processes(node_folder)}
+            return [pid for pid in known if pid != root]
+
+        memory_limit.kill_all(node_folder)
+        kill_all(tree, within_s=KILL_TIMEOUT_S)
+        if agent is not None and root is not None:
+            kill_all(lambda: [root] if agent.alive else [], within_s=KILL_TIMEOUT_S)
+        socket_dir.remove(node_folder)
+        self._networks.remove_node(node_id.node)
+        memory_limit.remove_cgroups(node_folder)
+        (node_folder / "token").unlink(missing_ok=True)
+
+
+def _adopted_orphans(folder: RunDir) -> list[int]:
+    """What an agent that has died left running with an emptied environment: the run's supervisor has adopted it.
+
+    A live agent adopts its own orphans, so none of these is another node's.
+    """
+    supervisor = os.getppid()
+    if folder.read_controller_record().get("supervisor_pid") != supervisor:
+        return []
+    orphans = strays(children(supervisor), own={os.getsid(supervisor)}, known=(HELPER, "HOLDFAST_NODE"))
+    return [pid for orphan in orphans for pid in (orphan, *descendants(orphan))]
+
+
+def _open_pidfd(agent: ProcessId) -> int | None:
+    """A descriptor that tells of the agent's end; None when it has ended."""
+    try:
+        descriptor = os.pidfd_open(agent.pid)
+    except ProcessLookupError:
+        return None
+    if agent.alive:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _reap(child: int) -> int | None:
+    """The wait status of a child that has ended; None when somebody else took it in."""
+    try:
+        pid, status = os.waitpid(child, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if pid else None
+
+
+def _node_mark(run: str, node_id: NodeId) -> str:
+    """HOLDFAST_NODE of everything that belongs to a node."""
+    return f"{run}/node{node_id.node}.{node_id.generation}"
+
+
+def render(accepted: RunSpec) -> str:
+    """Every rank's environment and command for a first attempt, as a shell would read them.
+
+    Words in capitals stand in for what is known only at run time, and for secrets.
+    """
+    job = accepted.job
+    folder = RunDir(runs_root() / "RUN_ID")
+    lines = [*_elastic_note(job), *_code_note(accepted)]
+    of_nodes = node_resources(job, os.environ)
+    for node in _nodes_to_render(len(of_nodes)):
+        if node is None:
+            lines.append(
+                f"# nodes {RENDERED_FIRST} to {len(of_nodes) - 2} differ from these in their own numbers only\n"
+            )
+            continue
+        share = of_nodes[node]
+        plan = LaunchPlan.of(accepted, folder, _first_attempt(job, node), dict.fromkeys(job.secrets, "SECRET"))
+        node_id = NodeId(node=node, generation=0)
+        mark = {"HOLDFAST_NODE": _node_mark(folder.run_id, node_id)}
+        env, ranks = rank_launches(plan, node, share)
+        for launch in ranks:
+            code = Path("CODE") if accepted.code else Path()
+            lines.extend(_render_rank(node_id, launch, code, env | launch.env | mark | _agent_env(launch, env)))
+    return "\n".join(lines)
+
+
+def _nodes_to_render(nodes: int) -> Iterator[int | None]:
+    """The nodes to render; None stands for all between the first ones and the last."""
+    if nodes <= RENDERED_NODES:
+        yield from range(nodes)
+    else:
+        yield from (*range(RENDERED_FIRST), None, nodes - 1)
+
+
+def _agent_env(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
+    """What the agent adds (agent/rank_process.py)."""
+    memory = {"HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY"} if launch.rank_count == 1 else {}
+    if launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in env:
+        memory["HOLDFAST_PEER_MEMORY"] = "PEER_MEMORY"
+    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory}
+
+
+def _first_attempt(job: Job, node: int) -> Attempt:
+    """The first attempt of a node's replica, as far as it is known before the run."""
+    count = job.recovery.replicas
+    each = job.nodes.max // count
+    replica = node // each
+    nodes = tuple(range(replica * each, (replica + 1) * each))
+    head = "HEAD" if count == 1 else f"HEAD_OF_REPLICA_{replica}"
+    return Attempt(
+        replica=replica,
+        replica_count=count,
+        attempt=0,
+        nodes=nodes,
+        master_addr=f"{head}_ADDRESS",
+        master_port=f"{head}_PORT",
+        endpoints=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
+        shared_secret="ATTEMPT_KEY",
+        lighthouse="http://QUORUM_ADDRESS:QUORUM_PORT",
+    )
+
+
+def _elastic_note(job: Job) -> Iterator[str]:
+    """What else than is rendered there may be."""
+    if job.nodes.is_elastic:
+        yield f"# on {job.nodes.max} nodes; on fewer, down to {job.nodes.min}, the ranks there are get numbers in a row"
+        yield ""
+
+
+def _code_note(accepted: RunSpec) -> Iterator[str]:
+    if code := accepted.code:
+        files = f"{code.files:,} file{'s' * (code.files != 1)}"
+        yield f"# code: {files} in an archive of {code.bytes:,} bytes, unpacked as CODE on every node"
+        yield f"# sha256: {code.digest}"
+        yield ""
+
+
+def _render_rank(node_id: NodeId, launch: RankLaunch, code: Path, env: dict[str, str]) -> Iterator[str]:
+    last = launch.rank + launch.rank_count - 1
+    whose = f" of replica {env['HOLDFAST_REPLICA']}" if env["HOLDFAST_REPLICA_COUNT"] != "1" else ""
+    ranks = f"rank {last}" if launch.rank_count == 1 else f"ranks {launch.rank} to {last}"
+    yield f"# node{node_id.node}, {ranks}{whose}"
+    yield f"cd {shlex.quote(str(code / launch.cwd))}"
+    for path, text in launch.files.items():
+        yield f"cat > {shlex.quote(path)} <<END\n{text}END"
+    defaults = {name: os.environ.get(name, value) for name, value in launch.env_defaults.items()}
+    for name, value in sorted((defaults | env).items()):
+        yield f"{name}={shlex.quote(value)}"
+    yield f"$ {shlex.join(launch.argv)}"
+    yield ""

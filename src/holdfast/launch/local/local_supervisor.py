@@ -1,0 +1,72 @@
+"""The supervisor of a local run: a tiny parent that restarts its controller (controller_supervisor.py) and sweeps up after it.
+
+It holds the sockets the controller listens on, so agents and clients find the same address whichever controller is
+alive, and it adopts every orphan of the run, so that nothing escapes the last sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from holdfast.host.process_limits import receive_signals
+from holdfast.host.processes import adopt_orphans, descendants, kill_all, read_process_id
+from holdfast.job.isolation import Isolation
+from holdfast.launch.controller_supervisor import listen, lock_run, supervise
+from holdfast.launch.local import memory_limit
+from holdfast.launch.local.run_network import run_network_for
+from holdfast.run_dir import AGENT_RECORD_NAME, SUPERSEDED_EXIT_CODE, RunDir
+
+KILL_TIMEOUT_S = 10.0
+
+
+def main() -> int:
+    """Keep a controller alive until its run is over; its exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
+    options = parser.parse_args()
+    adopt_orphans()
+    receive_signals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    folder = RunDir(options.folder)
+    lock = lock_run(folder)
+    if lock is None:
+        sys.exit("the run has a controller already")
+    networks = run_network_for(options.isolation, folder.run_id)
+    address = networks.enter(_live_agents(folder))
+    with listen(folder, address) as (agents, clients):
+        code = supervise(folder, agents, clients, lock)
+    if code == SUPERSEDED_EXIT_CODE:
+        return code  # what is here is another supervisor's now
+    nodes = list(folder.nodes.glob("*"))
+    for node_folder in nodes:
+        memory_limit.kill_all(node_folder)
+    kill_all(lambda: {*descendants(os.getpid()), *_cgroup_pids(nodes)}, within_s=KILL_TIMEOUT_S)
+    for node_folder in nodes:
+        memory_limit.remove_cgroups(node_folder)
+    folder.delete_secrets()
+    folder.control_socket.unlink(missing_ok=True)
+    networks.remove()
+    return code
+
+
+def _cgroup_pids(nodes: Iterable[Path]) -> Iterator[int]:
+    """What is left in the nodes' cgroups, of agents that died together with an earlier supervisor."""
+    return (pid for node_folder in nodes for pid in memory_limit.processes(node_folder))
+
+
+def _live_agents(folder: RunDir) -> Iterator[int]:
+    """Agents that an earlier supervisor's controller left behind."""
+    for path in folder.nodes.glob(f"*/{AGENT_RECORD_NAME}"):
+        agent = read_process_id(path)
+        if agent is not None and agent.alive:
+            yield agent.pid
+
+
+if __name__ == "__main__":
+    sys.exit(main())

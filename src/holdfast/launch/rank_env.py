@@ -1,0 +1,175 @@
+"""Owns the variables that ranks are given, whoever starts them.
+
+Pure. The names are torchrun's, so a script that runs under torchrun runs unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.job.launcher_catalog import runs_python
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.spec import GlobalBatch, Job, Launch
+from holdfast.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a replica's ranks: where they meet, and who is in it."""
+
+    replica: int
+    replica_count: int
+    attempt: int
+    nodes: tuple[int, ...]
+    """Node slots of the replica, in rank order."""
+    master_addr: str
+    master_port: str
+    """A number, or a word that stands for it where it is not known yet."""
+    endpoints: tuple[str, ...]
+    """`ADDRESS:PORT` of each node, in rank order; the port is free, and held for this attempt."""
+    shared_secret: str
+    """What the processes of this attempt, and nobody else, know."""
+    lighthouse: str = ""
+    """URL of the run's quorum service, where there are several replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResources:
+    """What a node may use of the machine it is on."""
+
+    cpus: float
+    devices: tuple[str, ...] | None = None
+    """GPUs as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the node, which has a machine of its own."""
+    shares_machine: bool = False
+    """Whether other nodes of the job are on the same machine."""
+    python: str
+    """The Python that has holdfast there."""
+
+
+def default_env(job: Job, resources: NodeResources) -> dict[str, str]:
+    """What torchrun and Python would be told by a careful user; whatever the node's environment says goes over it."""
+    threads = max(1, int((job.resources.cpu or resources.cpus) // job.local_world_size))
+    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+def device_env(resources: NodeResources) -> dict[str, str]:
+    """Which GPUs a node's ranks see, unless the job says so itself."""
+    return {} if resources.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(resources.devices)}
+
+
+def node_env(group_rank: int) -> dict[str, str]:
+    """What tells a node's ranks from those of other nodes."""
+    return {"GROUP_RANK": str(group_rank), "NODE_RANK": str(group_rank)}
+
+
+def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str, str]:
+    """What all ranks of an attempt are given alike."""
+    job = accepted.job
+    world_size = len(attempt.nodes) * job.local_world_size
+    full_world_size = job.nodes.max * job.local_world_size
+    # Of several replicas each is always whole; which of them a step has is known when it begins, and not here.
+    several = attempt.replica_count > 1
+    there = full_world_size if several else world_size
+    keeps = job.recovery.global_batch is GlobalBatch.KEEP
+    checkpoint = job.checkpoint
+    # What the job may override comes first, then the job's own, then what holds the ranks together.
+    env = accepted.fabric_env | job.fabric.env | job.env
+    env |= {
+        "MASTER_ADDR": attempt.master_addr,
+        "MASTER_PORT": attempt.master_port,
+        "JAX_COORDINATOR_ADDRESS": f"{attempt.master_addr}:{attempt.master_port}",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(job.local_world_size),
+        "GROUP_WORLD_SIZE": str(len(attempt.nodes)),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.recovery.max_restarts),
+        "TORCHELASTIC_RUN_ID": folder.run_id,
+        "HOLDFAST_RUN": folder.run_id,
+        "HOLDFAST_ATTEMPT": str(attempt.attempt),
+        "HOLDFAST_REPLICA": str(attempt.replica),
+        "HOLDFAST_REPLICA_COUNT": str(attempt.replica_count),
+        "HOLDFAST_BATCH_WORLD_SIZE": str(full_world_size) if keeps else "" if several else str(world_size),
+        "HOLDFAST_LEARNING_RATE_FACTOR": repr(job.learning_rate_factor(there, full_world_size)),
+        "HOLDFAST_CHECKPOINT_PATH": _final_checkpoint_dir(accepted, folder),
+        "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
+    }
+    if several:
+        env = _TORCHFT_DEFAULTS | _agent_store_env(job) | env | _replica_env(job, attempt)
+    if checkpoint.local is not None or checkpoint.is_remote:
+        env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoint_dir(accepted, folder))
+    if not accepted.durable_controller_disk and not checkpoint.is_remote:
+        env["HOLDFAST_CHECKPOINT_DURABLE"] = "0"
+    if job.recovery.peer_checkpoints:
+        env["HOLDFAST_PEER_CHECKPOINTS"] = str(job.recovery.peer_checkpoints)
+    if checkpoint.every_steps is not None:
+        env["HOLDFAST_CHECKPOINT_EVERY_STEPS"] = str(checkpoint.every_steps)
+    if checkpoint.every is not None:
+        env["HOLDFAST_CHECKPOINT_EVERY"] = checkpoint.every
+    if checkpoint.keep_every_steps is not None:
+        env["HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS"] = str(checkpoint.keep_every_steps)
+    if checkpoint.every_s is not None:
+        env["HOLDFAST_CHECKPOINT_EVERY_S"] = f"{checkpoint.every_s:g}"
+    return env
+
+
+_TORCHFT_DEFAULTS = {
+    # As long as a replica waits for others (recovery.min_replicas) it is in one call: a week.
+    "TORCHFT_QUORUM_TIMEOUT_SEC": "604800",
+    # Where the quorum service starts anew it is asked again: TorchFT spreads its tries over that time, ten a second.
+    "TORCHFT_QUORUM_RETRIES": "6048000",
+    # Its managers would write four lines into the rank's log for each quorum.
+    "RUST_LOG": "warn",
+}
+
+
+def _agent_store_env(job: Job) -> dict[str, str]:
+    """Have the agent of a replica's first node host the store that its ranks meet at (agent/tcp_store_host.py).
+
+    TorchFT's Manager expects that of its launcher. Without replicas rank 0 hosts it: that needs no process beside it,
+    and a JAX program has the port for itself. What starts its own ranks hosts its own store.
+    """
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True"} if job.launch is Launch.PER_RANK and runs_python(job) else {}
+
+
+def _replica_env(job: Job, attempt: Attempt) -> dict[str, str]:
+    """What tells one of several replicas from the others, in our words and in TorchFT's."""
+    sync = job.recovery.outer_sync
+    together = {"HOLDFAST_OUTER_SYNC": f"{sync.method}/{sync.every}"} if sync else {}
+    return together | {
+        "HOLDFAST_MIN_REPLICAS": str(job.recovery.min_replicas),
+        "TORCHFT_LIGHTHOUSE": attempt.lighthouse,
+        "REPLICA_GROUP_ID": str(attempt.replica),
+        "NUM_REPLICA_GROUPS": str(attempt.replica_count),
+    }
+
+
+def checkpoint_dir(accepted: RunSpec, folder: RunDir) -> Path:
+    """What ranks write to: where the job says, else a folder of the run's own."""
+    checkpoint = accepted.job.checkpoint
+    if checkpoint.write_path is not None:
+        return Path(accepted.base, checkpoint.write_path)
+    return folder.checkpoints if checkpoint.is_remote else Path(_final_checkpoint_dir(accepted, folder))
+
+
+def _final_checkpoint_dir(accepted: RunSpec, folder: RunDir) -> str:
+    """Where checkpoints end up: where the job says, else in the target's storage, or in the run's folder."""
+    checkpoint = accepted.job.checkpoint
+    if checkpoint.path is not None:
+        return checkpoint.path if checkpoint.is_remote else str(Path(accepted.base, checkpoint.path))
+    if accepted.checkpoint_root is not None:
+        return str(Path(accepted.base, accepted.checkpoint_root, folder.run_id))
+    return str(folder.checkpoints)
+
+
+def per_rank_env(job: Job, first: int, local_rank: int) -> dict[str, str]:
+    """What tells a rank from the others; `first` is the first rank of its node."""
+    rank = str(first + local_rank)
+    env = {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
+    if gpus := job.gpus_per_node // job.local_world_size:
+        # JAX would take every GPU it sees, in every rank.
+        mine = range(local_rank * gpus, (local_rank + 1) * gpus)
+        env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, mine))
+    return env

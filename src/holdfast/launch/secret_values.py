@@ -1,0 +1,30 @@
+"""Reads the values of a job's secrets where the run is started, and names those that are missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from holdfast.findings import Finding
+from holdfast.job.spec import Job
+
+
+def missing_secrets(job: Job, base: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every secret that cannot be read now; files are relative to `base`."""
+    for name, ref in job.secrets.items():
+        where = f"secrets.{name}"
+        if ref.env is not None and ref.env not in environ:
+            what = f"the variable {ref.env}, from which `{name}` comes, is not set"
+            yield Finding(code="missing-secret", what=what, where=where, remedy=f"Run `export {ref.env}=...` first.")
+        if ref.file is not None:
+            path = ref.path(base)
+            if not (path.is_file() and os.access(path, os.R_OK)):
+                what = f"the file {path}, from which `{name}` comes, cannot be read"
+                remedy = "Write the secret there, readable by you alone."
+                yield Finding(code="missing-secret", what=what, where=where, remedy=remedy)
+
+
+def read_secrets(job: Job, base: Path, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The value of each secret by its name; raises KeyError or OSError for one that is missing."""
+    return {name: secret.read(base, environ) for name, secret in job.secrets.items()}

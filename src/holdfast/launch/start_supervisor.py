@@ -1,0 +1,68 @@
+"""Owns the start of a run's supervisor here: a process of its own, that outlives whoever started it.
+
+Of a local run it keeps the controller alive; of one elsewhere it keeps the run's folder as it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Owner
+from holdfast.job.run_spec import RunSecrets, RunSpec
+from holdfast.job.targets import KUBERNETES, LOCAL
+from holdfast.run_dir import RunDir
+
+SUPERVISOR_MODULES: Mapping[str, Callable[[RunSpec], tuple[str, ...]]] = {
+    LOCAL: lambda accepted: ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation),
+    KUBERNETES: lambda _: ("holdfast.launch.kubernetes.sync.run_sync",),
+}
+"""What keeps a run of each back end, with its own options."""
+
+STARTUP_TIMEOUT_S = 10.0
+"""Longest a supervisor may take to listen."""
+
+
+def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
+    """Start a supervisor with the environment the run was first started with, and wait until it listens."""
+    environ = RunSecrets.read(run.secrets).environ
+    module, *options = SUPERVISOR_MODULES[accepted.backend](accepted)
+    with run.controller_log.open("ab") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", module, str(run.path), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            cwd="/",
+            start_new_session=True,
+        )
+    try:
+        _wait_for_start(run, supervisor)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(supervisor.pid, signal.SIGKILL)
+        supervisor.wait()
+        raise
+
+
+def _wait_for_start(run: RunDir, supervisor: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + STARTUP_TIMEOUT_S
+    while run.read_controller_record().get("supervisor_pid") != supervisor.pid:
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            how = f"did not listen within {STARTUP_TIMEOUT_S:g} s" if supervisor.returncode is None else "ended at once"
+            raise failure(
+                "start-failed",
+                f"{run.run_id} could not be started: its supervisor {how}",
+                exit_code=ExitCode.UNAVAILABLE,
+                evidence=run.controller_log_tail(),
+                remedy="Mend what its last words say, and try again.",
+                owner=Owner.HOLDFAST,
+            )
+        time.sleep(0.005)

@@ -1,0 +1,164 @@
+"""Owns the service that TorchFT's managers ask: it keeps who asks and who lives, and answers when it is decided.
+
+Over gRPC, with the Lighthouse's names, so that managers need not know the difference. Nothing here can tell who calls:
+it listens on the job's own address only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from holdfast.lighthouse.codec import read_heartbeat, read_request, write_response
+from holdfast.lighthouse.quorum import Member, PendingRequest, Quorum, QuorumState, compute_quorum, next_quorum_id
+
+log = logging.getLogger("holdfast.lighthouse")
+
+TICK_S = 0.05
+"""How often it is looked whether waiting alone has made a quorum possible."""
+
+_PREFIX = "/torchft.LighthouseService/"
+_NUMBERED = re.compile(r"(\d+)$")
+
+
+class Lighthouse:
+    """Who asks, who lives, and the answer."""
+
+    def __init__(self, *, min_replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._min_replicas = min_replicas
+        self._clock = clock
+        # No number is ever used twice, not even by a successor: stores keep what was written under one.
+        self._first_quorum_id = int(time.time() * 1000)
+        self._last_heartbeat: dict[str, float] = {}
+        self._requests: dict[str, PendingRequest] = {}
+        self._failed: set[str] = set()
+        """Names whose ranks have ended, or are being ended."""
+        self._replica_by_store: dict[str, int] = {}
+        """The replica of each attempt that was ever told of, by its store's address."""
+        self._live_stores: Mapping[int, str] = {}
+        """Each replica's attempt in hand, as its store's address; empty where it has none."""
+        self._replica_by_id: dict[str, int] = {}
+        self._previous: Quorum | None = None
+        self._formed = asyncio.Event()
+        """Set, and made anew, with every quorum."""
+
+    def update_liveness(self, live_stores: Mapping[int, str]) -> None:
+        """Take in which replicas have ranks, and where their stores are; whoever was there before has ended."""
+        ended = {replica for replica, store in self._live_stores.items() if live_stores.get(replica) != store}
+        self._live_stores = live_stores
+        self._replica_by_store.update((store, replica) for replica, store in live_stores.items() if store)
+        for name in [name for name, replica in self._replica_by_id.items() if replica in ended]:
+            log.info("%s is lost", name)
+            self._mark_failed(name)
+        self.try_form()
+
+    def heartbeat(self, name: str) -> None:
+        if name not in self._failed:
+            self._last_heartbeat[name] = self._clock()
+
+    async def quorum(self, member: Member) -> Quorum | None:
+        """The next quorum that this member is in; None for one whose attempt is over."""
+        name = member.replica_id
+        replica = self._resolve_replica(member)
+        over = member.store_address in self._replica_by_store and self._live_stores.get(replica) != member.store_address
+        if name in self._failed or over:
+            self._mark_failed(name)
+            return None
+        self._replica_by_id[name] = replica
+        self.heartbeat(name)
+        request = self._requests[name] = PendingRequest(member=member, since=self._clock())
+        self.try_form()
+        try:
+            while name not in self._failed:
+                if self._requests.get(name) is not request:
+                    return self._previous if self._previous and name in self._previous.replica_ids else None
+                await self._formed.wait()
+            return None
+        finally:
+            if self._requests.get(name) is request:
+                del self._requests[name]
+
+    def try_form(self) -> None:
+        """Form a quorum if one is possible now."""
+        expected = sum(1 for store in self._live_stores.values() if store)
+        state = QuorumState(
+            min_replicas=self._min_replicas,
+            last_heartbeat=self._last_heartbeat,
+            requests=self._requests,
+            expected_replicas=expected,
+            previous=self._previous,
+        )
+        members = compute_quorum(state, self._clock())
+        if isinstance(members, str):
+            return
+        quorum_id = next_quorum_id(self._previous, members, self._first_quorum_id)
+        if self._previous is None or quorum_id != self._previous.quorum_id:
+            log.info("quorum %s: %s", quorum_id, ", ".join(f"{one.replica_id} at step {one.step}" for one in members))
+        self._previous = Quorum(quorum_id=quorum_id, members=members, created_at=time.time())
+        for member in members:
+            del self._requests[member.replica_id]
+        self._notify()
+
+    async def tick_loop(self) -> None:
+        """Look now and then whether waiting alone has made a quorum possible."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._requests:
+                self.try_form()
+
+    def _resolve_replica(self, member: Member) -> int:
+        """The replica that a member is: by its attempt's store, else by the number at the end of its name."""
+        known = self._replica_by_store.get(member.store_address)
+        numbered = _NUMBERED.search(member.replica_id.partition(":")[0])
+        return known if known is not None else int(numbered[1]) if numbered else -1
+
+    def _mark_failed(self, name: str) -> None:
+        self._failed.add(name)
+        for known in (self._last_heartbeat, self._requests, self._replica_by_id):
+            known.pop(name, None)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._formed.set()
+        self._formed = asyncio.Event()
+
+
+class LighthouseRpcHandler(grpc.GenericRpcHandler):
+    """The Lighthouse's two methods."""
+
+    def __init__(self, lighthouse: Lighthouse) -> None:
+        self._lighthouse = lighthouse
+        method: Any = grpc.unary_unary_rpc_method_handler
+        self._methods: dict[str, Any] = {
+            f"{_PREFIX}Quorum": method(self._quorum, request_deserializer=read_request),
+            f"{_PREFIX}Heartbeat": method(self._heartbeat, request_deserializer=read_heartbeat),
+        }
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._methods.get(handler_call_details.method)
+
+    async def _quorum(self, member: Member, context: Any) -> bytes:
+        if (quorum := await self._lighthouse.quorum(member)) is not None:
+            return write_response(quorum)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the controller has ended this attempt")
+        raise AssertionError("an aborted call goes no further")
+
+    async def _heartbeat(self, name: str, context: Any) -> bytes:
+        self._lighthouse.heartbeat(name)
+        return b""
+
+
+async def listen(lighthouse: Lighthouse, address: str) -> tuple[grpc.aio.Server, int]:
+    """Serve on `HOST:PORT`, where port 0 is any free one; the server, and its port."""
+    server: Any = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    server.add_generic_rpc_handlers((LighthouseRpcHandler(lighthouse),))
+    port = server.add_insecure_port(address)
+    await server.start()
+    return server, port

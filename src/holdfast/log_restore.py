@@ -1,0 +1,193 @@
+"""Owns getting a run's log and code back from the copies that its nodes keep, for a controller in an empty folder.
+
+A copy counts as far as the controller that was had vouched for it (control/log_replication.py). Of those that do, the one counts
+that most controllers have written to, then the longest: what another has beyond it is of a life that ended before.
+Refuses to own whether there was an earlier life at all (the place knows that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from holdfast.events import ControllerStarted, RunCreated
+from holdfast.events.agent_events import LOG_REPLICA_NAME, LOG_REPLICA_REQUIRED, LOG_SIGNATURE
+from holdfast.events.log import read_events
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.launch.code.archive import archive_path
+from holdfast.protocol import routes
+from holdfast.run_dir import RunDir
+from holdfast.security.admission import AdmissionServer
+from holdfast.security.api_limits import LIMITS
+from holdfast.security.tokens import NodeAgent, TokenIssuer, UnassignedNode
+
+log = logging.getLogger("holdfast.controller")
+
+RETRY_LATER = 503
+"""What an agent is answered whose copy is here."""
+_COPY = re.compile(re.escape(LOG_REPLICA_NAME) + r"|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, order=True)
+class _LogReplica:
+    """A copy that was vouched for, by what makes one count."""
+
+    incarnations: int
+    bytes: int
+    node: int
+    path: Path
+
+
+class _LogRestore:
+    """What nodes have said of the run so far, and the port at which they say it."""
+
+    def __init__(self, folder: RunDir, keys: TokenIssuer, scratch: Path) -> None:
+        self._folder = folder
+        self._keys = keys
+        self._scratch = scratch
+        self.answered: set[int] = set()
+        """Slots whose node has given what it had, or is new and has nothing."""
+        self.replicas: list[_LogReplica] = []
+        self.changed = asyncio.Event()
+        self._routes = Starlette(
+            routes=[
+                WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
+                Route(routes.BOOTSTRAP, self._bootstrap, methods=["POST"]),
+                Route(routes.UPLOADS + "{name}", self._upload, methods=["PUT"]),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        holder = self._keys.principal_of_header(HTTPConnection(scope).headers.get("authorization", ""))
+        if isinstance(holder, UnassignedNode if scope["path"] == routes.BOOTSTRAP else NodeAgent):
+            scope["holder"] = holder
+            await self._routes(scope, receive, send)
+        elif scope["type"] == "http":
+            await JSONResponse({"error": "refused"}, status_code=401)(scope, receive, send)
+        else:
+            await WebSocket(scope, receive, send).close(code=1008)
+
+    async def _agent_socket(self, websocket: WebSocket) -> None:
+        holder: NodeAgent = websocket.scope["holder"]
+        status = RETRY_LATER if holder.node in self.answered else LOG_REPLICA_REQUIRED
+        await websocket.send_denial_response(JSONResponse({"error": "the run's log is recalled"}, status_code=status))
+
+    async def _bootstrap(self, request: Request) -> Response:
+        holder: UnassignedNode = request.scope["holder"]
+        self._on_answer(holder.node)
+        return JSONResponse({"error": "it is not known yet who you are"}, status_code=404)
+
+    async def _upload(self, request: Request) -> Response:
+        """Take one file of a node's: the log where it is vouched for, code where it is what its name says."""
+        holder: NodeAgent = request.scope["holder"]
+        name: str = request.path_params["name"]
+        if not _COPY.fullmatch(name):
+            return JSONResponse({"error": "no such thing is kept"}, status_code=404)
+        request.state.pending_connection.settle(LIMITS.download_s)
+        part = self._scratch / f"node{holder.node}-{name}"
+        digest = hashlib.sha256()
+        with part.open("wb") as file:
+            async for data in request.stream():
+                digest.update(data)
+                file.write(data)
+        if name == LOG_REPLICA_NAME:
+            seal = self._keys.log_signature(digest.digest())
+            if hmac.compare_digest(seal, request.headers.get(LOG_SIGNATURE, "")):
+                lives = sum(isinstance(event, ControllerStarted) for event in read_events(part))
+                self.replicas.append(
+                    _LogReplica(incarnations=lives, bytes=part.stat().st_size, node=holder.node, path=part)
+                )
+            self._on_answer(holder.node)
+        elif digest.hexdigest() == name:
+            place = archive_path(self._folder.code, name)
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            part.rename(place)
+        return JSONResponse({"ok": True})
+
+    def _on_answer(self, node: int) -> None:
+        self.answered.add(node)
+        self.changed.set()
+
+
+async def restore_log(
+    folder: RunDir,
+    created: RunCreated,
+    keys: TokenIssuer,
+    agents: socket.socket,
+    make_server: Callable[[ASGIApp], AdmissionServer],
+    *,
+    slots: int,
+    grace_s: float,
+) -> Finding:
+    """Wait for the nodes, and put the log in its place that one of them has; what is to be said of it.
+
+    It is over when each slot's node was heard, or `grace_s` after the first: who is silent for longer counts as lost.
+    """
+    scratch = folder.restore_scratch
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    state = _LogRestore(folder, keys, scratch)
+    server = make_server(state)
+    serving = asyncio.ensure_future(server.serve(sockets=[agents.dup()]))
+    await state.changed.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while len(state.answered) < slots:
+                state.changed.clear()
+                await state.changed.wait()
+    server.should_exit = True
+    await serving
+    best = max((copy for copy in state.replicas if _is_of(copy.path, created)), default=None)
+    if best is not None:
+        with best.path.open("rb") as file:
+            os.fsync(file.fileno())
+        folder.log_unreplicated.touch()  # what this life adds to it is lost with it until a node knows (control/log_replication.py)
+        best.path.rename(folder.events)
+    shutil.rmtree(scratch)
+    return _lost(folder, slots) if best is None else _restored(folder, best)
+
+
+def _is_of(path: Path, created: RunCreated) -> bool:
+    """Whether a log is this run's."""
+    first = next(iter(read_events(path)), None)
+    return isinstance(first, RunCreated) and first.run == created.run
+
+
+def _restored(folder: RunDir, best: _LogReplica) -> Finding:
+    return Finding(
+        code="event-log-restored",
+        severity=Severity.INFO,
+        what=f"the event log was lost with the controller's machine; the run goes on from node{best.node}'s copy",
+        where=str(folder.events),
+        evidence=(f"{best.bytes:,} bytes, written by {best.incarnations} controllers",),
+        remedy="Nothing. A target with a volume keeps the log and what ranks write.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def _lost(folder: RunDir, slots: int) -> Finding:
+    return Finding(
+        code="event-log-lost",
+        severity=Severity.WARNING,
+        what="the event log was lost with the controller's machine, and no node has a copy: the run begins anew",
+        where=str(folder.events),
+        evidence=(f"none of {slots} nodes had one",),
+        remedy="Name a volume in the target: the log and the count of restarts then outlive every pod.",
+        owner=Owner.CLUSTER,
+    )

@@ -1,0 +1,1 @@
+"""Messages between processes: agent orders, rank messages, HTTP routes and their limits."""

@@ -1,0 +1,50 @@
+"""How a line of a rank stands in its agent's standard output: with the rank and the attempt before it.
+
+`[rank 3, attempt 0] text`, of one of several replicas `[replica 1, rank 3, attempt 0] text`. A `+` after the bracket
+says that the line goes on in the rank's next one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(
+    rb"\[(?:replica (?P<replica>\d{1,9}), )?rank (?P<rank>\d{1,9}), attempt (?P<attempt>\d{1,9})\]"
+    rb"(?P<more>\+?) (?P<text>.*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSource:
+    """Whose output it is."""
+
+    replica: int
+    rank: int
+    attempt: int
+
+    def label(self, *, has_replicas: bool) -> str:
+        """What stands before its lines; `several` is whether the run has several replicas."""
+        replica = f"replica {self.replica}, " if has_replicas else ""
+        return f"[{replica}rank {self.rank}, attempt {self.attempt}]"
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """A part of what a rank has written."""
+
+    source: OutputSource
+    text: bytes
+    has_replicas: bool
+    """Whether the run has several replicas."""
+
+
+def parse_line(line: bytes) -> RankOutput | None:
+    """What a line of an agent's standard output, without its end, says of a rank; None for the agent's own."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    speaker = OutputSource(replica=int(found["replica"] or 0), rank=int(found["rank"]), attempt=int(found["attempt"]))
+    text = found["text"] if found["more"] else found["text"] + b"\n"
+    return RankOutput(speaker, text, found["replica"] is not None)

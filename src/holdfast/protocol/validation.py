@@ -1,0 +1,87 @@
+"""Owns what a number or a text in anybody's word may be, so that one absurd value cannot spoil a log or a state.
+
+Wide enough for every honest word. What decodes but lies outside is refused where it enters: by an agent from its
+ranks, by the controller from its agents.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+Message = TypeVar("Message")
+
+_MAX_EXACT_INT = 2**53
+"""Whole numbers beyond it are not the same in every reader of JSON."""
+_MAX_TIME_S = 1e11
+"""Unix seconds until the year 5138, and spans of as many; sums of a few stay finite and exact to the microsecond."""
+MAX_ITEMS = 65_536
+MAX_TEXT = 65_536
+MAX_METRICS = 128
+"""Metrics that a step may have."""
+MAX_METRIC_NAME = 128
+"""Longest name of a metric."""
+
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "step": (-1, _MAX_EXACT_INT),
+    "last_step": (-1, _MAX_EXACT_INT),
+    "attempt": (-1, 2**31),
+    "rank": (0, 2**31),
+    "pid": (0, 2**31),
+    "port": (0, 65_535),
+    "seq": (0, _MAX_EXACT_INT),
+}
+_ADDRESS = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
+"""A name or an address of either kind: it becomes a variable of other nodes' ranks."""
+_CODE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+"""The code of a finding: it is printed as it is, and looked up."""
+_PATTERNS = {"address": _ADDRESS, "code": _CODE}
+
+
+class ValidatingDecoder(Generic[Message]):
+    """Decodes words of some kinds from JSON; raises msgspec.ValidationError for those that cannot be, too."""
+
+    def __init__(self, kinds: Any) -> None:
+        self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(kinds)
+
+    def decode(self, text: bytes) -> Message:
+        word = self._decoder.decode(text)
+        if isinstance(word, msgspec.Struct) and (said := out_of_range(word)):
+            raise msgspec.ValidationError(f"out of bounds: {said}")
+        return word
+
+
+def out_of_range(word: msgspec.Struct) -> str:
+    """What about a decoded word cannot be, such as `step: 36893488147419103232`; empty when all of it can."""
+    for name in word.__struct_fields__:
+        if said := _out_of_range_value(name, getattr(word, name)):
+            return said
+    return ""
+
+
+def _out_of_range_value(name: str, value: Any) -> str:
+    match value:
+        case int():
+            low, high = _INT_RANGES.get(name, (-_MAX_EXACT_INT, _MAX_EXACT_INT))
+            fine = low <= value <= high
+        case float():
+            fine = abs(value) <= _MAX_TIME_S
+        case str():
+            shape = _PATTERNS.get(name)
+            fine = len(value) <= MAX_TEXT if shape is None else shape.fullmatch(value) is not None
+        case dict():
+            metrics = cast("dict[str, float]", value)
+            fine = len(metrics) <= MAX_METRICS and all(len(key) <= MAX_METRIC_NAME for key in metrics)
+        case tuple():
+            items = cast("tuple[object, ...]", value)
+            inner = (said for item in items if isinstance(item, msgspec.Struct) if (said := out_of_range(item)))
+            fine = len(items) <= MAX_ITEMS
+            if fine and (said := next(inner, "")):
+                return f"{name}: {said}"
+        case msgspec.Struct():
+            return out_of_range(value)
+        case _:
+            fine = True
+    return "" if fine else f"{name}: {value!r:.100}"

@@ -1,0 +1,71 @@
+"""Owns how figures and foreign text read to a person; refuses to own any sentence about a run."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.events import Ranges, to_ranges
+
+MAX_LINE_CHARS = 4000
+"""Characters of one line of somebody else's text that are shown."""
+
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_SEQUENCE = re.compile(
+    rf"(?P<colour>{_COLOUR})"
+    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, erasing, modes
+    r"|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS and their like: titles, links, the clipboard
+    r"|[ -/]+[0-~]|[0-OQ-WYZ`-~=>])"  # character sets, save and restore, reset
+)
+_UNSEEN = re.compile(rf"(?P<colour>{_COLOUR})|[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_TORN_COLOUR = re.compile(r"\x1b[^m]*\Z")
+_RESET = "\x1b[0m"
+
+
+def duration(seconds: float) -> str:
+    """`0.41 s`, `9.3 s`, `1 min 34 s`, `2 h 05 min`, `3 d 04 h`; what is below zero is zero."""
+    if seconds < 59.95:
+        return f"{max(seconds, 0.0):.{2 if 0.005 <= seconds < 0.995 else 1}f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 restart`, `2 restarts`, `10,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percentage(part: float) -> str:
+    """A part of one as a percentage: `71.2 %`."""
+    return f"{100 * part:.1f} %"
+
+
+def format_numbers(numbers: list[int]) -> str:
+    """Numbers in order, neighbours drawn together: `0-3, 5`."""
+    return format_ranges(to_ranges(numbers))
+
+
+def format_ranges(spans: Ranges) -> str:
+    """Spans of numbers: `0-3, 5`."""
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def short_digest(digest: str) -> str:
+    """The first twelve characters of a digest, enough to know it by."""
+    return digest[:12]
+
+
+def sanitize(text: str, longest: int = MAX_LINE_CHARS, *, colours: bool = False) -> str:
+    """One line of foreign text that cannot move a terminal's cursor or set its title, cut at `longest` characters.
+
+    Colours go as well unless they are asked for; then they end with the line.
+    """
+    kept = _SEQUENCE.sub(lambda found: (colours and found["colour"]) or "", text)
+    if len(kept) > longest:
+        head = _TORN_COLOUR.sub("", kept[:longest])
+        kept = f"{head}… ({len(kept) - longest:,} more characters)"
+    seen = _UNSEEN.sub(lambda found: (colours and found["colour"]) or ascii(found[0])[1:-1], kept)
+    return f"{seen}{_RESET}" if colours and "\x1b" in seen else seen

@@ -1,0 +1,260 @@
+"""Owns what can be said of a run that is under way; advance.py makes it of events, and cli shows it.
+
+Refuses to look at the clock, and to know where the time went (accounting.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast.clock import Clock, ClockSample
+from holdfast.events import FaultInjected, Outcome, WorldSizeChanged
+from holdfast.findings import Finding
+from holdfast.report.rank_table import RankTable
+
+STALLED_S = 45.0
+"""A replica without a step for this long, in seconds, has no speed; a long run's steps are written within 30 s."""
+STALLED_STEPS = 10
+"""The same in steps at its pace, where those take longer."""
+
+
+class RunPhase(StrEnum):
+    """What a run is doing."""
+
+    PENDING = "pending"
+    """Its nodes are not there yet."""
+    STARTING = "starting"
+    """Its ranks were told to start."""
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """Something failed; the next step has not been committed yet."""
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class NodePhase(StrEnum):
+    """What is known of a node."""
+
+    REQUESTED = "requested"
+    UNAVAILABLE = "unavailable"
+    CREATED = "created"
+    JOINED = "joined"
+    UNREACHABLE = "unreachable"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node slot and who fills it."""
+
+    node: int
+    generation: int = 0
+    phase: NodePhase = NodePhase.REQUESTED
+    hostname: str = ""
+    incarnation: str = ""
+    reason: str = ""
+    """Why it was asked for again, or went."""
+    standby: bool = False
+    """Whether it waits until it takes the place of another."""
+    ready: bool = False
+    """Whether it has said, as a standby, that it can."""
+
+    @property
+    def name(self) -> str:
+        return f"node{self.node}.{self.generation}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """What speed is measured from; of several steps in one line of the log, `first` to `step`."""
+
+    first: int
+    step: int
+    started: float
+    ended: float
+    tokens: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """The ranks that restart together, and how far they are."""
+
+    replica: int
+    attempt: int = 0
+    world_size: int = 0
+    world_size_change: WorldSizeChanged | None = None
+    """How its world size changed last; none while it has been whole all the time."""
+    recovering: bool = False
+    prewarmed: frozenset[int] = frozenset()
+    """Ranks whose imports are done for their next start."""
+    ranks: RankTable = field(default_factory=RankTable)
+    step: int | None = None
+    """Last step committed; after a recovery it can be lower than before."""
+    total_steps: int | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The latest of each, of this attempt; metrics/metric_catalog.py says what they are."""
+    recent_steps: tuple[StepTime, ...] = ()
+    """The latest steps of this attempt."""
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the window; right as well where the log holds only some of the steps."""
+        if not self.recent_steps:
+            return None
+        first, last = self.recent_steps[0], self.recent_steps[-1]
+        spent = last.ended - first.started
+        return spent / (last.step - first.first + 1) if spent > 0 and last.step >= first.first else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        tokens = [step.tokens for step in self.recent_steps if step.tokens is not None]
+        seconds = self.seconds_per_step
+        return sum(tokens) / len(tokens) / seconds if tokens and seconds else None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Until the last step, at the present speed."""
+        seconds = self.seconds_per_step
+        if seconds is None or self.total_steps is None or self.step is None:
+            return None
+        return max(0, self.total_steps - self.step) * seconds
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds since its last step, where that is longer than steps take; 0 where it moves, or has yet to begin."""
+        if not self.recent_steps:
+            return 0.0
+        since_s = now - self.recent_steps[-1].ended
+        return since_s if since_s > max(STALLED_S, STALLED_STEPS * (self.seconds_per_step or 0.0)) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStatus:
+    """The latest complete checkpoint."""
+
+    at: float
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run as far as its log tells."""
+
+    run: str = ""
+    job: str = ""
+    created_at: float | None = None
+    code: str = ""
+    """Digest of the code that was shipped; empty where ranks run in the working directory."""
+    finished_at: float | None = None
+    controller_pid: int | None = None
+    clock: ClockSample | None = None
+    """The run's clock, as its controller has told it."""
+    nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])
+    min_nodes: int = 0
+    """Fewest nodes it can go on with, where the job asks for a range; else 0."""
+    replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict[int, ReplicaStatus])
+    restarts: int = 0
+    checkpoint: CheckpointStatus | None = None
+    findings: tuple[Finding, ...] = ()
+    """The latest, oldest first; a failure that the run recovers from is a warning."""
+    findings_at: tuple[float, ...] = ()
+    """Unix seconds at which each of them was told last."""
+    injected_faults: Sequence[FaultInjected] = ()
+    """Those from which no failure has come yet."""
+    cancelling: bool = False
+    outcome: Outcome | None = None
+    """How the run will end, once that is decided."""
+    reason: str = ""
+    exit_code: int | None = None
+    corrupt_lines: int = 0
+    """Lines of the log that are not what was written; what stood in them is missing here."""
+
+    @property
+    def phase(self) -> RunPhase:
+        if self.finished_at is not None and self.outcome is not None:
+            return RunPhase(self.outcome.value)
+        if self.outcome is not None or self.cancelling:
+            return RunPhase.STOPPING
+        if any(replica.recovering for replica in self.replicas.values()):
+            return RunPhase.RECOVERING
+        if not self.replicas:
+            return RunPhase.PENDING
+        started = all(replica.ranks for replica in self.replicas.values())
+        return RunPhase.RUNNING if started else RunPhase.STARTING
+
+    @property
+    def now(self) -> float:
+        """Unix seconds on the run's clock, which goes on although somebody sets the wall clock."""
+        return Clock(self.clock)()
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it goes on with fewer nodes than it was asked to."""
+        return any(
+            replica.world_size_change and replica.world_size_change.missing_nodes for replica in self.replicas.values()
+        )
+
+    @property
+    def leader(self) -> ReplicaStatus:
+        """The replica whose step, loss and speed stand for the run: the one that is furthest."""
+        replicas = sorted(self.replicas.values(), key=lambda replica: replica.replica)
+        return max(replicas, key=lambda replica: replica.step or -1, default=ReplicaStatus(replica=0))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """All replicas together: each tells the tokens of all that take part in a step."""
+        return self.leader.tokens_per_s
+
+    def is_progressing(self, now: float) -> bool:
+        """Whether its speed is that of ranks which take steps, and not what it was before they stood still."""
+        return self.finished_at is not None or not (self.leader.recovering or self.leader.stalled_s(now))
+
+    @property
+    def devices(self) -> int:
+        """That took part in the latest step; a rank is one device."""
+        return self.leader.world_size * int(self.leader.metrics.get("replicas", 1))
+
+    @property
+    def tokens_per_s_per_device(self) -> float | None:
+        return self.tokens_per_s / self.devices if self.tokens_per_s is not None and self.devices else None
+
+    @property
+    def waiting_for(self) -> str:
+        """Why no rank is running, in words; empty when there is nothing to wait for."""
+        if self.phase not in (RunPhase.PENDING, RunPhase.STARTING, RunPhase.RECOVERING):
+            return ""
+        if self.controller_pid is None and self.nodes:
+            return "no pod runs its command yet"  # without agents nodes are there, and no controller
+        if self.controller_pid is None:
+            return "no controller has taken the run over yet"
+        if not self.nodes:
+            return "no node has been asked for yet"
+        needed = [node for node in self.nodes.values() if not node.standby]
+        missing = [node for node in needed if node.phase is not NodePhase.JOINED]
+        lost = [str(replica.replica) for replica in self.replicas.values() if replica.recovering]
+        if not missing and 0 < len(lost) < len(self.replicas):
+            return f"replica {', '.join(lost)} is on its way back; {len(self.replicas) - len(lost)} go on"
+        if not missing:
+            return "every node is there; the ranks are on their way to their first step"
+        names = ", ".join(_pending_text(node) for node in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        least = f" ({self.min_nodes} would do)" if self.min_nodes else ""
+        return f"{len(needed) - len(missing)} of {len(needed)} nodes are there{least}; waiting for {names}{more}"
+
+
+def _pending_text(node: NodeStatus) -> str:
+    told = {
+        NodePhase.REQUESTED: "asked for",
+        NodePhase.UNAVAILABLE: "unavailable",
+        NodePhase.CREATED: "created, not joined",
+        NodePhase.UNREACHABLE: "unreachable",
+        NodePhase.GONE: "gone",
+        NodePhase.JOINED: "",
+    }[node.phase]
+    because = f" because {node.reason}" if node.reason else ""
+    return f"{node.name} ({told}{because})"

@@ -1,0 +1,370 @@
+"""Owns how a run went, told once it is over (or so far): result, where the time went, each failure and what it cost.
+
+Refuses to own the measuring (accounting.py) and colours (cli).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    CodeShipped,
+    FaultInjected,
+    FindingRaised,
+    Outcome,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    ShutdownDecided,
+    StepCommitted,
+    UpdateEnded,
+    WorldSizeChanged,
+)
+from holdfast.findings import Finding, Severity
+from holdfast.job import fault_attribution
+from holdfast.metrics.metric_catalog import sticky_metrics
+from holdfast.metrics.metric_text import format_metrics
+from holdfast.os_errors import resolved
+from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
+from holdfast.report.goodput import Account, Ledger, TimeCategory, update_ledger
+from holdfast.report.world_size_text import format_world_size, with_observed_batch
+
+OTHER_FINDINGS_SHOWN = 5
+RECENT_STEP_LINES = 64
+"""Lines of steps that are looked through for what other replicas did between a failure and what was decided."""
+BAR_WIDTH = 24
+"""Characters of a bar that stands for all the time."""
+
+
+class Heading(StrEnum):
+    """What a block of the text begins with."""
+
+    TIME = "where the time went"
+    FAILED = "what failed"
+    OTHER_FINDINGS = "what was noticed"
+    WORLD_SIZES = "how many took part"
+    VERSIONS = "which code ran"
+    CODE = "code"
+    LOGS = "logs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySummary:
+    """One failure, and what came of it."""
+
+    replica: int
+    attempt: int
+    after_s: float
+    """From the run's start to the failure."""
+    failed_at: float
+    finding: Finding
+    first_rank: int | None
+    action: str
+    step: int | None = None
+    """Last step committed before."""
+    resumed_step: int | None = None
+    """First step committed after; None when none was."""
+    until_step_s: float | None = None
+    """From the failure to the end of that step."""
+    other_replica_step_s: float | None = None
+    """How long the step took that another replica committed first after the failure; None where none did."""
+    maybe_recomputed_s: float = 0.0
+    """Seconds that the restart repeats, unless the program loads a checkpoint of its own; 0 where it reports steps."""
+
+    @property
+    def recomputed_steps(self) -> int:
+        """Steps that had to be done again."""
+        if self.step is None or self.resumed_step is None:
+            return 0
+        return max(0, self.step - self.resumed_step + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeVersion:
+    """Code, and the step from which on it ran."""
+
+    digest: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How a run went."""
+
+    run: str
+    job: str
+    outcome: Outcome | None
+    """None while it is not over."""
+    exit_code: int | None
+    reason: str
+    finding: Finding | None
+    """What ended it, where something did."""
+    account: Account
+    recoveries: tuple[RecoverySummary, ...]
+    world_size_changes: tuple[WorldSizeChanged, ...]
+    """How the world size changed, oldest first."""
+    restarts: int
+    logs: str
+    other_findings: tuple[Finding, ...] = ()
+    """Errors and warnings that changed nothing by themselves, each once, in order."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the last step committed; of those that come with few steps the latest."""
+    corrupt_lines: int = 0
+    """Lines of the log that are not what was written; what stood in them is missing here."""
+    code: str = ""
+    """Digest of the code that ran last; empty where ranks ran in the working directory."""
+    code_versions: tuple[CodeVersion, ...] = ()
+    """The code of each step, oldest first."""
+    updates: tuple[UpdateEnded, ...] = ()
+    """What became of those that were asked for."""
+
+
+def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, corrupt_lines: int = 0) -> RunSummary:
+    """Fold a whole log; `logs` is where the ranks' output is, `now` (Unix seconds) ends the account of a live run."""
+    created: RunCreated | None = None
+    code = ""
+    decided: ShutdownDecided | None = None
+    finished: RunFinished | None = None
+    ledger = Ledger()
+    recoveries: list[RecoverySummary] = []
+    worlds: list[WorldSizeChanged] = []
+    versions: list[CodeVersion] = []
+    updates: list[UpdateEnded] = []
+    steps: dict[int, int] = {}
+    latest: deque[StepCommitted] = deque(maxlen=RECENT_STEP_LINES)
+    metrics: Mapping[str, float] = {}
+    restarts = 0
+    noticed: dict[tuple[str, str], Finding] = {}
+    drills: fault_attribution.InjectedFaults = ()
+    for event in events:
+        ledger = update_ledger(ledger, event)
+        before, drills = drills, fault_attribution.unattributed_after(drills, event)
+        match event:
+            case RunCreated():
+                created = event
+            case CodeShipped():
+                code = event.digest
+            case ShutdownDecided():
+                decided = event
+            case RunFinished():
+                finished = event
+            case FindingRaised(finding=finding) if finding.severity is Severity.INFO:
+                noticed = {key: resolved(known, finding) for key, known in noticed.items()}
+            case FindingRaised(finding=finding):
+                drill = fault_attribution.injected_cause(drills, event)
+                noticed[finding.code, finding.where] = fault_attribution.with_injected_cause(finding, drill)
+            case AttemptStarted():
+                restarts += event.attempt > 0
+                code = event.code_digest or code
+            case UpdateEnded():
+                updates.append(event)
+            case RecoveryDecided():
+                recovery = _recovery(
+                    event, created, steps.get(event.replica), fault_attribution.injected_cause(before, event)
+                )
+                for step in latest:  # others may have gone on before it was decided
+                    recovery = _with_other_replica_step(recovery, step)
+                recoveries.append(recovery)
+            case WorldSizeChanged():
+                worlds.append(event)
+            case StepCommitted():
+                worlds = [_with_observed_batch(world, event) for world in worlds]
+                recoveries = [
+                    _with_resumed_step(_with_other_replica_step(recovery, event), event) for recovery in recoveries
+                ]
+                steps[event.replica] = event.step
+                if code and (not versions or versions[-1].digest != code):
+                    versions.append(CodeVersion(digest=code, step=event.first))
+                latest.append(event)
+                metrics = sticky_metrics(metrics) | event.metrics
+            case _:
+                pass
+    ending = finished or decided
+    return RunSummary(
+        run=run,
+        job=str(created.job.get("name", "")) if created else "",
+        outcome=finished.outcome if finished else None,
+        exit_code=ending.exit_code if ending else None,
+        reason=(finished.reason if finished else "") or (decided.reason if decided else ""),
+        finding=decided.finding if decided else None,
+        account=ledger.run_account(now),
+        recoveries=tuple(recoveries),
+        world_size_changes=tuple(worlds),
+        restarts=restarts,
+        logs=logs,
+        other_findings=tuple(noticed.values()),
+        metrics=metrics,
+        corrupt_lines=corrupt_lines,
+        code=code,
+        code_versions=tuple(versions),
+        updates=tuple(updates),
+    )
+
+
+def _recovery(
+    event: RecoveryDecided, created: RunCreated | None, step: int | None, drill: FaultInjected | None
+) -> RecoverySummary:
+    return RecoverySummary(
+        replica=event.replica,
+        attempt=event.attempt,
+        after_s=max(0.0, event.failed_at - created.at) if created else 0.0,
+        failed_at=event.failed_at,
+        finding=fault_attribution.with_injected_cause(event.finding, drill),
+        first_rank=event.first_failed_rank,
+        action=event.action,
+        step=step,
+        maybe_recomputed_s=event.recomputed_s,
+    )
+
+
+def _with_resumed_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
+    """The first step after a failure ends its recovery, and that of failures on the way there."""
+    waited = recovery.until_step_s is None and recovery.replica == step.replica and recovery.attempt < step.attempt
+    if not waited:
+        return recovery
+    return replace(recovery, resumed_step=step.first, until_step_s=max(0.0, step.ended - recovery.failed_at))
+
+
+def _with_other_replica_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
+    """The first step that another replica ended after a failure was the longest: it waited in it, or did it again."""
+    if recovery.other_replica_step_s is not None or recovery.replica == step.replica or step.ended < recovery.failed_at:
+        return recovery
+    return replace(recovery, other_replica_step_s=(step.ended - step.started) / step.steps)
+
+
+def _with_observed_batch(world: WorldSizeChanged, step: StepCommitted) -> WorldSizeChanged:
+    same = (world.replica, world.attempt) == (step.replica, step.attempt)
+    return with_observed_batch(world, step) if same and not world.confirmed else world
+
+
+def format_maybe_recomputed(seconds: float) -> str:
+    """What the restart of a program without reported steps costs."""
+    unless = "unless it loads a checkpoint of its own, it repeats"
+    return f"the program reports no steps: {unless} the last {duration(seconds)}"
+
+
+def format_summary(summary: RunSummary) -> str:
+    """The summary as text, for people."""
+    blocks = [
+        _result(summary),
+        *_time(summary.account),
+        *_failures(summary),
+        *_other_findings(summary),
+        *_worlds(summary),
+        *_versions(summary),
+        _locations(summary),
+    ]
+    if summary.corrupt_lines:
+        blocks.insert(1, f"  incomplete: {count(summary.corrupt_lines, 'line')} of the event log cannot be read")
+    return "\n\n".join(blocks)
+
+
+def _result(summary: RunSummary) -> str:
+    word = summary.outcome.value if summary.outcome else "is not over"
+    account = summary.account
+    ettr = f"ETTR {percentage(account.ettr)}" if account.ettr is not None else "no steps reported, so no ETTR"
+    facts = [count(account.steps, "step")] if account.steps else []
+    facts += [duration(account.total_s), count(summary.restarts, "restart"), ettr]
+    because = f": {sanitize(summary.reason)}" if summary.reason else ""
+    code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
+    last = f"\n  last step: {', '.join(words)}" if (words := format_metrics(summary.metrics)) else ""
+    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}"
+
+
+def _locations(summary: RunSummary) -> str:
+    code = [f"{Heading.CODE}  {short_digest(summary.code)}, shipped"] if summary.code else []
+    logs = [f"{Heading.LOGS}  {summary.logs}"] if summary.logs else []
+    return "\n".join([*code, *logs])
+
+
+UNREMARKABLE_CATEGORIES = frozenset({TimeCategory.STARTING, TimeCategory.RUNNING, TimeCategory.STOPPING})
+"""Where time goes in a run that reports no steps and in which nothing fails: a table of these says nothing."""
+
+
+def _time(account: Account) -> list[str]:
+    if account.parts.keys() <= UNREMARKABLE_CATEGORIES:
+        return []
+    lines: list[str] = []
+    width = max(14, *(len(part) + 1 for part in account.parts))
+    for part in TimeCategory:
+        spent = account.parts.get(part, 0.0)
+        if spent <= 0:
+            continue
+        fraction = spent / account.total_s
+        bar = "█" * round(fraction * BAR_WIDTH) or "▏"
+        lines.append(
+            f"  {part.value:<{width}}{duration(spent):>13}{percentage(fraction):>9}  {bar}{_note(part, account)}"
+        )
+    return _block(Heading.TIME, lines)
+
+
+def _note(part: TimeCategory, account: Account) -> str:
+    """What is said beside a row of the table."""
+    match part:
+        case TimeCategory.RECOMPUTING if account.recomputed_steps:
+            return f"  {count(account.recomputed_steps, 'step')} done again"
+        case TimeCategory.MAYBE_RECOMPUTING:
+            return "  unless it loaded its own checkpoint"
+        case _:
+            return ""
+
+
+def _failures(summary: RunSummary) -> list[str]:
+    """One block with every recovery, and the finding that ended the run where that is another."""
+    lines: list[str] = []
+    for recovery in summary.recoveries:
+        finding = recovery.finding
+        lines.append(f"  after {duration(recovery.after_s)}  {sanitize(finding.what)}  [{sanitize(finding.code)}]")
+        lines += [f"    | {sanitize(line, 300)}" for line in finding.evidence[:3]]
+        lines.append(f"    {recovery.action}{_cost(recovery)}")
+    known = {recovery.finding.code for recovery in summary.recoveries}
+    ended = summary.finding
+    if ended is not None and ended.code not in known:
+        lines.append(f"  {sanitize(ended.what)}  [{sanitize(ended.code)}]")
+        lines += [f"    | {sanitize(line, 300)}" for line in ended.evidence[:3]]
+    if ended is not None and ended.remedy:
+        lines.append(f"  what to do: {sanitize(ended.remedy)}")
+    return _block(Heading.FAILED, lines)
+
+
+def _worlds(summary: RunSummary) -> list[str]:
+    lines = [f"  attempt {world.attempt}  {format_world_size(world)}" for world in summary.world_size_changes]
+    return _block(Heading.WORLD_SIZES, lines)
+
+
+def _versions(summary: RunSummary) -> list[str]:
+    """One block with what code ran from which step on, where that changed."""
+    lines = [f"  from step {version.step}  {short_digest(version.digest)}" for version in summary.code_versions]
+    told = [f"  after step {event.step} an update was {event.outcome}" for event in summary.updates]
+    return _block(Heading.VERSIONS, [*lines, *told] if told or len(lines) > 1 else [])
+
+
+def _other_findings(summary: RunSummary) -> list[str]:
+    """One block with what was noticed besides; the newest of many."""
+    lines: list[str] = []
+    for finding in summary.other_findings[-OTHER_FINDINGS_SHOWN:]:
+        lines.append(f"  {sanitize(finding.what)}  [{sanitize(finding.code)}]")
+        lines += [f"    | {sanitize(line, 300)}" for line in finding.evidence[:3]]
+        lines += [f"    what to do: {sanitize(finding.remedy)}"] if finding.remedy else []
+    if hidden := len(summary.other_findings) - OTHER_FINDINGS_SHOWN:
+        lines += [f"  and {hidden} more before: `holdfast events`"] if hidden > 0 else []
+    return _block(Heading.OTHER_FINDINGS, lines)
+
+
+def _block(heading: Heading, lines: list[str]) -> list[str]:
+    return ["\n".join([heading, *lines])] if lines else []
+
+
+def _cost(recovery: RecoverySummary) -> str:
+    others = recovery.other_replica_step_s
+    went_on = f"; another replica went on, with a step of {others:.2f} s" if others is not None else ""
+    if recovery.until_step_s is None:
+        return f"; {format_maybe_recomputed(recovery.maybe_recomputed_s)}" if recovery.maybe_recomputed_s else went_on
+    again = f", {count(recovery.recomputed_steps, 'step')} done again" if recovery.recomputed_steps else ""
+    its = "its" if others is not None else "the"
+    return f"{went_on}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"

@@ -1,0 +1,465 @@
+"""Owns the fold from a run's events to its status: a table by event type.
+
+`RunStatus()` is a run of which nothing is known; `advance` takes one event. What a status is, is in status.py. A long
+file, because it is one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from holdfast.events import (
+    AgentConnected,
+    AgentDisconnected,
+    AnyEvent,
+    AttemptStarted,
+    CancelRequested,
+    CheckpointCommitted,
+    CodeShipped,
+    ControllerStarted,
+    ExitReason,
+    FaultInjected,
+    FindingRaised,
+    NodeCreated,
+    NodeRequested,
+    NodesStarted,
+    NodesStopped,
+    NodeTerminated,
+    NodeUnavailable,
+    RankExited,
+    RankHung,
+    RanksExited,
+    RanksHung,
+    RanksPrewarmed,
+    RanksStarted,
+    RanksStopped,
+    RecoveryDecided,
+    RunCreated,
+    RunFinished,
+    ShutdownDecided,
+    StandbyPromoted,
+    StandbyReady,
+    StepCommitted,
+    WorldSizeChanged,
+    from_ranges,
+)
+from holdfast.events.log import EventReader
+from holdfast.findings import Finding, Severity
+from holdfast.job import fault_attribution
+from holdfast.os_errors import resolved
+from holdfast.report.rank_table import RankPhase, RankStatus, RankTable, RankUpdate
+from holdfast.report.run_status import CheckpointStatus, NodePhase, NodeStatus, ReplicaStatus, RunStatus, StepTime
+from holdfast.report.world_size_text import with_observed_batch
+from holdfast.run_dir import RunDir
+
+SPEED_WINDOW_STEPS = 20
+"""Steps over which speed is measured."""
+FINDINGS_KEPT = 10
+STOP_ACTION = "stop"
+"""The decision after which a failure ends the run."""
+
+
+def update_status(status: RunStatus, event: AnyEvent) -> RunStatus:
+    """Take one event; kinds that change nothing here leave the status as it is."""
+    handler = _TABLE.get(type(event))
+    return handler(status, event) if handler else status
+
+
+def status_from_events(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStatus:
+    """The status after all of these, from the one before them or from nothing."""
+    status = status or RunStatus()
+    for event in events:
+        status = update_status(status, event)
+    return status
+
+
+def read_status(run: RunDir) -> RunStatus:
+    """How a run is doing, or how it went, by its log."""
+    reader = EventReader(run.events)
+    return replace(
+        status_from_events(reader.read(), RunStatus(run=run.run_id)), corrupt_lines=reader.corrupt_line_count
+    )
+
+
+def format_exit(event: RankExited | RanksExited) -> str:
+    """`exited with code 1`, `ended by signal 9`."""
+    match event.reason:
+        case ExitReason.CODE:
+            return f"exited with code {event.code}"
+        case ExitReason.SIGNAL:
+            return f"ended by signal {event.code}"
+        case ExitReason.OUT_OF_MEMORY:
+            return "ended for lack of memory"
+        case ExitReason.PORT_TAKEN:
+            return "found its rendezvous port taken"
+        case ExitReason.ORPHANED_RANKS:
+            return "left ranks at work"
+        case ExitReason.CODE_DELIVERY_FAILED:
+            return "did not get its code"
+        case ExitReason.NOT_STARTED:
+            return "could not be started"
+
+
+# The run
+
+
+def _created(status: RunStatus, event: RunCreated) -> RunStatus:
+    job = str(event.job.get("name") or event.run.rpartition("-")[0])
+    nodes = event.job.get("nodes", {})
+    least = nodes["min"] if nodes and nodes["min"] < nodes["max"] else 0
+    return RunStatus(run=event.run, job=job, created_at=event.at, min_nodes=least)
+
+
+def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:
+    return replace(status, code=event.digest)
+
+
+def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatus:
+    """No connection survives a controller."""
+    nodes = {
+        index: replace(node, phase=NodePhase.UNREACHABLE) if node.phase is NodePhase.JOINED else node
+        for index, node in status.nodes.items()
+    }
+    return replace(status, controller_pid=event.pid, clock=event.clock, nodes=nodes)
+
+
+def _cancel_requested(status: RunStatus, event: CancelRequested) -> RunStatus:
+    return replace(status, cancelling=True)
+
+
+def _shutdown_decided(status: RunStatus, event: ShutdownDecided) -> RunStatus:
+    status = replace(status, outcome=event.outcome, reason=event.reason, exit_code=event.exit_code)
+    return _with_finding(status, event.finding, event) if event.finding else status
+
+
+def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
+    """Nothing is left of a run's nodes when it is over."""
+    return replace(
+        status,
+        finished_at=event.at,
+        outcome=event.outcome,
+        exit_code=event.exit_code,
+        reason=event.reason or status.reason,
+        nodes={index: replace(node, phase=NodePhase.GONE) for index, node in status.nodes.items()},
+    )
+
+
+def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
+    return _with_finding(status, event.finding, event)
+
+
+def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunStatus:
+    """A decision to stop repeats the finding of the failure before it; that is one finding."""
+    finding = fault_attribution.with_injected_cause(
+        finding, fault_attribution.injected_cause(status.injected_faults, event)
+    )
+    known, at = status.findings, status.findings_at
+    if any(_is_same(finding, last) for last in known[-1:]):
+        again = structs.replace(known[-1], severity=finding.severity)
+        return replace(status, findings=(*known[:-1], again), findings_at=(*at[:-1], event.at))
+    known = (*(resolved(one, finding) for one in known), finding)
+    return replace(status, findings=known[-FINDINGS_KEPT:], findings_at=(*at, event.at)[-FINDINGS_KEPT:])
+
+
+# Nodes
+
+
+def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
+    status = _lose_ranks(status, event.node) if event.generation > 0 else status
+    asked = NodeStatus(node=event.node, generation=event.generation, reason=event.reason, standby=event.standby)
+    return _with_node(status, asked)
+
+
+def _standby_ready(status: RunStatus, event: StandbyReady) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or known.generation != event.generation:
+        return status
+    return _with_node(status, replace(known, ready=True))
+
+
+def _standby_promoted(status: RunStatus, event: StandbyPromoted) -> RunStatus:
+    for node, standby in ((event.node, False), (event.replaces, True)):
+        if known := status.nodes.get(node):
+            status = _with_node(status, replace(known, standby=standby, ready=False))
+    return status
+
+
+def _node_created(status: RunStatus, event: NodeCreated) -> RunStatus:
+    return _while_missing(status, event.node, event.generation, NodePhase.CREATED)
+
+
+def _node_unavailable(status: RunStatus, event: NodeUnavailable) -> RunStatus:
+    return _while_missing(status, event.node, event.generation, NodePhase.UNAVAILABLE, event.reason)
+
+
+def _while_missing(status: RunStatus, node: int, generation: int, phase: NodePhase, reason: str = "") -> RunStatus:
+    known = status.nodes.get(node)
+    missing = (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.CREATED)
+    if known is None or known.generation != generation or known.phase not in missing:
+        return status
+    return _with_node(status, replace(known, phase=phase, reason=reason or known.reason))
+
+
+def _agent_connected(status: RunStatus, event: AgentConnected) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known and known.generation > event.generation:
+        return status
+    joined = NodeStatus(
+        node=event.node,
+        generation=event.generation,
+        phase=NodePhase.JOINED,
+        hostname=event.hostname,
+        incarnation=event.incarnation,
+        standby=known is not None and known.standby,
+        ready=known is not None and known.ready and known.incarnation == event.incarnation,
+    )
+    return _with_node(status, joined)
+
+
+def _agent_disconnected(status: RunStatus, event: AgentDisconnected) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or (known.generation, known.incarnation) != (event.generation, event.incarnation):
+        return status
+    return _with_node(status, replace(known, phase=NodePhase.GONE if status.outcome else NodePhase.UNREACHABLE))
+
+
+def _node_terminated(status: RunStatus, event: NodeTerminated) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or known.generation != event.generation:
+        return status
+    return _lose_ranks(_with_node(status, replace(known, phase=NodePhase.GONE, reason=event.reason)), event.node)
+
+
+def _with_node(status: RunStatus, node: NodeStatus) -> RunStatus:
+    nodes = dict(status.nodes)
+    in_order = node.node in nodes or node.node > next(reversed(nodes), -1)
+    nodes[node.node] = node
+    return replace(status, nodes=nodes if in_order else dict(sorted(nodes.items())))
+
+
+def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
+    for replica in status.replicas.values():
+        status = _with_replica(status, _ended(replica, {node}, RankPhase.LOST))
+    return status
+
+
+# Replicas and ranks
+
+
+def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
+    before = _replica(status, event.replica)
+    after = replace(
+        before, attempt=event.attempt, world_size=event.world_size, ranks=RankTable(), metrics={}, recent_steps=()
+    )
+    code = event.code_digest or status.code
+    return _with_replica(replace(status, code=code, restarts=status.restarts + (event.attempt > 0)), after)
+
+
+def _world_size_changed(status: RunStatus, event: WorldSizeChanged) -> RunStatus:
+    return _with_replica(status, replace(_replica(status, event.replica), world_size_change=event))
+
+
+def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    started = {state.rank: RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks}
+    return _with_replica(status, _started(replica, lambda known: known.update(started)))
+
+
+def _ranks_prewarmed(status: RunStatus, event: RanksPrewarmed) -> RunStatus:
+    replica = _replica(status, event.replica)
+    return _with_replica(status, replace(replica, prewarmed=replica.prewarmed | frozenset(event.ranks)))
+
+
+def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+
+    def start(known: dict[int, RankStatus]) -> None:
+        nodes, ranks = list(from_ranges(event.nodes)), list(from_ranges(event.ranks))
+        each = max(1, len(ranks) // len(nodes))
+        known.update((rank, RankStatus(rank=rank, node=nodes[index // each])) for index, rank in enumerate(ranks))
+
+    return _with_replica(status, _started(replica, start))
+
+
+def _started(replica: ReplicaStatus, start: RankUpdate) -> ReplicaStatus:
+    # A job that reports no steps has recovered when it runs again.
+    recovering = replica.recovering and replica.step is not None
+    return replace(replica, ranks=replica.ranks.updated(start), recovering=recovering)
+
+
+def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    tokens = event.metrics.get("tokens")
+    time = StepTime(first=event.first, step=event.step, started=event.started, ended=event.ended, tokens=tokens)
+    total = event.metrics.get("total_steps")
+    world = replica.world_size_change
+    if world is not None and world.attempt == event.attempt:
+        world = with_observed_batch(world, event)
+    after = replace(
+        replica,
+        step=event.step,
+        world_size_change=world,
+        total_steps=replica.total_steps if total is None else int(total),
+        loss=event.metrics.get("loss", replica.loss),
+        metrics={**replica.metrics, **event.metrics, **_stall(event)},
+        recent_steps=(*replica.recent_steps, time)[-SPEED_WINDOW_STEPS:],
+        recovering=False,
+    )
+    return _with_replica(status, after)
+
+
+def _stall(event: StepCommitted) -> dict[str, float]:
+    """What the latest checkpoint cost the loop: most steps have none."""
+    return {"checkpoint_stall_s": event.checkpoint_s} if event.checkpoint_s > 0 else {}
+
+
+def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
+    last_step = event.last_step if event.last_step >= 0 else None
+    return _with_rank(status, event, _phase_after(event), format_exit(event), last_step)
+
+
+def _phase_after(event: RankExited | RanksExited) -> RankPhase:
+    return RankPhase.STOPPED if event.stopped else RankPhase.FAILED if event.failed else RankPhase.EXITED
+
+
+def _ranks_exited(status: RunStatus, event: RanksExited) -> RunStatus:
+    return _with_ranks(status, event, _phase_after(event), format_exit(event))
+
+
+def _ranks_hung(status: RunStatus, event: RanksHung) -> RunStatus:
+    return _with_ranks(status, event, RankPhase.HUNG, "")
+
+
+def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPhase, detail: str) -> RunStatus:
+    """Ranks that are known, with what happened to all of them."""
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+
+    def end(known: dict[int, RankStatus]) -> None:
+        for rank in from_ranges(event.ranks):
+            if rank in known:
+                known[rank] = replace(known[rank], phase=phase, detail=detail)
+
+    return _with_replica(status, replace(replica, ranks=replica.ranks.updated(end)))
+
+
+def _rank_hung(status: RunStatus, event: RankHung) -> RunStatus:
+    where = f" in {event.top_frame}" if event.top_frame else ""
+    detail = f"no step for {event.waited_s:.0f} s{where}"
+    return _with_rank(status, event, RankPhase.HUNG, detail, event.last_step if event.last_step >= 0 else None)
+
+
+def _with_rank(
+    status: RunStatus, event: RankExited | RankHung, phase: RankPhase, detail: str, last_step: int | None
+) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+
+    def end(known: dict[int, RankStatus]) -> None:
+        before = known.get(event.rank) or RankStatus(rank=event.rank, node=event.node)
+        known[event.rank] = replace(before, phase=phase, detail=detail, last_step=last_step)
+
+    return _with_replica(status, replace(replica, ranks=replica.ranks.updated(end)))
+
+
+def _ranks_stopped(status: RunStatus, event: RanksStopped) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, _ended(replica, {event.node}, RankPhase.STOPPED))
+
+
+def _nodes_stopped(status: RunStatus, event: NodesStopped) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, _ended(replica, set(from_ranges(event.nodes)), RankPhase.STOPPED))
+
+
+def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> ReplicaStatus:
+    """Whatever still ran on these nodes runs no longer."""
+    over = (RankPhase.RUNNING, RankPhase.HUNG)
+
+    def end(known: dict[int, RankStatus]) -> None:
+        for rank, before in known.items():
+            if before.node in nodes and before.phase in over:
+                known[rank] = replace(before, phase=phase)
+
+    return replace(replica, ranks=replica.ranks.updated(end))
+
+
+def _is_same(finding: Finding, known: Finding) -> bool:
+    """Whether it is one that was told before; of that it may have been told that a drill did it."""
+    alike = (finding.code, finding.evidence) == (known.code, known.evidence)
+    return alike and known.what.startswith(finding.what)
+
+
+def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:
+    status = _with_replica(status, replace(_replica(status, event.replica), recovering=True))
+    finding = event.finding
+    if event.action != STOP_ACTION:
+        finding = structs.replace(finding, severity=Severity.WARNING)
+    status = _with_finding(status, finding, event)
+    return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
+
+
+def _fault_injected(status: RunStatus, event: FaultInjected) -> RunStatus:
+    return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
+
+
+def _checkpoint_committed(status: RunStatus, event: CheckpointCommitted) -> RunStatus:
+    return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
+
+
+def _replica(status: RunStatus, index: int) -> ReplicaStatus:
+    return status.replicas.get(index) or ReplicaStatus(replica=index)
+
+
+def _with_replica(status: RunStatus, replica: ReplicaStatus) -> RunStatus:
+    return replace(status, replicas={**status.replicas, replica.replica: replica})
+
+
+_TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
+    RunCreated: _created,
+    CodeShipped: _code_shipped,
+    ControllerStarted: _controller_started,
+    CancelRequested: _cancel_requested,
+    ShutdownDecided: _shutdown_decided,
+    RunFinished: _finished,
+    FindingRaised: _finding_raised,
+    FaultInjected: _fault_injected,
+    NodeRequested: _node_requested,
+    StandbyReady: _standby_ready,
+    StandbyPromoted: _standby_promoted,
+    AgentConnected: _agent_connected,
+    AgentDisconnected: _agent_disconnected,
+    NodeTerminated: _node_terminated,
+    NodeCreated: _node_created,
+    NodeUnavailable: _node_unavailable,
+    WorldSizeChanged: _world_size_changed,
+    AttemptStarted: _attempt_started,
+    RanksStarted: _ranks_started,
+    RanksPrewarmed: _ranks_prewarmed,
+    StepCommitted: _step_committed,
+    RankExited: _rank_exited,
+    RankHung: _rank_hung,
+    RanksStopped: _ranks_stopped,
+    NodesStarted: _nodes_started,
+    NodesStopped: _nodes_stopped,
+    RanksExited: _ranks_exited,
+    RanksHung: _ranks_hung,
+    RecoveryDecided: _recovery_decided,
+    CheckpointCommitted: _checkpoint_committed,
+}

@@ -1,0 +1,274 @@
+"""Owns where things lie in a run's folder, and the folder of all runs; everything in them is private to their user.
+
+RUNS/<run id>/
+    events.jsonl            the log
+    job.json                the job as it was accepted
+    run-row.json              what a list of runs says of a run that is over
+    controller.json         where the controller listens, its keeper's process and machine
+    remote.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
+    collected               there: somebody has these copies whole
+    recalled/               while there is no log: copies of it and of the code, as they come from nodes
+    untold                  there: the log was had back from nodes, and none of them knows yet who goes on with it
+    cluster-contact.json            here: since when the place is not heard, and why; not there where it is
+    control.sock            where this user's commands reach the controller
+    lock                    held as long as the run has a keeper or a controller
+    token, secrets.json     0600; secrets.json goes when the run ends
+    ca.pem, identity.pem    where agents come over a network: what they know the controller by, and its key (0600),
+                            which goes with the secrets; on Kubernetes none of these four are in the folder: the
+                            controller reads them in its Secret
+    controller.log          the controller's own words
+    lighthouse.sock, .port, .log   of a job with replicas: where the quorum service is told, listens, and what it says
+    code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
+    nodes/node1.0/          one node slot and generation: agent.json (its process), agent.log, stacks, why it left,
+                            where its memory group is, the node's own token (0600)
+    logs/attempt-0/rank-3.log
+    checkpoints/            where the job names no other place
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.host.files import open_regular, private_opener, read_object, regular_opener
+
+SUPERSEDED_EXIT_CODE = 81
+"""Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
+
+EVENTS_NAME = "events.jsonl"
+"""The log, wherever a run's folder is."""
+
+AGENT_RECORD_NAME = "agent.json"
+"""In a node's folder: its agent's process."""
+
+EXIT_REASON_NAME = "exit-reason"
+"""In a node's folder: why its agent left by itself, for whoever takes the run over."""
+
+TAIL_BYTES = 64 * 1024
+"""Of the end of the controller's log, in which its last words are looked for."""
+
+_ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
+"""Without the letters and digits that are read for one another."""
+
+_PORTS = ("port", "former_port")
+_RECORD_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "host": str,
+    "port": int,
+    "former_port": int,
+    "taken_by": str,
+    "supervisor_pid": int,
+    "id": str,
+    "hostname": str,
+    "boot": str,
+    "failed": int,
+    "failing_since": (int, float),
+}
+"""What `controller.json` holds."""
+
+_ATTEMPT = re.compile(r"(?P<before>(?:replica-\d+-)?attempt-)(?P<attempt>\d+)")
+
+
+def runs_root() -> Path:
+    """The folder of all runs: HOLDFAST_HOME, else the XDG state folder."""
+    home = os.environ.get("HOLDFAST_HOME")
+    if home:
+        return Path(home).absolute() / "runs"
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state).absolute() / "holdfast" / "runs"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's folder."""
+
+    path: Path
+    secrets_dir: Path | None = None
+    """Where its keys and secrets are, read-only and not ours to remove; None where they are in the folder itself."""
+
+    @classmethod
+    def create(cls, job_name: str) -> RunDir:
+        """Make a new private folder under a fresh id, such as `demo-k3m9tz`."""
+        root = runs_root()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            suffix = "".join(secrets.choice(_ID_ALPHABET) for _ in range(6))
+            path = root / f"{job_name}-{suffix}"
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return cls(path)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def events(self) -> Path:
+        return self.path / EVENTS_NAME
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def run_row(self) -> Path:
+        return self.path / "run-row.json"
+
+    @property
+    def controller_record(self) -> Path:
+        return self.path / "controller.json"
+
+    def read_controller_record(self) -> dict[str, Any]:
+        """What its keeper says of itself and of where the controller is; without what no keeper writes."""
+        return read_controller_record(self.controller_record)
+
+    @property
+    def remote(self) -> Path:
+        return self.path / "remote.json"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def cluster_contact(self) -> Path:
+        return self.path / "cluster-contact.json"
+
+    @property
+    def synced(self) -> Path:
+        return self.path / "synced"
+
+    @property
+    def restore_scratch(self) -> Path:
+        return self.path / "restore-scratch"
+
+    @property
+    def log_unreplicated(self) -> Path:
+        return self.path / "log-unreplicated"
+
+    @property
+    def controller_log(self) -> Path:
+        return self.path / "controller.log"
+
+    @property
+    def token(self) -> Path:
+        return self._secrets_path / "token"
+
+    @property
+    def secrets(self) -> Path:
+        return self._secrets_path / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def ca(self) -> Path:
+        return self._secrets_path / "ca.pem"
+
+    @property
+    def identity(self) -> Path:
+        return self._secrets_path / "identity.pem"
+
+    @property
+    def _secrets_path(self) -> Path:
+        return self.secrets_dir or self.path
+
+    def delete_secrets(self) -> None:
+        """Remove what only a run that goes on needs."""
+        if self.secrets_dir is not None:
+            return
+        self.secrets.unlink(missing_ok=True)
+        self.identity.unlink(missing_ok=True)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def lock(self) -> int | None:
+        """Take the run for a keeper and the controllers that inherit the descriptor; None when it is taken."""
+        return self._locked(fcntl.LOCK_EX)
+
+    def alive(self) -> bool:
+        """Whether the run has a keeper or a controller; two who look at once do not take each other for one."""
+        try:
+            descriptor = self._locked(fcntl.LOCK_SH, os.O_RDONLY)  # it may be on a read-only file system
+        except OSError:  # there is none, or something else in its place, which nobody can hold
+            return False
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False
+
+    def _locked(self, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
+        descriptor = regular_opener(str(self.path / "lock"), flags | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def node_dir(self, node: int, generation: int) -> Path:
+        return self.nodes / f"node{node}.{generation}"
+
+    def controller_log_tail(self) -> tuple[str, ...]:
+        """The last lines of its controller's log; none where there is none."""
+        try:
+            with open_regular(self.controller_log) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return tuple(file.read().decode(errors="replace").splitlines()[-5:])
+        except OSError:
+            return ()
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def attempt_log_dir(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
+        """Folder of an attempt's rank logs; replicas have one each when there are several."""
+        name = f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
+        return self.logs / name
+
+    def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
+        return self.attempt_log_dir(attempt, replica, replicas) / rank_log_name(rank)
+
+
+def read_controller_record(record: Path) -> dict[str, Any]:
+    """What a `controller.json` says, of what a keeper writes there; empty where there is none."""
+    try:
+        found = read_object(record)
+    except OSError:
+        return {}
+    known = {name: value for name, value in found.items() if isinstance(value, _RECORD_FIELDS.get(name, ()))}
+    return {name: value for name, value in known.items() if name not in _PORTS or 0 < value < 1 << 16}
+
+
+def rank_log_name(rank: int) -> str:
+    """A rank's log in its attempt's folder."""
+    return f"rank-{rank}.log"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its user may read."""
+    with open(path, "x", opener=private_opener) as file:
+        file.write(text)
+
+
+def earlier_logs(rank_log: Path) -> list[Path]:
+    """What the same rank wrote in earlier attempts, oldest first; empty for a file that lies in no attempt's folder."""
+    found = _ATTEMPT.fullmatch(rank_log.parent.name)
+    if found is None:
+        return []
+    folders = (rank_log.parent.with_name(f"{found['before']}{earlier}") for earlier in range(int(found["attempt"])))
+    return [log for folder in folders if (log := folder / rank_log.name).exists()]

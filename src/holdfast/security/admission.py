@@ -1,0 +1,186 @@
+"""Owns every connection's way in: counted and timed from its first moment, encrypted where it leaves the machine.
+
+uvicorn knows a connection only when TLS is done, and waits for ever for the headers of a request; a stranger must not
+be able to hold a controller's descriptors that way. Refuses to own who may come in (keys.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from holdfast.security.api_limits import CONTROLLER_FILES, FILES_PER_NODE, MIN_PENDING, ApiLimits
+
+log = logging.getLogger("holdfast.controller")
+
+
+TLS_RECORD_BYTES = 16 * 1024
+"""What a TLS record holds at most. asyncio keeps a buffer of 256 KiB for each connection: half a GiB at 2,048 nodes."""
+
+
+BACKLOG = 100
+"""Connections that are accepted in one go: they are open before the hall has seen one of them."""
+
+
+class PendingConnection:
+    """One connection, until it has settled: done what it came for, or come to stay."""
+
+    def __init__(self, transport: asyncio.Transport, hall: PendingConnections, within_s: float) -> None:
+        self._transport = transport
+        self._pending = hall
+        self._timer = asyncio.get_running_loop().call_later(within_s, self.abort)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def admit(self, timeout_s: float = 0.0) -> None:
+        """The connection has come to stay: for so many seconds, or with none given for as long as it likes."""
+        self._timer.cancel()
+        self._pending.remove(self)
+        if timeout_s:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
+
+    def abort(self) -> None:
+        """End the connection at once, whatever it is about."""
+        self.admit()
+        self._transport.abort()
+
+
+class PendingConnections:
+    """Where connections are until they settle: room for a stated number, the oldest making way for the newest."""
+
+    def __init__(self, room: int, within_s: float) -> None:
+        self._capacity = room
+        self._timeout_s = within_s
+        self._connections: dict[PendingConnection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def add(self, transport: asyncio.Transport) -> PendingConnection:
+        if len(self._connections) >= self._capacity:
+            self._evict_oldest()
+        arrival = PendingConnection(transport, self, self._timeout_s)
+        self._connections[arrival] = None
+        return arrival
+
+    def remove(self, arrival: PendingConnection) -> None:
+        self._connections.pop(arrival, None)
+
+    def _evict_oldest(self) -> None:
+        """Let those go that have gone by themselves; when nobody has, the one that has been longest about it."""
+        for arrival in [arrival for arrival in self._connections if arrival.is_closing]:
+            arrival.admit()
+        if len(self._connections) >= self._capacity:
+            log.warning("%s connections have yet to show a token; the oldest are cut off", self._capacity)
+            next(iter(self._connections)).abort()
+
+
+class AgentsWebSocket(WebSocketsSansIOProtocol):
+    """Agents speak in binary frames. Text is taken for the same, not decoded: uvicorn logs a traceback of bad UTF-8."""
+
+    def handle_text(self, event: Frame) -> None:
+        self.handle_bytes(event)
+
+    def keepalive_timeout(self) -> None:
+        """Let a silent peer go at once: neither TLS's farewell, 30 s, nor what is yet to be sent is waited for."""
+        self.transport.abort()
+
+
+class AdmissionServer(uvicorn.Server):
+    """uvicorn behind a door; the application finds its connection's `PendingConnection` in `scope["state"]["pending_connection"]`."""
+
+    def __init__(self, config: uvicorn.Config, *, limits: ApiLimits, nodes: int, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = max(MIN_PENDING, may_open - CONTROLLER_FILES - FILES_PER_NODE * nodes)
+        self._accept_backlog = min(BACKLOG, free // 2)
+        self.pending = PendingConnections(
+            min(limits.max_pending + nodes, free - self._accept_backlog), limits.admission_s
+        )
+        self._limits = limits
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets that were handed down; TLS on those that other machines can reach."""
+        loop = asyncio.get_running_loop()
+        sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
+        self.servers: list[asyncio.base_events.Server] = []
+        for listener in sockets or []:
+            tls = None if listener.family is socket.AF_UNIX else self._tls
+            server = await loop.create_server(
+                lambda tls=tls: _TlsProtocol(self.pending, self._http_protocol, tls),
+                sock=listener,
+                backlog=self._accept_backlog,
+            )
+            self.servers.append(server)
+        self.started = True
+
+    def _http_protocol(self, arrival: PendingConnection) -> asyncio.Protocol:
+        state: dict[str, Any] = {"pending_connection": arrival}
+        return H11Protocol(self.config, self.server_state, state)
+
+
+class _TlsProtocol(asyncio.Protocol):
+    """A connection before it speaks HTTP; it hands over what came meanwhile."""
+
+    def __init__(
+        self,
+        hall: PendingConnections,
+        speak: Callable[[PendingConnection], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._pending = hall
+        self._http_protocol = speak
+        self._tls = tls
+        self._early_data = bytearray()
+        self._lost = False
+        self._handshake_task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast("asyncio.Transport", transport)
+        arrival = self._pending.add(raw)
+        if self._tls is None:
+            self._hand_over(arrival, raw)
+        else:
+            raw.pause_reading()  # until TLS is there to read
+            self._handshake_task = asyncio.ensure_future(self._handshake(arrival, raw, self._tls))
+
+    def data_received(self, data: bytes) -> None:
+        """What a client sends along with the end of its handshake comes before the handshake's own awaiter is told."""
+        self._early_data += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+
+    async def _handshake(self, arrival: PendingConnection, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        peer = raw.get_extra_info("peername")
+        try:
+            # Its own time-outs are longer than an arrival's.
+            secured = await asyncio.get_running_loop().start_tls(raw, self, tls, server_side=True)
+        except OSError as error:  # among them ssl.SSLError
+            log.warning("no TLS with %s: %s", peer[0] if peer else "somebody", error)
+            secured = None
+        if secured is None or self._lost:
+            arrival.abort()
+        else:
+            self._hand_over(arrival, secured)
+
+    def _hand_over(self, arrival: PendingConnection, transport: asyncio.Transport) -> None:
+        protocol = self._http_protocol(arrival)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._early_data:
+            protocol.data_received(bytes(self._early_data))

@@ -1,0 +1,200 @@
+"""Owns tensors in files, as torch.distributed.checkpoint lays them out; each file is checked while it is read.
+
+Any program can load them with torch.distributed.checkpoint alone. Refuses to own what they are of (train_state.py), and
+the seal, which says what the files must be (manifest_file.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Collection, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+
+# The ignores: torch says PathLike without saying of what.
+from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
+
+from holdfast.host.files import UnexpectedFile
+from holdfast.train.checkpoint.manifest_file import FileChecksum
+from holdfast.train.checkpoint.regular_file import open_regular
+from holdfast.train.session.control_group import ControlGroup
+
+INDEX = ".metadata"
+"""The file, one for all ranks, that says where each tensor lies."""
+READERS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that read a rank's tensors: one does 3 GB/s here."""
+
+
+class DamagedFile(Exception):
+    """A file is not what it was sealed as; travels from the rank that found it to all."""
+
+
+class StoreUnreachable(Exception):
+    """The place that has the files does not answer; travels in the same way."""
+
+
+class ReadSource(Protocol):
+    """Where files are read from."""
+
+    folder: Path
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these files in the folder; raises Lost where they cannot be asked for."""
+        ...
+
+    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
+        """Why a file must not be believed."""
+        ...
+
+
+def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Path]:
+    """Write this rank's part of a checkpoint, not yet seen to disk; returns its files. All ranks call it together."""
+    with _allow_single_process():
+        writer = FileSystemWriter(folder, sync_files=False)
+        save(tensors, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
+    return [*folder.glob(f"__{ranks.rank}_*"), *([folder / INDEX] if ranks.rank == 0 else [])]
+
+
+def read(
+    tensors: dict[str, Any], source: ReadSource, expected: Mapping[str, FileChecksum], ranks: ControlGroup, *, also: str
+) -> str | None:
+    """Read into tensors that may be sharded otherwise than those that were saved. All ranks call it together.
+
+    Every file that this rank reads, and `also`, is checked against what it was sealed as. Returns the damage of any
+    rank's files, on every rank; then what was read is worth nothing. Raises CheckpointException where these tensors are
+    not those that were saved, and Lost.
+    """
+    checked = _VerifiedSource(source, expected)
+    # The index is unpickled, so it is checked before.
+    found = ranks.first_not_none(checked.check_first((INDEX, also)))
+    if isinstance(found, StoreUnreachable):
+        raise found
+    if found is not None:
+        return str(found)
+    try:
+        with _allow_single_process():
+            reader = _VerifyingReader(checked)
+            load(tensors, storage_reader=reader, process_group=ranks.group, no_dist=ranks.group is None)
+    except CheckpointException as error:
+        for cause, _ in error.failures.values():
+            if isinstance(cause, DamagedFile):
+                return str(cause)
+            if isinstance(cause, StoreUnreachable):
+                raise cause from None
+        raise
+    return None
+
+
+class _VerifiedSource:
+    """A place whose files are held against their seal."""
+
+    def __init__(self, source: ReadSource, expected: Mapping[str, FileChecksum]) -> None:
+        self.source = source
+        self._expected = expected
+
+    def check_first(self, names: Collection[str]) -> DamagedFile | StoreUnreachable | None:
+        """What stands against these files, before anything is read."""
+        try:
+            self.fetch(names)
+        except StoreUnreachable as error:
+            return error
+        found = next(filter(None, map(self.find_damage, names)), None)
+        return DamagedFile(found) if found else None
+
+    def fetch(self, names: Iterable[str]) -> None:
+        self.source.fetch(name for name in names if name in self._expected)
+
+    def irregular(self, names: Iterable[str]) -> str | None:
+        """Which of these is no regular file, and what it is."""
+        for name in names:
+            try:
+                with suppress(FileNotFoundError):  # `damage` says so, with what it was sealed as
+                    open_regular(self.source.folder / name).close()
+            except UnexpectedFile as error:
+                return f"{name}: {error}"
+        return None
+
+    def find_damage(self, name: str) -> str | None:
+        expected = self._expected.get(name)
+        return self.source.find_damage(name, expected) if expected else f"{name}: not sealed"
+
+
+class _VerifyingReader(FileSystemReader):
+    """Reads with several threads, beside others that check the same files: they find each other's pages in memory.
+
+    What it can it reads to where it belongs. Torch has each tensor read to memory of its own and copied from there,
+    which takes three times as much of a processor: most of it is the kernel's, handing that memory out.
+    """
+
+    def __init__(self, checked: _VerifiedSource) -> None:
+        super().__init__(checked.source.folder)
+        self._checked = checked
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Damage goes before what went wrong in reading, which it may explain."""
+        names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
+        self._checked.fetch(names)
+        if (irregular := self._checked.irregular(names)) is not None:  # to read it might take for ever
+            raise DamagedFile(irregular)
+        shares = [dataclasses.replace(plan, items=plan.items[first::READERS]) for first in range(READERS)]
+        with ThreadPoolExecutor(READERS + len(names)) as pool:
+            damages = [pool.submit(self._checked.find_damage, name) for name in sorted(names)]
+            reads = [pool.submit(self._read, share, planner) for share in shares]
+            wait(reads)
+        for found in filter(None, (each.result() for each in damages)):
+            raise DamagedFile(found)
+        for each in reads:
+            each.result()
+        all_done: torch.futures.Future[None] = torch.futures.Future()
+        all_done.set_result(None)
+        return all_done
+
+    def _read(self, share: LoadPlan, planner: LoadPlanner) -> None:
+        others = [item for item in share.items if not self._read_in_place(item, planner)]
+        super().read_data(dataclasses.replace(share, items=others), planner)
+
+    def _read_in_place(self, item: ReadItem, planner: LoadPlanner) -> bool:
+        """Whether it could be: not what is no tensor, lies on a GPU, or in another order or type than in the file."""
+        saved = self.storage_data[item.storage_index]
+        if item.type is not LoadItemType.TENSOR or saved.transform_descriptors:
+            return False
+        with open(self._checked.source.folder / saved.relative_path, "rb") as file:
+            # To "meta" nothing is read but what the tensor is, and where in the file its bytes begin.
+            whole = torch.load(self._slice_file(file, saved), map_location="meta", weights_only=True)
+            begin: int = whole.untyped_storage()._checkpoint_offset
+            part = whole
+            for dim, (first, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                part = part.narrow(dim, first, count)
+            target = planner.resolve_tensor(item).detach()
+            if _layout(part) != _layout(target) or target.is_cuda or not target.is_contiguous():
+                return False
+            if target.nbytes:
+                file.seek(saved.offset + begin + part.storage_offset() * part.element_size())
+                room: Any = target.view(-1).view(torch.uint8).numpy()
+                if file.readinto(room) != target.nbytes:
+                    return False
+        planner.commit_tensor(item, target)
+        return True
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
+    """What must be equal for the bytes of one to be those of the other."""
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+@contextmanager
+def _allow_single_process() -> Generator[None]:
+    """Keep torch from warning that without a process group it takes this process for the only one: it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,133 @@
+"""Owns that a training goes on with what its program says now, where that is not what the checkpoint was of.
+
+Torch's optimisers and schedulers load the settings of old, and say nothing. Here a setting that was changed is in force
+from the step on that a training is resumed at, and a schedule stands where it would stand had it always been so; what
+was not changed goes on from where it was, as schedules and loops moved it. Refuses to own what a change is
+(hyperparams.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast.train.checkpoint.hyperparams import (
+    HyperparamChange,
+    Hyperparams,
+    diff,
+    optimizer_mismatch,
+    schedule_changed,
+    schedule_settings,
+    to_json,
+)
+from holdfast.train.checkpoint.train_state import Stateful, TrainState
+
+
+class HyperparamOverrides:
+    """What a program says of a training; made before anything is loaded into it."""
+
+    def __init__(self, train_state: TrainState) -> None:
+        self._train_state = train_state
+        self._options = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in train_state.optimizer.param_groups
+        ]
+        self._parameters: list[set[str]] = []
+        """Of each group, by name."""
+        scheduler = train_state.scheduler
+        dtypes = {str(each.dtype).removeprefix("torch.") for each in train_state.model.parameters()}
+        self.hyperparams = Hyperparams(
+            optimizer=type(train_state.optimizer).__name__,
+            groups=[to_json(group) for group in self._options],
+            scheduler=None if scheduler is None else type(scheduler).__name__,
+            schedule=schedule_settings(scheduler.state_dict()) if isinstance(scheduler, LRScheduler) else {},
+            precision=", ".join(sorted(dtypes)),
+            sequence_length=train_state.sequence_length,
+        )
+
+    def prepare_load(self, state: dict[str, Any], was: Hyperparams | None) -> str | None:
+        """Leave out of what is to be read what the checkpoint doesn't have; returns why it is another optimiser's."""
+        groups = state["optimizer"]["param_groups"]
+        self._parameters = [set(group["params"]) for group in groups]
+        if was is None:
+            return None
+        if (why := optimizer_mismatch(was, self.hyperparams)) is not None:
+            return why
+        for group, old in zip(groups, was.groups, strict=True):
+            for name in group.keys() - old.keys() - {"params"}:
+                del group[name]
+        return None
+
+    def group_mismatch(self, state: dict[str, Any]) -> str | None:
+        """Why what was read is of other groups of parameters; None where it is not."""
+        for number, (group, mine) in enumerate(zip(state["optimizer"]["param_groups"], self._parameters, strict=True)):
+            if other := sorted(mine.symmetric_difference(group["params"])):
+                more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+                return (
+                    f"group {number} of parameters: had {len(group['params'])}, has {len(mine)}; {other[0]}{more} moved"
+                )
+        return None
+
+    def load(
+        self, state: dict[str, Any], own: Path | BinaryIO, was: Hyperparams | None, *, random: bool = True
+    ) -> list[HyperparamChange]:
+        """Go on from what was read, with what the program says; returns what that changes.
+
+        With the random numbers of `own`, or with those there are.
+        """
+        now, scheduler = self.hyperparams, self._train_state.scheduler
+        changed = [] if was is None else diff(was, now)
+        rescheduled = was is not None and schedule_changed(was, now)
+        if was is not None:
+            self._override_groups(state["optimizer"]["param_groups"], was, entirely=rescheduled)
+        self._train_state.load_tensors(state)
+        stood = self._train_state.load_per_rank_state(own, random=random)
+        if scheduler is None or stood is None:
+            return changed
+        if was is not None and rescheduled and (isinstance(scheduler, LRScheduler) or was.scheduler != now.scheduler):
+            return changed + _fast_forward(scheduler, stood)
+        scheduler.load_state_dict(stood)
+        return changed
+
+    def override(
+        self, groups: list[dict[str, Any]], stood: dict[str, Any] | None, was: Hyperparams
+    ) -> tuple[list[HyperparamChange], dict[str, Any] | None]:
+        """Put what the program says into what a framework is about to load: the optimiser's groups, and a schedule.
+
+        Returns what that changes, and the schedule to be loaded instead.
+        """
+        changed, scheduler = diff(was, self.hyperparams), self._train_state.scheduler
+        rescheduled = schedule_changed(was, self.hyperparams)
+        self._override_groups(groups, was, entirely=rescheduled)
+        if scheduler is None or stood is None or not rescheduled:
+            return changed, stood
+        changed += _fast_forward(scheduler, stood)
+        for group, mine in zip(groups, self._train_state.optimizer.param_groups, strict=True):
+            group["lr"] = mine["lr"]
+        return changed, scheduler.state_dict()
+
+    def _override_groups(self, groups: list[dict[str, Any]], was: Hyperparams, *, entirely: bool) -> None:
+        for group, options, old, new in zip(groups, self._options, was.groups, self.hyperparams.groups, strict=True):
+            moved = {"lr"} if "initial_lr" in old else set[str]()  # by a schedule that goes on
+            changed = {name for name in new.keys() - moved if name not in old or old[name] != new[name]}
+            group.update({name: copy.deepcopy(options[name]) for name in (options if entirely else changed)})
+
+
+def _fast_forward(scheduler: Stateful, stood: dict[str, Any]) -> list[HyperparamChange]:
+    """Have a fresh schedule stand as far on as another stood; returns what is to be said where it cannot.
+
+    Stepped there, since not every schedule can tell its rates in the middle.
+    """
+    steps = next((each["last_epoch"] for each in (stood, *stood.get("_schedulers", ())) if "last_epoch" in each), None)
+    # ReduceLROnPlateau goes by what it was told, not by steps.
+    if steps is None or not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        return [HyperparamChange("place in the schedule", steps, 0)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+        for _ in range(steps):
+            scheduler.step()
+    return []

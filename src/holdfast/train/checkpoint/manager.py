@@ -1,0 +1,439 @@
+"""Owns a checkpoint's life: copied between two steps, written beside the next ones, sealed at once, checked when read.
+
+A checkpoint is a folder `step-00000042`: tensors as torch.distributed.checkpoint lays them out (each rank its share),
+`rank-00000.pt` per rank (random numbers, scheduler, the user's own state), and the seal, which names the format, the
+step, and every file's size and checksum. It is written elsewhere and renamed once everything is on disk, so a folder
+of the final name is complete whenever the writer died. Refuses to own when one is taken (session.py), and who may
+commit one (writer_fence.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from torch.distributed.checkpoint.api import CheckpointException
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding, Owner, Severity, replica_suffix
+from holdfast.train.checkpoint import dcp_io, manifest_file
+from holdfast.train.checkpoint.background import BackgroundWorker, Task
+from holdfast.train.checkpoint.hyperparam_overrides import HyperparamOverrides
+from holdfast.train.checkpoint.hyperparams import HyperparamChange, hyperparameters_changed, optimizer_changed
+from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.staging import StagingBuffer, torn_copy
+from holdfast.train.checkpoint.storage import (
+    CheckpointRef,
+    CheckpointStorage,
+    Incomplete,
+    WrittenFiles,
+    save_failed,
+    store_unreachable,
+)
+from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.checkpoint.writer_fence import WriterId, to_error
+from holdfast.train.ft import memory_snapshot
+from holdfast.train.ft.memory_snapshot import (
+    MEMORY,
+    MemorySnapshot,
+    SnapshotId,
+    StateMismatch,
+    transfer_failed,
+    validate_all_ranks,
+)
+from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
+from holdfast.train.ft.peer_restore import PeerRestore
+from holdfast.train.session.control_group import ControlGroup
+from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
+
+
+class Restored(NamedTuple):
+    """What came of looking for a checkpoint."""
+
+    step: int
+    """0 where there is none."""
+    findings: list[Finding]
+    """What is to be said of it; on rank 0."""
+    samples: int | None = None
+    """Samples that its steps took, where that is known."""
+    node_s: float = 0.0
+    """Seconds that its steps took, of all nodes together."""
+    where: str = ""
+    """What it was read from."""
+    saved_world_size: int = 0
+    """How many ranks took it."""
+
+
+class Saved(NamedTuple):
+    """What came of a save, the same on all ranks."""
+
+    step: int
+    path: str
+    took_s: float
+    """From the copy until it was complete, or had failed."""
+    problem: Finding | None = None
+    """Why it failed."""
+    warning: Finding | None = None
+    """What went wrong since the save before, behind the loop."""
+
+
+class CheckpointManager:
+    """The checkpoints of one run on their depot; all ranks make the same calls after a step.
+
+    At most one save is under way: `finish` comes before the next `begin`.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        *,
+        train_state: TrainState,
+        ranks: ControlGroup,
+        transfer_memory: Path | None = None,
+        writer: WriterId | None = None,
+        peer_checkpointer: PeerCheckpointer | None = None,
+        durable: bool = True,
+    ) -> None:
+        """`memory` is where this rank's state is handed over to the process that takes its place; `copies` are those
+        that nodes have of one another's, which are gone on from before anything that is stored. `lasting` is whether
+        the depot outlives the nodes.
+        """
+        self._storage = storage
+        self._durable = durable
+        self._transfer_memory = transfer_memory
+        self._peer_checkpointer = peer_checkpointer
+        self._writer = writer or WriterId()
+        self._who = f"rank {ranks.rank}{replica_suffix(self._writer.replica)}"
+        self._train_state = train_state
+        self._hyperparams = HyperparamOverrides(train_state)
+        self._ranks = ranks
+        self._staging = StagingBuffer(train_state)
+        self._background_group = ranks.background_group()
+        """For the thread that writes."""
+        self._worker = BackgroundWorker("holdfast-checkpoint")
+        self._pruner = ThreadPoolExecutor(1, thread_name_prefix="holdfast-tidy")
+        """Beside the one that writes, in which the next save's copies are made."""
+        self._taken_over = False
+        """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
+        self._prepared = False
+        self._saving: Task[Saved] | None = None
+        self._pruning: Future[None] | None = None
+
+    def take_stalled_s(self) -> float:
+        """Seconds that the optimiser's steps have waited for copies since the last call."""
+        waited_s, self._staging.stalled_s = self._staging.stalled_s, 0.0
+        return waited_s
+
+    def wait_copied(self) -> None:
+        """Wait until what is saved is copied, so that anybody may change it."""
+        self._staging.wait_copied()
+
+    def prepare(self) -> None:
+        """Get ready for the first save, beside the loop: called after a step, when the optimiser has its state."""
+        if not self._prepared:
+            self._prepared = True
+            state = self._train_state.tensors()
+            self._worker.submit(lambda: self._staging.prepare(state))
+
+    def start_save(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
+        """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
+        manifest = self.new_manifest(step, samples, node_s)
+        self._prepared = True
+        began, own = time.monotonic(), self._train_state.per_rank_state()
+        try:
+            if not self._taken_over:
+                self._take_over()
+            staged = self._staging.start_copy()
+        except HoldfastError as error:  # on all ranks
+            staged = error.findings[0]
+        except (OSError, RuntimeError) as error:  # no memory for the buffer
+            staged = save_failed(self._storage.partial(step), self._ranks.rank, error)
+        self._saving = self._worker.submit(lambda: self._save(manifest, staged, own, began))
+
+    def poll(self) -> Saved | None:
+        """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
+        return self.wait_saved() if self._saving is not None and self._saving.done() else None
+
+    def wait_saved(self) -> Saved | None:
+        """The same, waited for."""
+        saving, self._saving = self._saving, None
+        return saving.result() if saving is not None else None
+
+    def close(self) -> Finding | None:
+        """Wait for all that goes on behind the loop; returns why the newest checkpoint is not where it should be."""
+        self._worker.drain()  # after that the last save has asked for its tidying
+        if self._pruning is not None:
+            wait([self._pruning])
+        return self._storage.close()
+
+    def save(self, step: int, samples: int | None = None) -> str:
+        """Save one: complete, for every rank, when this returns; a failure is raised on all of them alike."""
+        self.start_save(step, samples)
+        saved = self.wait_saved()
+        assert saved is not None
+        if saved.problem is not None:
+            raise to_error(saved.problem)
+        return saved.path
+
+    def transfer_state(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
+        """Leave the state, as it is, for the processes that take these ranks' places; returns why it is not there."""
+        manifest = self.new_manifest(step, samples, node_s)
+        return self._ranks.first_not_none(self._write_snapshot(manifest))
+
+    def _write_snapshot(self, manifest: Manifest) -> Finding | None:
+        if self._transfer_memory is None:
+            return transfer_failed(self._who, "it was told of no memory to leave its state in")
+        try:
+            state, own = self._train_state.tensors(), self._train_state.per_rank_state()
+            memory_snapshot.write(self._transfer_memory, self._writer, self._ranks.rank, manifest, state, own())
+        except (OSError, RuntimeError) as error:
+            return transfer_failed(self._who, f"{type(error).__name__}: {error}")
+        return None
+
+    def new_manifest(self, step: int, samples: int | None = None, node_s: float = 0.0) -> Manifest:
+        """What is said of a state as it is now, its files apart."""
+        return Manifest(
+            step=step,
+            world_size=self._ranks.world_size,
+            samples=samples,
+            node_s=node_s,
+            hyperparams=self._hyperparams.hyperparams,
+            files={},
+        )
+
+    def restore(self) -> Restored:
+        """Go on from what lies in memory, or load the newest complete checkpoint where that is newer.
+
+        Checkpoints that are not what their seal says are set aside.
+        """
+        peer_restore = (
+            PeerRestore(self._peer_checkpointer.memories, self._ranks) if self._peer_checkpointer is not None else None
+        )
+        try:
+            return self._restore(*self._find_snapshot(peer_restore))
+        finally:
+            if peer_restore is not None:
+                peer_restore.close()
+
+    def _restore(self, snapshot: MemorySnapshot | None, findings: list[Finding]) -> Restored:
+        """`remembered` is this rank's state in memory."""
+        try:
+            checkpoints = self._take_over()
+        except HoldfastError as error:
+            if snapshot is None or error.findings[0].code != "checkpoint-store-unreachable":
+                raise
+            findings.append(_store_skipped(error.findings[0], snapshot.manifest.step))
+            checkpoints = []
+        if snapshot is not None and all(copy.step <= snapshot.manifest.step for copy in checkpoints):
+            return self._restore_snapshot(snapshot, findings)
+        bad: list[Finding] = []
+        for checkpoint in checkpoints:
+            manifest = checkpoint.manifest()
+            loaded = manifest if isinstance(manifest, str) else self._load(checkpoint, manifest)
+            if isinstance(manifest, Manifest) and not isinstance(loaded, str):
+                if loaded:
+                    findings.append(hyperparameters_changed(manifest.step, checkpoint.where, loaded))
+                self._on_resumed(manifest.step)
+                return Restored(
+                    manifest.step,
+                    findings,
+                    manifest.samples,
+                    manifest.node_s,
+                    checkpoint.where,
+                    saved_world_size=manifest.world_size,
+                )
+            findings.append(checkpoint.quarantine(str(loaded)))
+            if not isinstance(manifest, Incomplete):
+                bad.append(findings[-1])
+        if bad:  # The model may hold what was read of them: nothing can begin with it.
+            raise _no_good_checkpoint(self._storage.where, bad, durable=self._durable)
+        if not self._durable and self._writer.attempt > 0:
+            findings.append(_lost_with_pod(self._storage.where))
+        if self._peer_checkpointer is not None:
+            self._peer_checkpointer.on_resumed(0, None)
+        return Restored(0, findings)
+
+    def _take_over(self) -> list[CheckpointRef]:
+        checkpoints = self._storage.take_over()
+        self._taken_over = True
+        return checkpoints
+
+    def _on_resumed(self, step: int, snapshot_id: SnapshotId | None = None) -> None:
+        self._storage.on_resumed(step)
+        if self._peer_checkpointer is not None:
+            self._peer_checkpointer.on_resumed(step, snapshot_id)
+
+    def _find_snapshot(self, peer_restore: PeerRestore | None) -> tuple[MemorySnapshot | None, list[Finding]]:
+        """This rank's state of the newest step that all ranks have in memory, and what is to be said of it."""
+        snapshot, findings = self._find_transferred()
+        if peer_restore is None or (snapshot is not None and snapshot.manifest.step >= peer_restore.newest_step):
+            return snapshot, findings
+        recalled, said = peer_restore.restore()
+        return recalled or snapshot, findings + said
+
+    def _find_transferred(self) -> tuple[MemorySnapshot | None, list[Finding]]:
+        """What was handed over, where that is whole and the same on all ranks; and what is to be said of it."""
+        if self._transfer_memory is None:
+            return None, []
+        snapshot = MemorySnapshot.find_for_rank(self._transfer_memory, rank=self._ranks.rank)
+        damage = snapshot.find_damage() if snapshot is not None else None
+        parts = self._ranks.gather((snapshot.snapshot_id, snapshot.bytes, damage) if snapshot is not None else None)
+        finding, good = self._ranks.broadcast(validate_all_ranks(parts))
+        return snapshot if good else None, [finding] if finding else []
+
+    def _restore_snapshot(self, snapshot: MemorySnapshot, findings: list[Finding]) -> Restored:
+        """Go on from memory: the same as from a checkpoint."""
+        manifest, state = snapshot.manifest, self._train_state.tensors()
+        if (why := self._hyperparams.prepare_load(state, manifest.hyperparams)) is not None:
+            raise optimizer_changed(manifest.step, MEMORY, why)
+        try:
+            snapshot.copy_into(state)
+        except StateMismatch as error:
+            what = f"what was handed over after step {manifest.step}"
+            raise _does_not_fit(what, MEMORY, f"rank {self._ranks.rank}: {error}") from error
+        if (why := self._hyperparams.group_mismatch(state)) is not None:
+            raise optimizer_changed(manifest.step, MEMORY, why)
+        if changed := self._hyperparams.load(state, snapshot.per_rank_state(), manifest.hyperparams):
+            findings.append(hyperparameters_changed(manifest.step, MEMORY, changed))
+        self._on_resumed(manifest.step, snapshot.snapshot_id)
+        return Restored(manifest.step, findings, manifest.samples, manifest.node_s, MEMORY)
+
+    def _load(self, checkpoint: CheckpointRef, manifest: Manifest) -> list[HyperparamChange] | str:
+        """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
+        manifest_file.refuse_other_format(manifest, checkpoint.where)
+        state, was = self._train_state.tensors(), manifest.hyperparams
+        if (why := self._hyperparams.prepare_load(state, was)) is not None:
+            raise optimizer_changed(manifest.step, checkpoint.where, why)
+        # One beyond those takes rank 0's part, and its own random numbers: else two would draw the same.
+        known = self._ranks.rank < manifest.world_size
+        own = _rank_file(self._ranks.rank if known else 0)
+        try:
+            damage = dcp_io.read(state, checkpoint, manifest.files, self._ranks, also=own)
+        except CheckpointException as error:
+            causes = (f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
+            raise _does_not_fit(f"the checkpoint of step {manifest.step}", checkpoint.where, *causes) from error
+        except dcp_io.StoreUnreachable as error:
+            raise store_unreachable(self._storage.where, str(error)) from error
+        if damage is not None:
+            return damage
+        if (why := self._hyperparams.group_mismatch(state)) is not None:
+            raise optimizer_changed(manifest.step, checkpoint.where, why)
+        return self._hyperparams.load(state, checkpoint.folder / own, was, random=known)
+
+    def _save(
+        self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
+    ) -> Saved:
+        """The writer's part of a save; every rank's thread takes it."""
+        partial = self._storage.partial(manifest.step)
+        try:
+            settled = self._copy_problem(staged, partial)
+            if self._pruning is not None:
+                wait([self._pruning])
+            problem = self._background_group.first_not_none(settled)
+            if problem is None and not isinstance(staged, Finding):
+                problem = self._storage.commit(manifest, self._write(staged, own, partial), self._background_group)
+        except RuntimeError as error:  # Gloo's, when another rank is gone
+            problem = save_failed(partial, self._ranks.rank, error)
+        took_s = time.monotonic() - began
+        if problem is None:
+            self._prune()
+        return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, self._storage.take_finding())
+
+    def _prune(self) -> None:
+        """Drop what is too old, now that another is complete; only the next one to be written waits for that."""
+        try:
+            self._pruning = self._pruner.submit(self._storage.prune)
+        except RuntimeError:  # the interpreter is ending, and starts nothing more
+            self._storage.prune()
+
+    def _copy_problem(self, staged: dict[str, Any] | Finding, partial: Path) -> Finding | None:
+        if isinstance(staged, Finding):
+            return staged
+        try:
+            if not self._staging.finish_copy():
+                return torn_copy(f"the checkpoint {partial.stem}", self._who, code="checkpoint-not-bit-exact")
+            return None
+        except (OSError, RuntimeError) as error:
+            return save_failed(partial, self._ranks.rank, error)
+
+    def _write(self, staged: dict[str, Any], own: Callable[[], bytes], partial: Path) -> WrittenFiles:
+        """Write this rank's part and see it to disk; returns its files' sums, or what went wrong."""
+        try:
+            files = dcp_io.write(staged, partial, self._background_group)
+            file = partial / _rank_file(self._ranks.rank)
+            file.write_bytes(own())
+            return manifest_file.checksums([*files, file])
+        except (OSError, RuntimeError, CheckpointException) as error:
+            return save_failed(partial, self._ranks.rank, error)
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
+
+
+def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:
+    return failure(
+        "checkpoint-incompatible",
+        f"{what} cannot be loaded into this model and optimiser",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=where,
+        evidence=causes,
+        remedy=f"train the model it was saved from, or {USE_ANOTHER_FOLDER}",
+    )
+
+
+def _store_skipped(unreachable: Finding, step: int) -> Finding:
+    return msgspec.structs.replace(
+        unreachable,
+        code="checkpoint-store-skipped",
+        severity=Severity.WARNING,
+        what=f"the store of checkpoints does not answer, and step {step}, which {MEMORY} holds, is gone on from",
+        remedy="Mend it before more nodes are lost: until then nothing but memory has the training's state.",
+    )
+
+
+_POD_LOCAL = (
+    "the folder is the pod's own: the target names no volume, so a pod that is replaced begins with an empty one"
+)
+_USE_A_VOLUME = "write `volume: {claim: NAME}` in the target, or a URL such as s3://bucket/run as `checkpoint.path`"
+
+
+def _no_good_checkpoint(where: str, bad: list[Finding], *, durable: bool) -> HoldfastError:
+    """Of the checkpoints that there are none can be resumed from."""
+    evidence = tuple(f"{finding.where}: {line}" for finding in bad for line in finding.evidence)
+    if durable:
+        return failure(
+            "no-valid-checkpoint",
+            f"every checkpoint there is, {len(bad)} in all, is damaged",
+            exit_code=ExitCode.STORAGE_FAILED,
+            where=where,
+            evidence=evidence,
+            remedy="check the storage; they were set aside, so that the next start begins at step 0",
+            owner=Owner.CLUSTER,
+        )
+    return failure(
+        "checkpoints-lost-with-pod",
+        f"none of {len(bad)} checkpoints is whole: parts of them were lost with the pod that had them",
+        exit_code=ExitCode.STORAGE_FAILED,
+        where=where,
+        evidence=(_POD_LOCAL, *evidence),
+        remedy=f"{_USE_A_VOLUME}; the next start begins at step 0",
+        owner=Owner.USER,
+    )
+
+
+def _lost_with_pod(where: str) -> Finding:
+    """Either nothing was saved before this attempt, or it was lost."""
+    return Finding(
+        code="checkpoints-lost-with-pod",
+        severity=Severity.WARNING,
+        what="no checkpoint was found, so the run begins again at step 0; checkpoints on a pod's own disk are lost "
+        "with the pod",
+        where=where,
+        evidence=(_POD_LOCAL,),
+        remedy=_USE_A_VOLUME,
+    )

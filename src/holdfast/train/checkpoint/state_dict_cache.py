@@ -1,0 +1,247 @@
+"""Owns the proof that the tree of a state which torch once gave is still right, so that torch need not be asked again.
+
+Torch takes some 10 µs a tensor to find out how each is called. That depends on nothing but what modules and optimiser
+hold under which names, which of it is one and the same, how it is sharded, and of what classes the modules are: the
+signature. While that stays as it was, each place in the tree belongs to whatever lies now where its tensor lay then. Of
+anything unusual (hooks, modules or optimisers that make their state themselves, tensors of other kinds) nothing is
+kept. Refuses to own what is copied into the tree (staging.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.jit import ScriptModule
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
+from holdfast.train.checkpoint.pytree import PLAIN_TYPES, iter_tensors, local_part
+from holdfast.train.checkpoint.train_state import TrainState
+
+_KINDS = frozenset(PLAIN_TYPES)
+_STATE_METHODS = (
+    "state_dict",
+    "_save_to_state_dict",
+    "get_extra_state",
+    "named_parameters",
+    "named_buffers",
+    "named_children",
+    "named_modules",
+)
+_MODIFIERS = "_fqn_modifiers"
+"""None of torch's own modules has it."""
+_OVERRIDES = frozenset((*_STATE_METHODS, _MODIFIERS))
+"""What decides how a module's state is made and called."""
+_state_methods_of = attrgetter(*_STATE_METHODS)
+_TORCH_METHODS = _state_methods_of(Module)
+_FSDP_RESHARD_HOOK = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
+)
+"""What FSDP2 does before torch gives a module's state: parameters that are gathered become their shards again. Gathered
+ones are of another kind, or sharded otherwise, so that they are never taken for those of the tree."""
+_END, _NUMBER = object(), object()
+"""In a signature: a part ends; what was named last is no tensor."""
+
+
+class _Uncacheable(Exception):
+    """Torch is to be asked."""
+
+
+@dataclass(kw_only=True)
+class _StateWalk:
+    """What modules and optimiser hold now."""
+
+    signature: list[object]
+    held: list[torch.Tensor]
+    """In the order of the walk; what is held in two places stands there twice."""
+    first_owned: int
+    """From here on the optimiser has it."""
+    numbers: list[object]
+    """What the optimiser has for its parameters that is no tensor, in order."""
+    groups: list[dict[str, object]]
+    """Its groups without their parameters; copies."""
+
+
+@dataclass(kw_only=True)
+class CachedStateDict:
+    """A tree, and where what belongs into it is found."""
+
+    train_state: TrainState
+    tree: dict[str, Any]
+    signature: list[object]
+    source_indices: list[int]
+    """For each of the tree's tensors: where in the walk its source is."""
+    owned: list[bool]
+    """For each of them: whether nobody but the optimiser changes its source."""
+    slots: list[tuple[dict[str, object], str]]
+    """Where the tree has the numbers."""
+
+    def current_sources(self) -> list[torch.Tensor] | None:
+        """What the tree's tensors are to be copied from, all else in it being as it is now; None: ask torch again."""
+        try:
+            walk = _walk_state(self.train_state)
+        except _Uncacheable:
+            return None
+        if walk.signature != self.signature:
+            return None
+        for group, now in zip(self.tree["optimizer"]["param_groups"], walk.groups, strict=True):
+            called = group["params"]
+            group.clear()
+            group.update(now, params=called)
+        for (values, name), number in zip(self.slots, walk.numbers, strict=True):
+            values[name] = number
+        return [walk.held[place] for place in self.source_indices]
+
+
+def cache_state_dict(train_state: TrainState, given: dict[str, Any], tree: dict[str, Any]) -> CachedStateDict | None:
+    """Keep this tree, made after what torch has just given; None where it cannot be."""
+    try:
+        walk = _walk_state(train_state)
+        places = _source_indices(given, walk)
+    except _Uncacheable:
+        return None
+    states: dict[str, dict[str, object]] = given["optimizer"]["state"]
+    copies: dict[str, dict[str, object]] = tree["optimizer"]["state"]
+    if [*map(id, states.values())] != [*map(id, train_state.optimizer.state.values())]:
+        return None
+    owned = {id(each) for each in walk.held[walk.first_owned :]}
+    return CachedStateDict(
+        train_state=train_state,
+        tree=tree,
+        signature=walk.signature,
+        source_indices=places,
+        owned=[id(walk.held[place]) in owned for place in places],
+        slots=[
+            (copies[called], name)
+            for called, state in states.items()
+            for name, value in state.items()
+            if not isinstance(value, torch.Tensor)
+        ],
+    )
+
+
+def _source_indices(given: dict[str, Any], walk: _StateWalk) -> list[int]:
+    """Where in the walk the source of each tensor is that torch gave: what lies in the same memory in the same way."""
+    found: dict[object, int] = {}
+    for place, each in enumerate(walk.held):
+        known = walk.held[found.setdefault(_storage_key(each), place)]
+        if known is not each and local_part(each).nbytes:
+            raise _Uncacheable
+    try:
+        return [found[_storage_key(each)] for each in iter_tensors(given)]
+    except KeyError:
+        raise _Uncacheable from None
+
+
+def _storage_key(tensor: torch.Tensor) -> object:
+    here = local_part(tensor)
+    return here.data_ptr(), here.shape, here.stride(), here.dtype, here.device
+
+
+def _walk_state(train_state: TrainState) -> _StateWalk:
+    signature: list[object] = []
+    held: list[torch.Tensor] = []
+    _walk_modules(train_state.model, signature, held)
+    first_owned = len(held)
+    numbers, groups = _walk_optimizer(train_state.optimizer, signature, held)
+    kinds = {*map(type, held)}
+    if not _KINDS.issuperset(kinds):
+        raise _Uncacheable
+    if DTensor in kinds:
+        signature += [each._spec if type(each) is DTensor else None for each in held]
+    # Which are one and the same: each by the number of the first of them.
+    first: dict[int, int] = {}
+    signature += [first.setdefault(id(each), len(first)) for each in held]
+    return _StateWalk(
+        signature=signature,
+        held=held,
+        first_owned=first_owned,
+        numbers=numbers,
+        groups=groups,
+    )
+
+
+def _walk_modules(model: Module, signature: list[object], held: list[torch.Tensor]) -> None:
+    modules, classes = [model], set[type[Module]]()
+    for module in modules:  # of which there are more while it goes on
+        if type(module) not in classes:
+            _require_default_methods(type(module))
+            classes.add(type(module))
+        own = vars(module)
+        if own["_state_dict_hooks"] or not _OVERRIDES.isdisjoint(own):
+            raise _Uncacheable
+        for hook in own["_state_dict_pre_hooks"].values():
+            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != _FSDP_RESHARD_HOOK:
+                raise _Uncacheable
+        signature.append(type(module))
+        for name, parameter in own["_parameters"].items():
+            if parameter is not None:
+                signature.append(name)
+                held.append(parameter)
+        passing = own["_non_persistent_buffers_set"]
+        for name, buffer in own["_buffers"].items():
+            if buffer is not None and name not in passing:
+                signature.append(name)
+                held.append(buffer)
+        signature.append(_END)
+        for name, child in own["_modules"].items():
+            if child is not None:
+                signature.append(name)
+                modules.append(child)
+        signature.append(_END)
+
+
+def _require_default_methods(kind: type[Module]) -> None:
+    if _state_methods_of(kind) != _TORCH_METHODS or hasattr(kind, _MODIFIERS) or issubclass(kind, ScriptModule):
+        raise _Uncacheable
+
+
+def _walk_optimizer(
+    optimizer: Optimizer, signature: list[object], held: list[torch.Tensor]
+) -> tuple[list[object], list[dict[str, object]]]:
+    own = vars(optimizer)
+    state, groups = own.get("state"), own.get("param_groups")  # another that is wrapped has them as properties
+    if (
+        not state  # torch would make it
+        or groups is None
+        or "state_dict" in own
+        or type(optimizer).state_dict is not Optimizer.state_dict
+        or own["_optimizer_state_dict_pre_hooks"]
+        or own["_optimizer_state_dict_post_hooks"]
+    ):
+        raise _Uncacheable
+    numbers: list[object] = []
+    for parameter, values in cast("dict[torch.Tensor, dict[str, object]]", state).items():
+        held.append(parameter)
+        for name, value in values.items():
+            signature.append(name)
+            if isinstance(value, torch.Tensor):
+                held.append(value)
+            else:
+                signature.append(_NUMBER)
+                numbers.append(_frozen_copy(value))
+        signature.append(_END)
+    for group in cast("list[dict[str, Any]]", groups):
+        held += group["params"]
+        signature.append(len(group["params"]))
+    return numbers, [
+        {name: _frozen_copy(value) for name, value in group.items() if name != "params"}
+        for group in cast("list[dict[str, object]]", groups)
+    ]
+
+
+def _frozen_copy(value: object) -> object:
+    """What nobody can change any more; raises _Unusual where that would take looking into it."""
+    kind = type(value)
+    if kind in IMMUTABLE_TYPES:
+        return value
+    values = cast("list[object]", value)
+    if (kind is tuple or kind is list) and IMMUTABLE_TYPES.issuperset(map(type, values)):
+        return tuple(values) if kind is tuple else [*values]
+    raise _Uncacheable

@@ -1,0 +1,191 @@
+"""Owns a checkpoint of two tiers as it is found at a start: on the nodes, near, or in the store.
+
+It is loaded from the nearest copy, file by file: this node's where it has the file, else the store's. One that only
+nodes have is brought to the store before, where a rank lacks some of it. Refuses to own how it came there (tiered_storage.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.train.checkpoint import manifest_file
+from holdfast.train.checkpoint.dcp_io import StoreUnreachable
+from holdfast.train.checkpoint.local_tier import LocalTier
+from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
+from holdfast.train.checkpoint.remote_tier import RemoteTier
+from holdfast.train.checkpoint.storage import Incomplete, damaged_finding, store_unreachable
+from holdfast.train.session.control_group import ControlGroup
+
+Upload = Callable[[Manifest, Collection[Path], ControlGroup], Finding | None]
+"""Has files brought to the store, by all ranks together, and sealed there; returns what went wrong."""
+
+
+class FileLocations(NamedTuple):
+    """A checkpoint as the ranks' nodes have it between them."""
+
+    sealed: Manifest
+    holders: dict[str, int]
+    """For each of its files a rank whose node has it."""
+    everywhere: bool
+    """Whether each rank's node has all of them."""
+
+
+class RemoteCheckpoint:
+    """A checkpoint in the store alone."""
+
+    def __init__(self, disk: LocalTier, store: RemoteTier, ranks: ControlGroup, step: int, stored: str) -> None:
+        self.step = step
+        self.where = f"{store.url.rstrip('/')}/{stored}"
+        self.folder = disk.new_read_folder(stored)
+        self._store = store
+        self._ranks = ranks
+        self._name = stored
+
+    def manifest(self) -> Manifest | str:
+        found: Manifest | str | StoreUnreachable = ""
+        if self._ranks.rank == 0:
+            try:
+                found = self._store.read_manifest(self._name)
+            except Exception as error:  # a client of any store: it raises what it likes
+                found = StoreUnreachable(f"{type(error).__name__}: {error}")
+        found = self._ranks.broadcast(found)
+        if isinstance(found, StoreUnreachable):
+            raise store_unreachable(self._store.url, str(found))
+        return found
+
+    def fetch(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self._store.download(self._name, name, self.folder)
+            except Exception as error:  # a client of any store: it raises what it likes
+                raise StoreUnreachable(f"{name}: {type(error).__name__}: {error}") from None
+
+    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
+        return manifest_file.find_damage(self.folder / name, expected)
+
+    def quarantine(self, damage: str) -> Finding:
+        where = ""
+        if self._ranks.rank == 0:
+            with suppress(Exception):  # where nothing can be renamed it stays, and is passed over again
+                where = self._store.quarantine(self._name)
+        return damaged_finding(self._name, where, damage)
+
+
+class LocalFirstCheckpoint:
+    """A checkpoint that nodes have, or had a part of."""
+
+    def __init__(
+        self,
+        disk: LocalTier,
+        store: RemoteTier,
+        ranks: ControlGroup,
+        locations: FileLocations,
+        remote: RemoteCheckpoint | None,
+        upload: Upload,
+    ) -> None:
+        self.step = locations.sealed.step
+        self.where = f"the nodes' own copy of {store.name(self.step)}"
+        self.folder = disk.new_read_folder(f"near-{self.step}")
+        self._local = disk
+        self._remote_tier = store
+        self._upload = upload
+        self._ranks = ranks
+        self._locations = locations
+        self._remote = remote
+
+    def manifest(self) -> Manifest | str:
+        """Where some node lacks some file, and the store does too, the store gets it first."""
+        held = self._locations
+        if (
+            self._remote is not None or held.everywhere or held.sealed.format != manifest_file.FORMAT
+        ):  # which is refused
+            return held.sealed
+        gone = held.sealed.files.keys() - held.holders.keys()
+        if gone:
+            return Incomplete(f"{len(gone)} of its {len(held.sealed.files)} files are on no node, nor in the store")
+        mine = [name for name, rank in held.holders.items() if rank == self._ranks.rank]
+        paths = [self._local.find_file(self.step, name, held.sealed.files[name]) for name in mine]
+        problem = self._upload(held.sealed, [path for path in paths if path is not None], self._ranks)
+        if problem is not None:
+            raise store_unreachable(self._remote_tier.url, *problem.evidence)
+        self._remote = RemoteCheckpoint(
+            self._local, self._remote_tier, self._ranks, self.step, self._remote_tier.folder(self.step)
+        )
+        return held.sealed
+
+    def fetch(self, names: Iterable[str]) -> None:
+        for name in names:
+            near = self._local.find_file(self.step, name, self._locations.sealed.files[name])
+            if near is not None:
+                with suppress(FileExistsError):
+                    (self.folder / name).hardlink_to(near)
+            elif self._remote is not None:
+                self._remote.fetch([name])
+                with suppress(FileExistsError, FileNotFoundError):
+                    (self.folder / name).hardlink_to(self._remote.folder / name)
+
+    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
+        return manifest_file.find_damage(self.folder / name, expected)
+
+    def quarantine(self, damage: str) -> Finding:
+        self._local.remove(self.step)
+        return _local_incomplete(self.step, str(self.folder), damage)
+
+
+class DamagedLocalCheckpoint:
+    """A checkpoint in folders of nodes whose seals are damaged; other nodes, or the store, may have it whole."""
+
+    def __init__(self, disk: LocalTier, step: int, damage: str) -> None:
+        self.step = step
+        self.where = f"the nodes' own copy of step {step}"
+        self.folder = disk.folder(step)
+        self._disk = disk
+        self._damage = damage
+
+    def manifest(self) -> Manifest | str:
+        return self._damage
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Nothing: it is never read."""
+
+    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
+        return self._damage
+
+    def quarantine(self, damage: str) -> Finding:
+        self._disk.remove_damaged(self.step)
+        return _local_incomplete(self.step, self.where, damage)
+
+
+def _local_incomplete(step: int, where: str, damage: str) -> Finding:
+    return Finding(
+        code="local-checkpoint-lost",
+        severity=Severity.WARNING,
+        what=f"what nodes had of the checkpoint of step {step} is not whole, and was removed",
+        where=where,
+        evidence=(damage,),
+        remedy="nothing: training resumes from the copy in the store; look at the node's disk if files were "
+        "damaged there",
+        owner=Owner.CLUSTER,
+    )
+
+
+def merge_locations(parts: Iterable[list[tuple[Manifest, set[str]]]]) -> list[FileLocations]:
+    """What all ranks' nodes have between them, from what each has, by rank."""
+    parts = list(parts)
+    found: dict[bytes, tuple[Manifest, list[set[str]]]] = {}
+    for rank, part in enumerate(parts):
+        for manifest, names in part:
+            _, held = found.setdefault(manifest_file.encode(manifest), (manifest, [set() for _ in parts]))
+            held[rank] = names
+    return [
+        FileLocations(
+            sealed,
+            {name: rank for rank, names in reversed(list(enumerate(held))) for name in names},
+            all(names == sealed.files.keys() for names in held),
+        )
+        for sealed, held in found.values()
+    ]

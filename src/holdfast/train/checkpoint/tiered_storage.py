@@ -1,0 +1,186 @@
+"""Owns checkpoints in two tiers: saved on the nodes' own disks, brought to a store that all of them reach afterwards.
+
+A save never waits for the store: while one checkpoint is on its way the next ones stay on the nodes. Refuses to own how
+they lie on a disk (local_tier.py) and in the store (remote_tier.py), and from which of both they are loaded (tiered_read.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.errors import HoldfastError
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.train.checkpoint.local_tier import LocalTier
+from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.remote_tier import RemoteTier
+from holdfast.train.checkpoint.retention_policy import RetentionPolicy
+from holdfast.train.checkpoint.storage import CheckpointRef, WrittenFiles, merge_files, save_failed, store_unreachable
+from holdfast.train.checkpoint.tiered_read import (
+    DamagedLocalCheckpoint,
+    LocalFirstCheckpoint,
+    RemoteCheckpoint,
+    merge_locations,
+)
+from holdfast.train.session.control_group import ControlGroup
+
+LOCAL_RETENTION = RetentionPolicy(keep=1)
+"""On the nodes, beside the one that was last given to the store's thread."""
+
+
+class TieredStorage:
+    """The nodes' own disks before a store."""
+
+    def __init__(
+        self, local: Path, remote: RemoteTier, *, retention: RetentionPolicy, ranks: ControlGroup, replica: int = 0
+    ) -> None:
+        self.where = remote.url
+        self._local = LocalTier(local, remote.url, ranks.rank, replica)
+        self.remote = remote
+        self._retention = retention
+        self._ranks = ranks
+        self._upload_group = ranks.background_group()
+        """For the thread that brings checkpoints to the store."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-checkpoint-store")
+        self._uploading: Future[Finding | None] | None = None
+        self._newest: Manifest | None = None
+        """Committed by this attempt."""
+        self._finding: Finding | None = None
+        self._uploaded_step: int | None = None
+        """The step of the one that was last given to the thread."""
+
+    def name(self, step: int) -> str:
+        return self.remote.name(step)
+
+    def partial(self, step: int) -> Path:
+        return self._local.partial(step)
+
+    def take_over(self) -> list[CheckpointRef]:
+        disk, store, ranks = self._local, self.remote, self._ranks
+        disk.clear()
+        stored = [RemoteCheckpoint(disk, store, ranks, step, folder) for step, folder in self._list_remote()]
+        on_nodes = ranks.broadcast(merge_locations(ranks.gather(disk.checkpoints())))
+        spoilt = ranks.broadcast(
+            {step: why for part in ranks.gather(disk.damaged_manifests()) for step, why in part.items()}
+        )
+        newest = {copy.step: copy for copy in reversed(stored)}
+        near = [
+            LocalFirstCheckpoint(disk, store, ranks, held, newest.get(held.sealed.step), self.upload)
+            for held in on_nodes
+        ]
+        bad = [DamagedLocalCheckpoint(disk, step, damage) for step, damage in spoilt.items()]
+        # Of one step the nodes' comes first: sorting keeps the order of equals.
+        return sorted([*bad, *near, *stored], key=lambda copy: copy.step, reverse=True)
+
+    def on_resumed(self, step: int) -> None:
+        """What came after is of another course of training now; nobody saves before all ranks are here."""
+        self._local.remove_after(step)
+        self._local.clear()
+        self._ranks.all(True)
+
+    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
+        parts = group.gather(written)
+        whole = group.broadcast(merge_files(manifest, parts) if parts else None)
+        problem = whole if isinstance(whole, Finding) else None
+        if isinstance(whole, Manifest):
+            problem = group.first_not_none(self._commit_local(whole))
+        if problem is not None or not isinstance(whole, Manifest):
+            shutil.rmtree(self.partial(manifest.step), ignore_errors=True)
+            return problem
+        self._newest = whole
+        busy = self._uploading is not None and not self._uploading.done()
+        if not group.first_not_none(True if busy else None):
+            self._finding = self._wait_uploaded()
+            self._start_upload(whole)
+        return None
+
+    def _commit_local(self, whole: Manifest) -> Finding | None:
+        try:
+            self._local.commit(whole)
+        except OSError as error:
+            return save_failed(self.partial(whole.step), self._ranks.rank, error)
+        return None
+
+    def prune(self) -> None:
+        steps = self._local.steps()
+        superfluous = LOCAL_RETENTION.expired([step for step in steps if step != self._uploaded_step])
+        self._local.keep_only(set(steps) - set(superfluous))
+
+    def take_finding(self) -> Finding | None:
+        findings, self._finding = self._finding, None
+        return findings
+
+    def close(self) -> Finding | None:
+        """What an older one came to does not count any more."""
+        problem = self._wait_uploaded()
+        if self._newest is not None and self._uploaded_step != self._newest.step:
+            self._start_upload(self._newest)
+            problem = self._wait_uploaded()
+        return problem
+
+    def _wait_uploaded(self) -> Finding | None:
+        """Wait for what is on its way to the store."""
+        bringing, self._uploading = self._uploading, None
+        return bringing.result() if bringing is not None else None
+
+    def _start_upload(self, whole: Manifest) -> None:
+        """Have the second copy made, beside the loop and the saves."""
+        self._uploaded_step = whole.step
+        files = [self._local.folder(whole.step) / name for name in self._own_files(whole)]
+        self._uploading = self._thread.submit(self.upload, whole, files, self._upload_group)
+
+    def upload(self, whole: Manifest, files: Collection[Path], ranks: ControlGroup) -> Finding | None:
+        """Each rank brings some files, and once all have come rank 0 seals them; returns what went wrong on any."""
+        try:
+            problem = ranks.first_not_none(self._try(whole.step, lambda: self.remote.upload(whole.step, files)))
+            if problem is None:
+                problem = self._commit_remote(whole) if ranks.rank == 0 else None
+                problem = ranks.broadcast(problem)
+        except RuntimeError as error:  # Gloo's, when another rank is gone
+            problem = self._upload_failed(whole.step, error)
+        return problem
+
+    def _commit_remote(self, whole: Manifest) -> Finding | None:
+        return self._try(whole.step, lambda: self.remote.commit(whole, self._retention))
+
+    def _try(self, step: int, act: Callable[[], None]) -> Finding | None:
+        try:
+            act()
+        except HoldfastError as error:
+            return error.findings[0]
+        except Exception as error:  # a client of any store: it raises what it likes
+            return self._upload_failed(step, error)
+        return None
+
+    def _upload_failed(self, step: int, error: Exception) -> Finding:
+        return Finding(
+            code="checkpoint-upload-failed",
+            severity=Severity.WARNING,
+            what=f"the checkpoint of step {step} is on the nodes' disks and could not be brought to the store",
+            where=self.where,
+            evidence=(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",),
+            remedy="see whether the store answers, has room and lets this user write; the older checkpoints there are "
+            "untouched. Until a later one is brought only the nodes have it, and a start goes on from there",
+            owner=Owner.CLUSTER,
+        )
+
+    def _own_files(self, whole: Manifest) -> list[str]:
+        return [name for name in whole.files if (self._local.folder(whole.step) / name).exists()]
+
+    def _list_remote(self) -> list[tuple[int, str]]:
+        """Steps and folders in the store, taken over by rank 0; raises on all ranks where it does not answer."""
+        found: list[tuple[int, str]] | HoldfastError = []
+        if self._ranks.rank == 0:
+            try:
+                self.remote.take_over()
+                found = self.remote.list_complete()
+            except HoldfastError as error:
+                found = error
+            except Exception as error:  # a client of any store: it raises what it likes
+                found = store_unreachable(self.where, f"{type(error).__name__}: {error}")
+        found = self._ranks.broadcast(found)
+        if isinstance(found, HoldfastError):
+            raise found
+        return found

@@ -1,0 +1,276 @@
+"""Owns reading streams: a sample's number is its place, and every rank reads past the samples of the others.
+
+So whatever the world size, sample 1000 is the stream's thousandth, and where a stream stands is the same on all ranks.
+About once a second the reader notes a `ResumePoint`, with a digest of the block that follows: a stream that says it can go on
+from its own state is believed only if it is the same again, else it is read from the beginning of the epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice, repeat
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding, Severity
+from holdfast.train.data.fingerprint import sample_fingerprint
+from holdfast.train.data.map_style import Collate
+from holdfast.train.data.seeding import isolated_rng, seed_for_sample
+from holdfast.train.data.sharding import ShardPlan
+from holdfast.train.data.stream_iterator import StreamIterator
+from holdfast.train.data.workers import WorkerFailure, init_only_worker, reraise_failures
+
+RESUME_POINT_EVERY_S = 1.0
+"""Seconds between two marks: what is read again after a restart costs about as much."""
+
+BLOCK = 32
+"""Samples that are read at a time, for lending the generators costs 20 µs and sowing them 10. Their digest is what a
+place is known again by: a single one may be the same by chance where a shuffle buffer was filled anew."""
+
+
+class ResumePoint(NamedTuple):
+    """A place in a stream that it can be read on from: where a block begins."""
+
+    sample: int
+    """The number of the sample that follows."""
+    epoch: int
+    epoch_start: int
+    """The number of the epoch's first sample."""
+    state: Any
+    """The stream's own; None where it has none."""
+    fingerprint: str
+    """Of that block."""
+
+
+class StreamBatch(NamedTuple):
+    """The data of a micro-batch, and what its reader has to say."""
+
+    data: Any
+    resume_point: ResumePoint | None
+    findings: tuple[Finding, ...]
+
+
+def read_stream(
+    stream: Any,
+    plan: ShardPlan,
+    first: int,
+    resume_point: ResumePoint | None,
+    *,
+    seed: int,
+    workers: int,
+    collate: Collate,
+    pin_memory: bool,
+) -> Iterator[StreamBatch]:
+    """The data of this rank's micro-batches from the step on that begins with sample `first`."""
+    loader: DataLoader[Any] = DataLoader(
+        _StepDataset(stream, plan, first, resume_point, seed, collate),
+        batch_size=None,
+        num_workers=min(workers, 1),  # Each would read all of the stream.
+        collate_fn=cast("Any", _as_it_is),
+        pin_memory=pin_memory,
+        worker_init_fn=init_only_worker,
+        generator=torch.Generator(),
+    )
+    return reraise_failures(loader)
+
+
+def _as_it_is(filled: StreamBatch) -> StreamBatch:
+    return filled
+
+
+@dataclass(frozen=True)
+class _StepDataset(IterableDataset[Any]):
+    stream: Any
+    plan: ShardPlan
+    first: int
+    resume_point: ResumePoint | None
+    seed: int
+    collate: Collate
+
+    def __iter__(self) -> Iterator[StreamBatch | WorkerFailure]:
+        try:
+            yield from self._filled()
+        except HoldfastError as error:
+            # Again and again: torch takes 5 s to part from a worker whose stream has ended.
+            yield from repeat(WorkerFailure(error.findings, error.exit_code))
+
+    def _filled(self) -> Iterator[StreamBatch]:
+        reader = StreamReader(self.stream, seed=self.seed, min_length=self.plan.global_batch)
+        findings = reader.resume(self.first, self.resume_point)
+        for begin in count(self.first, self.plan.global_batch):
+            parts = self.plan.step(begin)
+            resume_point = reader.take_resume_point()
+            start = min(part.samples.start for part in parts)
+            reader.skip_to(start)
+            samples = [reader.next_sample() for _ in range(max(part.samples.stop for part in parts) - start)]
+            for part in parts:
+                data = self.collate(samples[part.samples.start - start : part.samples.stop - start])
+                yield StreamBatch(data, resume_point, findings)
+                resume_point, findings = None, ()
+
+
+class StreamReader:
+    """Reads a stream over and over, counting, a block at a time.
+
+    What the stream draws at random begins anew with every block and epoch: it depends on the seed and their first
+    sample alone, and leaves the process's own generators where they stood.
+    """
+
+    def __init__(self, stream: Any, *, seed: int, min_length: int) -> None:
+        """`least` is what an epoch must have, or a step would take a sample twice."""
+        self._stream, self._seed, self._min_length = stream, seed, min_length
+        self._unread = StreamIterator.state_of(stream)
+        self._resume_point: ResumePoint | None = None
+        self._marked_at = 0.0
+        self._ahead = deque[Any]()
+        self._open(0, epoch=0, epoch_start=0)
+
+    def _open(self, sample: int, *, epoch: int, epoch_start: int, state: Any = None) -> None:
+        """Let the sample that is read next be this one, which begins a block."""
+        self._read_to, self._epoch, self._epoch_start, self._epoch_ended = sample, epoch, epoch_start, False
+        with isolated_rng():
+            seed_for_sample(self._seed, sample)
+            self._iterator = StreamIterator(self._stream, epoch=epoch, state=state)
+
+    def next_sample(self) -> Any:
+        """The next sample."""
+        if not self._ahead:
+            self._read_block()
+        return self._ahead.popleft()
+
+    def skip_to(self, sample: int) -> None:
+        """Read past the samples before this one."""
+        while self._read_to - len(self._ahead) < sample:
+            self.next_sample()
+
+    def take_resume_point(self) -> ResumePoint | None:
+        """The last place that was noted since the last call; it lies before the next sample."""
+        resume_point, self._resume_point = self._resume_point, None
+        return resume_point
+
+    def resume(self, sample: int, resume_point: ResumePoint | None) -> tuple[Finding, ...]:
+        """Go to a sample, from a mark before or at it where there is one; returns what is to be said of that."""
+        findings: list[Finding] = []
+        began = time.monotonic()
+        if resume_point is not None and resume_point.state is not None:
+            if why := self._seek(resume_point):
+                findings.append(_not_bit_exact(why))
+            else:
+                self.skip_to(sample)
+                return ()
+        if resume_point is not None:
+            self._replay(resume_point)
+        else:
+            self._read_block()  # so that a place is noted before the first step ends
+        self.skip_to(sample)
+        if passed := sample - (0 if resume_point is None else resume_point.epoch_start):
+            findings.append(_skipped(passed, time.monotonic() - began))
+        return tuple(findings)
+
+    def _seek(self, resume_point: ResumePoint) -> str:
+        """Let the stream go on from its own state; returns why that cannot be believed."""
+        try:
+            self._ahead.clear()
+            self._open(
+                resume_point.sample,
+                epoch=resume_point.epoch,
+                epoch_start=resume_point.epoch_start,
+                state=resume_point.state,
+            )
+            return "" if self._next_fingerprint() == resume_point.fingerprint else "the samples that follow are others"
+        except HoldfastError:
+            raise
+        except Exception as error:  # The stream is the user's, and can be read from the beginning all the same.
+            return f"{type(error).__name__}: {error}"
+
+    def _replay(self, resume_point: ResumePoint) -> None:
+        """Read on from the beginning of the mark's epoch."""
+        if hasattr(self._stream, "load_state_dict"):
+            self._stream.load_state_dict(self._unread)
+        self._ahead.clear()
+        self._open(resume_point.epoch_start, epoch=resume_point.epoch, epoch_start=resume_point.epoch_start)
+        self.skip_to(resume_point.sample)
+        if self._next_fingerprint() != resume_point.fingerprint:
+            raise failure(
+                "data-changed",
+                f"sample {resume_point.sample} of the stream is not what it was when the checkpoint was taken",
+                exit_code=ExitCode.CANNOT_RUN_HERE,
+                where=type(self._stream).__name__,
+                remedy="give the data that the training began with; a stream that shuffles needs a seed",
+            )
+
+    def _next_fingerprint(self) -> str:
+        """The digest of the block that begins here."""
+        if not self._ahead:
+            self._read_block()
+        return sample_fingerprint(list(self._ahead))
+
+    def _read_block(self) -> None:
+        """Read a block, and note the place before it where it is time to."""
+        place = None
+        if time.monotonic() - self._marked_at >= RESUME_POINT_EVERY_S:
+            place = ResumePoint(self._read_to, self._epoch, self._epoch_start, self._iterator.state(), "")
+        if self._epoch_ended:
+            self._begin_epoch()
+        ends = self._read_to // BLOCK * BLOCK + BLOCK
+        with isolated_rng():
+            seed_for_sample(self._seed, self._read_to)
+            self._ahead.extend(islice(self._iterator, ends - self._read_to))
+        self._read_to += len(self._ahead)
+        self._epoch_ended = self._read_to < ends
+        if not self._ahead:
+            self._read_block()
+        elif place is not None:
+            self._resume_point, self._marked_at = place._replace(fingerprint=self._next_fingerprint()), time.monotonic()
+
+    def _begin_epoch(self) -> None:
+        """Begin the next epoch: not before it is read, for a stream need not know where it stands until then."""
+        length = self._read_to - self._epoch_start
+        if length < self._min_length:
+            raise dataset_too_small(self._min_length, length, type(self._stream).__name__)
+        self._open(self._read_to, epoch=self._epoch + 1, epoch_start=self._read_to)
+
+
+def dataset_too_small(global_batch: int, length: int, where: str) -> HoldfastError:
+    """Why a dataset cannot be trained on: a step would take a sample twice."""
+    if length == 0:
+        return failure(
+            "data-empty",
+            "the dataset has no samples",
+            exit_code=ExitCode.USAGE,
+            where=f"Data({where})",
+            remedy="look at where it is read from, and at what is filtered out; a generator can be read only once",
+        )
+    return failure(
+        "data-smaller-than-batch",
+        f"a step takes {global_batch} samples, and the dataset has {length}",
+        exit_code=ExitCode.USAGE,
+        where=f"Data({where})",
+        remedy="make the batch smaller, or give more data: else a step would take a sample twice",
+    )
+
+
+def _not_bit_exact(why: str) -> Finding:
+    return Finding(
+        code="data-state-not-bit-exact",
+        severity=Severity.WARNING,
+        what="the stream does not go on exactly from its own state, so it is read from the beginning of the epoch",
+        evidence=(why,),
+        remedy="none needed; datasets' `shuffle(buffer_size=...)` does not keep what its buffer held, for one",
+    )
+
+
+def _skipped(count: int, took_s: float) -> Finding:
+    return Finding(
+        code="data-replayed",
+        severity=Severity.INFO,
+        what=f"{count} samples of the stream were read and passed over to go on where the checkpoint was taken",
+        evidence=(f"{took_s:.1f} s",),
+        remedy="a stream with state_dict and load_state_dict goes on at once",
+    )

@@ -1,0 +1,1 @@
+"""Fault tolerance: replicas, peer checkpoints and state transfer in memory."""

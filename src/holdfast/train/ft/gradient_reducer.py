@@ -1,0 +1,234 @@
+"""Owns the mean of the gradients over all replicas: put into buckets as they are made, and summed beside the backward.
+
+A bucket travels when the gradients in it are there and the bucket before it travels too, so that all replicas send the
+same in the same order, whatever their autograd does first. The end of the backward pass waits for all of them: what
+comes after, such as clipping, finds the mean. Gradients that DDP may still change are sent once the backward pass is
+over. Refuses to own how the replicas reach each other, and what becomes of a step in which one of them was lost
+(replica_group.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+
+FIRST_BYTES = 1 << 20
+"""Of the first bucket, so that something travels early, as with DDP."""
+BUCKET_BYTES = 25 << 20
+
+
+class ReplicaLink(Protocol):
+    """The way to the other replicas (replica_group.py)."""
+
+    @property
+    def count(self) -> int:
+        """Replicas that take part in the step in hand."""
+        ...
+
+    def start_allreduce(self, tensor: torch.Tensor) -> None:
+        """Begin to replace a tensor by its sum over them; nothing happens once the step has failed."""
+        ...
+
+    def wait_all(self) -> bool:
+        """Wait for all that was sent; False where the step has failed."""
+        ...
+
+
+class GradientReducer:
+    """Averages the gradients of one model over the replicas, in each backward pass while it is `armed`."""
+
+    def __init__(self, model: nn.Module, link: ReplicaLink, *, ranks: int) -> None:
+        """`ranks` are those that a replica has."""
+        self.armed = True
+        self.request_stop = False
+        """Whether this replica wishes to part; said with each step's gradients, and the same on all its ranks."""
+        self.stop_requested = False
+        """Whether any replica did in the step in hand: known to all that have its gradients."""
+        self._link = link
+        parameters = [each for each in reversed([*model.parameters()]) if each.requires_grad]
+        # FSDP2 calls the hook with a gradient that it has reduced. Of any other parameter nobody knows whether DDP is
+        # still to reduce its gradient among several ranks: the wrapper may be hidden, as the model may be the module
+        # inside it. So these gradients are sent once the backward pass is over.
+        self._defer_all = ranks > 1 and not all(isinstance(each, DTensor) for each in parameters)
+        parts = [*_bucketize(parameters)]
+        self._buckets = [_Bucket(part) for part in parts]
+        self._bucket_of: dict[torch.Tensor, _Bucket] = {
+            each: bucket for part, bucket in zip(parts, self._buckets, strict=True) for each in part
+        }
+        self._launched = 0
+        """Buckets that travel."""
+        self._finish_queued = False
+        """Whether the end of this backward pass is awaited already."""
+        self._verified = False
+        """Whether a backward pass has shown that nobody overwrites the means."""
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """A gradient is there; called by autograd, and by FSDP2 when it has reduced it."""
+        if not self.armed or self._link.count == 1:
+            return
+        if not self._finish_queued:
+            self._finish_queued = True
+            _after_backward(self._finish_late if self._defer_all else self._finish)
+        if not self._defer_all:
+            self._bucket_of[parameter].add(parameter, self._link.count)
+            self._launch_buckets(whole=True)
+
+    def _launch_buckets(self, *, whole: bool) -> None:
+        """Send the buckets whose turn it is; those that are not complete only where nothing more is to come."""
+        while self._launched < len(self._buckets) and (not whole or self._buckets[self._launched].complete):
+            self._link.start_allreduce(
+                self._buckets[self._launched].pack(self._link.count, request_stop=self.request_stop)
+            )
+            self._launched += 1
+
+    def _finish_late(self) -> None:
+        _after_backward(self._finish)
+
+    def _finish(self) -> None:
+        self._launch_buckets(whole=False)
+        arrived = self._link.wait_all()
+        self._launched, self._finish_queued = 0, False
+        self.stop_requested = self.stop_requested or (arrived and self._buckets[0].stop_requested)
+        for bucket in self._buckets:
+            bucket.unpack(arrived=arrived)
+        if arrived and not self._verified:
+            _after_backward(self._verify)
+
+    def _verify(self) -> None:
+        """Raise HoldfastError if the same backward pass has changed the means: each replica would step by its own.
+
+        A wrapper around the model that the session was given does that, when it copies gradients back at the end. One
+        look is enough: it does so in every backward pass.
+        """
+        if (number := sum(bucket.overwritten() for bucket in self._buckets)) > 0:
+            raise _overwritten(number)
+        self._verified = True
+
+
+class _Bucket:
+    """Gradients that travel together, and behind them, for each, in how many replicas there is one, and a wish."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._added: set[torch.Tensor] = set()
+        self._averaged: list[nn.Parameter] = []
+        """Parameters that were given the mean in the last backward pass."""
+        self._version = 0
+        """How often the memory of the means had been written to by then."""
+        self._allocate()
+
+    def _allocate(self) -> None:
+        like = _local(self._parameters[0])
+        sizes = [_local(each).numel() for each in self._parameters]
+        self._flat = like.new_empty(sum(sizes) + len(sizes) + 1)
+        parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes), 1]))
+        *_, self._present, self._stop_flags = parts
+        self._views: dict[torch.Tensor, torch.Tensor] = {
+            each: part.view_as(_local(each)) for each, part in zip(self._parameters, parts, strict=False)
+        }
+
+    @property
+    def complete(self) -> bool:
+        return len(self._added) == len(self._parameters)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any replica came with a wish."""
+        return bool(self._stop_flags.item() > 0)
+
+    def add(self, parameter: torch.Tensor, count: int) -> None:
+        """Copy a gradient in, as a part of the mean over so many; FSDP2 may bring one again."""
+        assert parameter.grad is not None
+        self._added.add(parameter)
+        torch.mul(_local(parameter.grad), 1 / count, out=self._views[parameter])
+
+    def pack(self, count: int, *, request_stop: bool) -> torch.Tensor:
+        """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
+        self._stop_flags.fill_(request_stop)
+        if self.complete:
+            self._present.fill_(1)
+            return self._flat
+        for parameter, place in self._views.items():
+            if parameter not in self._added and parameter.grad is not None:
+                self.add(parameter, count)
+            elif parameter not in self._added:
+                place.zero_()
+        self._present.copy_(torch.tensor([each in self._added for each in self._parameters]))
+        return self._flat
+
+    def unpack(self, *, arrived: bool) -> None:
+        """Make the mean that came the gradients; those that no replica has stay away.
+
+        What was sent in vain may be written to as long as it travels, so that there is new room then.
+        """
+        self._added.clear()
+        if not arrived:
+            self._allocate()
+            return
+        everywhere = bool(self._present.min() > 0)
+        self._averaged = [
+            each for number, each in enumerate(self._parameters) if everywhere or self._present[number] > 0
+        ]
+        for parameter in self._averaged:
+            _set_grad(parameter, self._views[parameter])
+        self._version = self._flat._version
+
+    def overwritten(self) -> int:
+        """Gradients that are no longer the mean which was given; FSDP2's, which has its own memory, are not watched."""
+        grads = [(each.grad, self._views[each]) for each in self._averaged if not isinstance(each, DTensor)]
+        return sum(grad is not mean or mean._version != self._version for grad, mean in grads)
+
+
+def _set_grad(parameter: torch.Tensor, mean: torch.Tensor) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.grad = mean
+    elif parameter.grad is not None:
+        _local(parameter.grad).copy_(mean)
+    else:
+        parameter.grad = DTensor(mean.clone(), parameter._spec, requires_grad=False)
+
+
+def _overwritten(number: int) -> HoldfastError:
+    return failure(
+        "replicas-gradients-overwritten",
+        f"{number} gradients were overwritten after they were averaged over the replicas",
+        exit_code=ExitCode.USAGE,
+        where="backward()",
+        evidence=("the optimizer has not stepped: the replicas would end with different weights",),
+        remedy="give Session(model=...) the outermost wrapper, such as the DistributedDataParallel, and not the module "
+        "inside it; any other wrapper that reduces gradients by itself cannot be trained with recovery.replicas",
+    )
+
+
+def _bucketize(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Those of one kind that follow one another, as many as a bucket holds."""
+    part: list[nn.Parameter] = []
+    held, room = 0, FIRST_BYTES
+    for parameter in parameters:
+        local = _local(parameter)
+        alike = not part or (local.dtype, local.device) == (_local(part[0]).dtype, _local(part[0]).device)
+        if part and (not alike or held >= room):
+            yield part
+            part, held, room = [], 0, BUCKET_BYTES
+        part.append(parameter)
+        held += local.nbytes
+    if part:
+        yield part
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, without a gradient of its own."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _after_backward(call: Any) -> None:
+    """Have something called when the backward pass in hand is over, after what others asked for before."""
+    cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)

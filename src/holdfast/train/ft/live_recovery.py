@@ -1,0 +1,62 @@
+"""Owns the state of model and optimiser on its way from one replica's memory to another's: lent as it lies, copied in.
+
+Both are shared out among their ranks in the same way, so a rank takes from the rank of its own number. Refuses to own
+the way (replica_group.py), and what else goes along (replica_strategy.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from holdfast.train.checkpoint.train_state import TrainState
+
+
+def export_state(train_state: TrainState) -> dict[str, Any]:
+    """This rank's part of the model and the optimiser; the optimiser's once it has stepped.
+
+    Nothing in it changes before the optimiser steps: what the model itself may change is copied.
+    """
+    # One that has not stepped would be made to by torch, and count it.
+    state = train_state.tensors() if train_state.optimizer.state else {"model": get_model_state_dict(train_state.model)}
+    owned = {_local(parameter).data_ptr() for parameter in train_state.model.parameters()}
+    model = {
+        name: _local(tensor) if _local(tensor).data_ptr() in owned else _local(tensor).clone()
+        for name, tensor in state["model"].items()
+    }
+    return {"model": model} | ({"optimizer": _local_tree(state["optimizer"])} if "optimizer" in state else {})
+
+
+def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
+    """Go on from what another lends."""
+    if "optimizer" in state:
+        train_state.load_tensors(_fill(train_state.tensors(), state))
+    else:
+        set_model_state_dict(train_state.model, _fill(get_model_state_dict(train_state.model), state["model"]))
+
+
+def _local(value: Any) -> Any:
+    """This rank's part of a tensor; anything else as it is."""
+    return value.to_local().detach() if isinstance(value, DTensor) else value
+
+
+def _local_tree(tree: Any) -> Any:
+    """The same with this rank's parts in place of sharded tensors."""
+    if isinstance(tree, dict):
+        return {name: _local_tree(value) for name, value in cast("dict[Any, Any]", tree).items()}
+    return [_local_tree(value) for value in cast("list[Any]", tree)] if isinstance(tree, list) else _local(tree)
+
+
+def _fill(own: Any, received: Any) -> Any:
+    """What was lent, and where this rank has a sharded tensor that one, with what was lent in it."""
+    if isinstance(received, dict):
+        return {name: _fill(own.get(name), value) for name, value in cast("dict[Any, Any]", received).items()}
+    if isinstance(received, list):
+        return [_fill(*pair) for pair in zip(own, cast("list[Any]", received), strict=True)]
+    if isinstance(own, DTensor) and isinstance(received, torch.Tensor):
+        own.to_local().copy_(received)
+        return own
+    return received

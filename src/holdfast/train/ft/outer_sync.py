@@ -1,0 +1,54 @@
+"""Owns how replicas that have met come to the same parameters: by TorchFT's own LocalSGD or DiLoCo.
+
+Of both only that part is used: when they meet is not for the optimiser's step to say, since what the loop does after it
+belongs to the step as well (semi_sync.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torchft.local_sgd import DiLoCo, LocalSGD
+
+from holdfast.train.ft.replica_group import ReplicaGroup
+from holdfast.train.session.rank_config import OuterSyncConfig, SyncMethod
+
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""Of DiLoCo's outer optimiser, which is SGD with Nesterov's momentum (its paper, arXiv 2311.08105)."""
+
+
+class OuterSynchronizer:
+    """Brings one model together with those of the other replicas."""
+
+    def __init__(
+        self, sync: OuterSyncConfig, replica_group: ReplicaGroup, model: nn.Module, optimizer: Optimizer
+    ) -> None:
+        self._manager = replica_group.manager
+        self._model = model
+        self._fragment = None
+        if sync.method is SyncMethod.DILOCO:
+            outer = torch.optim.SGD(model.parameters(), lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+            (self._fragment,) = DiLoCo(self._manager, [model], optimizer, outer, sync.every)._fragments
+        else:
+            self._local = LocalSGD(self._manager, model, optimizer, sync.every)
+
+    def reset_reference(self) -> None:
+        """The parameters are those of a checkpoint: what changes them counts from here."""
+        if self._fragment is not None:
+            self._fragment.save_parameters()
+
+    def synchronize(self) -> bool:
+        """All call it after each meeting; False where one of them was lost in it: then nothing has changed here."""
+        before = self._manager.current_step()
+        if self._fragment is None:
+            self._local._perform_sync()
+            return self._manager.current_step() > before
+        own = [each.detach().clone() for each in self._model.parameters()]
+        self._fragment.prepare_sync()
+        if self._fragment.perform_sync():
+            return True
+        with torch.no_grad():  # it has set them back to those of the meeting before
+            for parameter, value in zip(self._model.parameters(), own, strict=True):
+                parameter.copy_(value)
+        return False

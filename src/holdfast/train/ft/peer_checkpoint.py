@@ -1,0 +1,289 @@
+"""Owns the copies of this rank's state beside the loop: in its own node's memory, and in that of a peer on another.
+
+All lie in pieces of memory that agents hold, in the form in which state is handed over (memory_snapshot.py), two of each: one
+stays whole, on all nodes, until the next is. A copy goes straight from the devices into the node's piece, and from
+there through a Gloo group of its own into the peer's. Refuses to own where copies go (backup_placement.py), and what they are
+for (peer_restore.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.train.checkpoint import pytree
+from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.pytree import local_part
+from holdfast.train.checkpoint.staging import StagingBuffer, torn_copy
+from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.checkpoint.writer_fence import WriterId
+from holdfast.train.ft import memory_snapshot
+from holdfast.train.ft.backup_placement import BackupPlacement, assign_backups
+from holdfast.train.ft.memory_snapshot import (
+    FIRST_BYTE,
+    MEMORY,
+    MemorySnapshot,
+    SnapshotHeader,
+    SnapshotId,
+    require_memory,
+)
+from holdfast.train.session.control_group import ControlGroup
+
+MAX_STALL_SHARE = 0.01
+"""Of the loop's time that `auto` has it wait for copies."""
+
+_NONE = SnapshotHeader(0, 0, 0)
+"""What is sent of a copy that could not be made."""
+
+
+class PeerCheckpointResult(NamedTuple):
+    """What came of a copy, the same on all ranks."""
+
+    step: int
+    took_s: float
+    problem: Finding | None
+
+
+class _SharedSegment:
+    """Memory that the agent holds, as this process has it mapped."""
+
+    def __init__(self, memory: Path) -> None:
+        self.memory = memory
+        self.buffer = mmap.mmap(-1, 1)
+
+    def resize(self, size: int) -> mmap.mmap:
+        """Its room, of that size. Raises OSError."""
+        if len(self.buffer) != size:
+            with open(self.memory, "r+b", buffering=0) as file:
+                file.truncate(0)
+                file.truncate(size)
+                self.buffer = mmap.mmap(file.fileno(), size)
+        return self.buffer
+
+    def holds(self, snapshot_id: SnapshotId) -> bool:
+        lying = MemorySnapshot.load(self.memory)
+        return lying is not None and lying.snapshot_id == snapshot_id
+
+
+class PeerCheckpointer:
+    """One rank's copies; all ranks make the same calls after a step. At most one copy is under way."""
+
+    def __init__(
+        self, memories: Sequence[Path], *, train_state: TrainState, ranks: ControlGroup, writer: WriterId, nodes: int
+    ) -> None:
+        self.memories = memories
+        """Two for this rank's own copies, two for those of the rank whose keeper it is."""
+        self._train_state = train_state
+        self._writer = writer
+        self._rank = ranks.rank
+        self._background_group = ranks.background_group()
+        """For the thread that copies."""
+        self._per_node = ranks.world_size // nodes
+        self._placement = _place_backups(ranks, nodes, self._per_node)
+        pieces = [_SharedSegment(each) for each in memories]
+        # In each pair the first is written next, and the second may be what is whole on all nodes.
+        self._own_segments, self._peer_segments = pieces[:2], pieces[2:]
+        self._staging = [
+            StagingBuffer(train_state, allocate=each.resize, first_byte=FIRST_BYTE) for each in self._own_segments
+        ]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-peer-copy")
+        """One; the process waits for it when it ends."""
+        self._prepared = self._fits = self._stopped = False
+        self._running: Future[PeerCheckpointResult] | None = None
+        self._duration_s: float | None = None
+        self._began = self._stalled_s = 0.0
+        """When the last copy did, on the monotonic clock, and the seconds that the loop has waited for it."""
+
+    def on_resumed(self, step: int, snapshot_id: SnapshotId | None) -> None:
+        """Training goes on after this step; a state in memory that it goes on from stays until the next is whole.
+
+        What is of a later step is of another course of training now.
+        """
+        for memory in self.memories:
+            lying = MemorySnapshot.load(memory)
+            if lying is not None and lying.snapshot_id.step > step:
+                memory_snapshot.invalidate(memory)
+        if snapshot_id is not None and self._own_segments[0].holds(snapshot_id):
+            self._own_segments.reverse()
+            self._staging.reverse()
+        if snapshot_id is not None and self._peer_segments[0].holds(snapshot_id):
+            self._peer_segments.reverse()
+
+    def placement_finding(self) -> Finding | None:
+        """What is to be said of where copies lie."""
+        return _within_group(self._placement) if self._placement.within_group else None
+
+    def take_stalled_s(self) -> float:
+        """Seconds that the optimiser's steps have waited for copies since the last call."""
+        waited_s = sum(each.stalled_s for each in self._staging)
+        for each in self._staging:
+            each.stalled_s = 0.0
+        self._stalled_s += waited_s
+        return waited_s
+
+    def take_duration_s(self) -> float | None:
+        """Seconds that the last copy took, where it is not told yet."""
+        took_s, self._duration_s = self._duration_s, None
+        return took_s
+
+    def is_due(self) -> bool:
+        """Whether the next may begin: the last is there, and the loop has gone on for long after waiting for it."""
+        if self._stopped or (self._running is not None and not self._running.done()):
+            return False
+        return time.monotonic() - self._began >= self._stalled_s / MAX_STALL_SHARE
+
+    def wait_copied(self) -> None:
+        """Wait until what is copied has been read, so that anybody may change it."""
+        for each in self._staging:
+            each.wait_copied()
+
+    def prepare(self) -> None:
+        """Have the pieces before the first copy, beside the loop: called after a step, when there is all to copy."""
+        if not self._prepared:
+            self._prepared = True
+            self._thread.submit(self._prepare, self._train_state.tensors())
+
+    def start(self, manifest: Manifest) -> None:
+        """Copy what there is now, beside the steps that follow; the one before has been waited for."""
+        if self._stopped:
+            return
+        began, own = time.monotonic(), self._train_state.per_rank_state()
+        try:
+            if not self._fits:
+                self._refuse_too_large(self._train_state.tensors())
+            memory_snapshot.invalidate(self._own_segments[0].memory)
+            staged = self._staging[0].start_copy()
+        except (OSError, RuntimeError) as error:
+            staged = _stopped_finding(self._rank, error)
+        self._running = self._thread.submit(self._run, manifest, staged, own, began)
+        self._began, self._stalled_s = began, time.monotonic() - began
+
+    def wait_finished(self) -> PeerCheckpointResult | None:
+        """What came of the copy under way, waited for; None where there is none. Each is told once."""
+        copying, self._running = self._running, None
+        if copying is None:
+            return None
+        copied = copying.result()
+        self._duration_s = copied.took_s if copied.problem is None else None
+        self._stopped = copied.problem is not None and copied.problem.code == "peer-checkpoints-stopped"
+        return copied
+
+    def _prepare(self, tensors: dict[str, Any]) -> None:
+        with suppress(OSError, RuntimeError):  # the first copy says so
+            self._refuse_too_large(tensors)
+            for staging in self._staging:
+                staging.prepare(tensors)
+
+    def _refuse_too_large(self, tensors: dict[str, Any]) -> None:
+        """Before there is any: what all ranks of this node will have in memory."""
+        size = sum(local_part(tensor).nbytes for tensor in pytree.iter_tensors(tensors))
+        require_memory(len(self.memories) * size * self._per_node)
+        self._fits = True
+
+    def _run(
+        self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
+    ) -> PeerCheckpointResult:
+        """The thread's part; every rank's takes it."""
+        try:
+            head = staged if isinstance(staged, Finding) else self._write_local(manifest, staged, own)
+            problem = self._exchange(head)
+        except RuntimeError as error:  # Gloo's, when another rank is gone
+            problem = _stopped_finding(self._rank, error)
+        if problem is None:
+            for pair in (self._own_segments, self._staging, self._peer_segments):
+                pair.reverse()
+        return PeerCheckpointResult(manifest.step, time.monotonic() - began, problem)
+
+    def _write_local(
+        self, manifest: Manifest, staged: dict[str, Any], own: Callable[[], bytes]
+    ) -> SnapshotHeader | Finding:
+        """Have it whole in this node's memory."""
+        piece = self._own_segments[0]
+        try:
+            if not self._staging[0].finish_copy():
+                return torn_copy(
+                    f"the copy of step {manifest.step}", f"rank {self._rank}", code="peer-checkpoint-not-bit-exact"
+                )
+            return memory_snapshot.write_staged(
+                piece.memory, piece.buffer, self._writer, self._rank, manifest, staged, own()
+            )
+        except (OSError, RuntimeError) as error:
+            return _stopped_finding(self._rank, error)
+
+    def _exchange(self, own: SnapshotHeader | Finding) -> Finding | None:
+        """Send it to where it is kept while another comes; returns what went wrong, once all have theirs whole."""
+        group, backup_rank, primary_rank = (
+            self._background_group,
+            self._placement.backup_ranks[self._rank],
+            self._placement.primary_of(self._rank),
+        )
+        problem = own if isinstance(own, Finding) else None
+        if backup_rank == self._rank:
+            return group.first_not_none(problem)
+        mine, segment = own if isinstance(own, SnapshotHeader) else _NONE, self._peer_segments[0]
+        header = torch.zeros(len(_NONE), dtype=torch.int64)
+        sent = group.send(torch.tensor(mine, dtype=torch.int64), backup_rank)
+        group.receive(header, primary_rank)
+        sent()
+        theirs = SnapshotHeader(*header.tolist())
+        try:
+            memory_snapshot.invalidate(segment.memory)
+            segment.resize(max(theirs.begin, 1))
+        except OSError as error:
+            problem = problem or _stopped_finding(self._rank, error)
+        if (problem := group.first_not_none(problem)) is not None:
+            return problem
+        parts = (
+            memory_snapshot.tensor_bytes(self._own_segments[0].buffer, mine),
+            memory_snapshot.read_index(self._own_segments[0].memory, mine),
+        )
+        sends = [group.send(part, backup_rank) for part in parts]
+        group.receive(memory_snapshot.tensor_bytes(segment.buffer, theirs), primary_rank)
+        index = torch.empty(theirs.length, dtype=torch.uint8)
+        group.receive(index, primary_rank)
+        for each in sends:
+            each()
+        memory_snapshot.commit(segment.memory, theirs, index.numpy().data)
+        return group.first_not_none(None)
+
+
+def _place_backups(ranks: ControlGroup, nodes: int, per_node: int) -> BackupPlacement:
+    """Where copies go, by the groups that all ranks have made."""
+    made = dist.distributed_c10d._world.pg_group_ranks.values() if ranks.group is not None else ()
+    mine = {frozenset(group) for group in made}
+    return ranks.broadcast(assign_backups(nodes, per_node, set[frozenset[int]]().union(*ranks.gather(mine))))
+
+
+def _within_group(placement: BackupPlacement) -> Finding:
+    return Finding(
+        code="peer-checkpoints-within-group",
+        severity=Severity.INFO,
+        what=f"no other node is without a rank of their groups: {len(placement.within_group)} nodes have their copies on one "
+        "that works together with them",
+        where=MEMORY,
+        evidence=(f"nodes {', '.join(map(str, placement.within_group[:16]))}",),
+        remedy="Nothing need be done: a single node's loss is survived. For whole groups to be, lay groups out so that "
+        "each leaves some node outside.",
+    )
+
+
+def _stopped_finding(rank: int, error: Exception) -> Finding:
+    return Finding(
+        code="peer-checkpoints-stopped",
+        severity=Severity.WARNING,
+        what="the ranks' states are not copied to other nodes' memory any more, until they are started again",
+        where=f"rank {rank}",
+        evidence=(f"{type(error).__name__}: {error}",),
+        remedy="A loss is recovered from by the last copy or checkpoint. Each rank's node needs free memory for four "
+        "times its state, beside what a checkpoint needs.",
+        owner=Owner.CLUSTER,
+    )

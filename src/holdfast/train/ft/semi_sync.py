@@ -1,0 +1,58 @@
+"""Owns replicas that step alone and meet every so many steps: TorchFT's LocalSGD and DiLoCo, in the unchanged loop.
+
+A step counts for the replica that takes it. When they meet, at the end of a step, all come to the same parameters; one
+that is new, or was lost, takes another's state there, and takes part at once. Refuses to own how they meet (replica_group.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.ft.replica_strategy import MultiReplica, TrainingProgress
+from holdfast.train.session.rank_config import RankConfig
+from holdfast.train.session.rank_coordinator import RankCoordinator
+
+
+class SemiSyncReplicas(MultiReplica):
+    """One replica of several that meet now and then."""
+
+    def __init__(
+        self,
+        config: RankConfig,
+        train_state: TrainState,
+        coordinator: RankCoordinator,
+        *,
+        resume: Callable[[], TrainingProgress],
+    ) -> None:
+        from holdfast.train.ft.outer_sync import OuterSynchronizer  # as with replica_group.py
+
+        def resumed() -> TrainingProgress:
+            progress = resume()
+            self._outer_sync.reset_reference()
+            return progress
+
+        super().__init__(config, train_state, coordinator, resume=resumed)
+        assert config.outer_sync is not None
+        self._every = config.outer_sync.every
+        self._outer_sync = OuterSynchronizer(
+            config.outer_sync, self._replica_group, train_state.model, train_state.optimizer
+        )
+        self._synced = False
+
+    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+        return progress if self._synced else self._synchronize(progress)
+
+    def before_backward(self, *, last: bool) -> None:
+        self._gradient_sync.set(enabled=last and self._has_inner_group)
+
+    def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
+        return after if after.step % self._every else self._synchronize(after)
+
+    def _synchronize(self, progress: TrainingProgress) -> TrainingProgress:
+        """Meet, and merge what all have come to; again where one of them was lost meanwhile."""
+        self._join(progress)
+        while not self._outer_sync.synchronize():
+            self._join(self._progress)
+        self._synced = True
+        return self._progress

@@ -1,0 +1,1 @@
+"""Callbacks for the Trainers of Lightning and transformers."""

@@ -1,0 +1,226 @@
+"""Owns which of a framework's own checkpoints are believed: those that were sealed when all ranks had written them.
+
+A framework writes a folder `checkpoint-42` file by file, and one that was cut short looks like any other. The seal
+(manifest_file.py) goes into it last, and names all that must be there: a thread sees the files to disk and sums them, beside the
+steps that follow. Refuses to own what is in the folder, which is the
+framework's affair, and when it is written (the callbacks).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.train.checkpoint import manifest_file
+from holdfast.train.checkpoint.hyperparams import Hyperparams
+from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
+from holdfast.train.checkpoint.storage import check_readable
+from holdfast.train.checkpoint.writer_fence import WriterFence, WriterId
+from holdfast.train.session.control_group import ControlGroup
+
+ANONYMOUS = WriterId()
+_NAMED = re.compile(r"checkpoint-(\d+)")
+
+
+class LatestCheckpoint(NamedTuple):
+    """What came of looking for a checkpoint."""
+
+    path: Path | None
+    """None where there is no good one."""
+    manifest: Manifest | None
+    findings: list[Finding]
+    """What is to be said of it, and of those that were passed over."""
+
+    @property
+    def node_s(self) -> float:
+        """Seconds of training so far, of all nodes together."""
+        return self.manifest.node_s if self.manifest else 0.0
+
+
+class FinalizeResult(NamedTuple):
+    """What came of sealing one, the same on all ranks."""
+
+    step: int
+    path: Path
+    took_s: float
+    """From when its framework began to write it."""
+    problem: Finding | None
+    """Why it failed."""
+
+
+class CheckpointDir:
+    """The checkpoints `checkpoint-STEP` in a folder that all ranks reach, of one run at a time.
+
+    At most one is being sealed: `finish` comes before the next `begin`.
+    """
+
+    def __init__(self, folder: Path, *, writer: WriterId = ANONYMOUS, keep: int | None = None) -> None:
+        """Keep that many of the newest; none leaves that to the framework."""
+        self.folder = folder
+        self._keep = keep
+        self._fence = WriterFence(folder, writer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-seal")
+        self._finalizing: Future[FinalizeResult] | None = None
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.folder / f"checkpoint-{step}"
+
+    def take_over(self) -> None:
+        """Have no other attempt seal from here on; raises HoldfastError where another live run has the folder."""
+        with suppress(OSError):  # where nothing can be written, nothing is sealed
+            self._fence.take_over()
+
+    def latest(self, *, world_size: int) -> LatestCheckpoint:
+        """The newest one that is what its seal says, for so many ranks.
+
+        Raises HoldfastError where the folder cannot be read, or another version of holdfast wrote it.
+        """
+        check_readable(self.folder)
+        findings: list[Finding] = []
+        for path in self._checkpoints():
+            manifest = manifest_file.read(path, _step(path))
+            if isinstance(manifest, Manifest):
+                manifest_file.refuse_other_format(manifest, str(path))
+            damage = manifest if isinstance(manifest, str) else _damage(path, manifest)
+            if isinstance(manifest, Manifest) and damage is None:
+                if manifest.world_size != world_size:
+                    findings.append(_world_size_changed(path, manifest, world_size))
+                return LatestCheckpoint(path, manifest, findings)
+            findings.append(_skipped(path, str(damage), whole_once=isinstance(manifest, Manifest)))
+        return LatestCheckpoint(None, None, findings)
+
+    def start(
+        self,
+        step: int,
+        group: ControlGroup,
+        *,
+        began: float,
+        node_s: float = 0.0,
+        configured: Hyperparams | None = None,
+    ) -> None:
+        """Seal this one, of which this rank has written its part, beside the steps that follow.
+
+        `aside` are the ranks for a thread of its own; `began` (monotonic) is when the writing did.
+        """
+        manifest = Manifest(step=step, world_size=group.world_size, node_s=node_s, hyperparams=configured, files={})
+        self._finalizing = self._thread.submit(self._finalize, manifest, group, began)
+
+    def poll(self) -> FinalizeResult | None:
+        """What came of the sealing under way; None while it is not known, and where there is none. Told once."""
+        return self.wait() if self._finalizing is not None and self._finalizing.done() else None
+
+    def wait(self) -> FinalizeResult | None:
+        """The same, waited for."""
+        sealing, self._finalizing = self._finalizing, None
+        return sealing.result() if sealing is not None else None
+
+    def _finalize(self, manifest: Manifest, ranks: ControlGroup, began: float) -> FinalizeResult:
+        path = self.path(manifest.step)
+        try:
+            ranks.gather(None)  # rank 0 looks when all have written
+            files = ranks.broadcast(_contents(path) if ranks.rank == 0 else [])
+            summed = ranks.gather(_checksums(path, files[ranks.rank :: ranks.world_size]))
+            problem = ranks.broadcast(self._commit(path, manifest, summed) if ranks.rank == 0 else None)
+        except RuntimeError as error:  # Gloo's, when another rank is gone
+            problem = _finalize_failed(path, error)
+        return FinalizeResult(manifest.step, path, time.monotonic() - began, problem)
+
+    def _commit(
+        self, path: Path, manifest: Manifest, summed: Iterable[dict[str, FileChecksum] | OSError]
+    ) -> Finding | None:
+        """Write the seal, and drop what is too old; returns what went wrong."""
+        files: dict[str, FileChecksum] = {}
+        try:
+            for part in summed:
+                if isinstance(part, OSError):
+                    raise part
+                files |= part
+            self._fence.check()
+            manifest_file.write(path, msgspec.structs.replace(manifest, files=files))
+        except HoldfastError as error:
+            return error.findings[0]
+        except OSError as error:
+            return _finalize_failed(path, error)
+        if self._keep is not None:  # one that was removed in part no longer is what its seal says
+            for old in self._checkpoints()[self._keep :]:
+                shutil.rmtree(old, ignore_errors=True)
+        return None
+
+    def _checkpoints(self) -> list[Path]:
+        """Newest first."""
+        named = [path for path in self.folder.glob("checkpoint-*") if _NAMED.fullmatch(path.name)]
+        return sorted(named, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))
+
+
+def _damage(path: Path, manifest: Manifest) -> str | None:
+    """How a checkpoint differs from what its seal says; None where it does not."""
+    damages = (manifest_file.find_damage(path / name, expected) for name, expected in manifest.files.items())
+    return next((damage for damage in damages if damage), None)
+
+
+def _finalize_failed(path: Path, error: BaseException) -> Finding:
+    return Finding(
+        code="checkpoint-manifest-missing",
+        what=f"{path.name} could not be sealed, so it will not be resumed from",
+        where=str(path),
+        evidence=(f"{type(error).__name__}: {error}",),
+        remedy="look for space and permissions there, and whether every node reaches that folder",
+        owner=Owner.CLUSTER,
+    )
+
+
+def _contents(path: Path) -> list[str]:
+    """Every file below, but for the seal."""
+    return sorted(
+        str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.name != manifest_file.NAME
+    )
+
+
+def _checksums(path: Path, files: Sequence[str]) -> dict[str, FileChecksum] | OSError:
+    """See these files to disk, and sum them."""
+    try:
+        return {file: manifest_file.checksums([path / file])[Path(file).name] for file in files}
+    except OSError as error:
+        return error
+
+
+def _skipped(path: Path, why: str, *, whole_once: bool) -> Finding:
+    cut_short = (
+        "Nothing, if it was cut short. If it was taken without holdfast, name it when you start: "
+        "then it is resumed from as the framework does it."
+    )
+    return Finding(
+        code="checkpoint-skipped",
+        severity=Severity.WARNING,
+        what=f"{path.name} is not resumed from",
+        where=str(path),
+        evidence=(why,),
+        remedy="Check the storage: it was whole when it was sealed." if whole_once else cut_short,
+        owner=Owner.CLUSTER if whole_once else Owner.USER,
+    )
+
+
+def _world_size_changed(path: Path, manifest: Manifest, world_size: int) -> Finding:
+    return Finding(
+        code="world-size-changed",
+        severity=Severity.WARNING,
+        what=f"{path.name} was taken by {manifest.world_size} ranks; {world_size} go on with it",
+        where=str(path),
+        remedy="weights and optimiser go on; random numbers, and which samples come next, are not those of an unbroken "
+        "run",
+    )

@@ -1,0 +1,75 @@
+"""Owns what the arguments of transformers' Trainer say of optimiser and schedule, and that it holds after a resume.
+
+The Trainer makes both and loads their old settings into them at once, so that only its arguments tell what the program
+says now. A schedule of its own already follows the new arguments, from the place it had. Refuses to own optimisers that
+are given to the Trainer, of which its arguments say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers.training_args import TrainingArguments
+
+from holdfast.train.checkpoint.hyperparams import Hyperparams, diff, to_json
+
+OPTIONS: Mapping[str, Callable[[TrainingArguments], Any]] = {
+    "lr": lambda args: args.learning_rate,
+    "weight_decay": lambda args: args.weight_decay,
+    "betas": lambda args: (args.adam_beta1, args.adam_beta2),
+    "eps": lambda args: args.adam_epsilon,
+}
+"""Of the optimiser's groups, by the names that they have there."""
+SCHEDULE = ("warmup_steps", "lr_scheduler_kwargs")
+LENGTH = ("max_steps", "num_train_epochs")
+"""Where a schedule ends, if it does."""
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau")
+"""Schedules of transformers (5.23) that do not end."""
+
+
+def hyperparams_from(args: TrainingArguments, model: nn.Module) -> Hyperparams:
+    """What they say, in the words of any other program's."""
+    scheduler = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    names = SCHEDULE if scheduler in ENDLESS else LENGTH + SCHEDULE
+    dtypes = {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
+    return Hyperparams(
+        optimizer=str(getattr(args.optim, "value", args.optim)),
+        groups=[{name: to_json(of(args)) for name, of in OPTIONS.items()}],
+        scheduler=scheduler,
+        schedule={name: to_json(getattr(args, name)) for name in names},
+        precision=", ".join([*sorted(dtypes), *(kind for kind in ("bf16", "fp16") if getattr(args, kind))]),
+        batch=args.per_device_train_batch_size * args.gradient_accumulation_steps,
+    )
+
+
+def apply_changes(optimizer: Optimizer, scheduler: LRScheduler | None, was: Hyperparams, now: Hyperparams) -> None:
+    """Let what they say now hold, where the Trainer has loaded what they said then."""
+    (old,), (new,) = was.groups, now.groups
+    changed = {change.name for change in diff(was, now)}
+    for number, group in enumerate(optimizer.param_groups):
+        for name in changed & new.keys() & group.keys() - {"lr"}:
+            # The groups after the first are those without weight decay, unless they have had it.
+            if name != "weight_decay" or number == 0 or group[name] == old[name] != 0:
+                group[name] = tuple(new[name]) if isinstance(new[name], list) else new[name]
+        if "lr" in changed:
+            group["lr"] *= new["lr"] / old["lr"] if old["lr"] else 1.0
+            group["initial_lr"] = new["lr"]
+    if isinstance(scheduler, LRScheduler):
+        if "lr" in changed:
+            scheduler.base_lrs = [new["lr"]] * len(scheduler.base_lrs)
+        if isinstance(scheduler, LambdaLR):
+            _recompute_rates(optimizer, scheduler)
+
+
+def _recompute_rates(optimizer: Optimizer, scheduler: LambdaLR) -> None:
+    """Have the rates of the next step be those of the schedule, which is at its place."""
+    rates = [
+        base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

@@ -1,0 +1,1 @@
+"""What a rank measures, and where its metrics go."""

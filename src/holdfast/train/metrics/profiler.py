@@ -1,0 +1,181 @@
+"""Owns a profile of a few steps: taken when asked for, by torch's profiler, and told as the parts of a step's time.
+
+Costs a step nothing while none is taken. Works for any module however it is wrapped or compiled, since it hangs
+nothing on it: a backward pass is a call of `torch.autograd.backward`, an optimiser's step and a loader's next batch
+name themselves, and whatever sends collectives records them. Refuses to own what the parts are and that they add up
+(metrics/step_breakdown.py), and when a profile is asked for (rank_coordinator.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+
+from holdfast.findings import Finding, Severity
+from holdfast.metrics.step_breakdown import Span, StepTrace, step_breakdown
+
+STEPS = 5
+"""Steps of a profile."""
+
+_STEP, _BACKWARD, _DATA, _CHECKPOINT = (f"holdfast: {name}" for name in ("step", "backward", "data", "checkpoint"))
+_LOADER = "enumerate(DataLoader)#"
+_OPTIMIZER, _ZEROING = "Optimizer.step#", "Optimizer.zero_grad#"
+_HOST_SENDS = re.compile(r"(gloo|mpi|ucc):")
+"""A collective from its beginning to its end; NCCL's are kernels."""
+_DEVICE_SENDS = re.compile(r"nccl|rccl", re.IGNORECASE)
+_ENTERS = re.compile(r"(c10d|_c10d_functional)::|record_param_comms")
+_COMPUTES = re.compile(r"(?!c10d::|_c10d_functional::|autograd::engine::)\w[\w.]*::|CompiledFunction|Torch-Compiled")
+_OPERATOR, _NAMED = "cpu_op", "user_annotation"
+_ASKS = ("cuda_runtime", "cuda_driver")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+class Profiler:
+    """Profiles steps of one rank, one time at most at once."""
+
+    def __init__(self) -> None:
+        self._running: profile | None = None
+        self._backward: Callable[..., Any] = torch.autograd.backward
+        self._steps = 0
+        self._findings: list[Finding] = []
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    def take_findings(self) -> list[Finding]:
+        """What is to be said of profiles since the last call."""
+        noted, self._findings = self._findings, []
+        return noted
+
+    def start(self) -> None:
+        """Profile the steps that follow, as far as that can be; called between two steps."""
+        if torch.autograd._profiler_enabled():  # a second one would end the first
+            self._findings = [_profile_failed("the program profiles itself")]
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it has errors to tell of every host without a GPU
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
+        running = profile(activities=activities, acc_events=True)
+        _wait_for_device()
+        try:
+            running.start()
+        except RuntimeError as error:
+            self._findings = [_profile_failed(f"{type(error).__name__}: {error}")]
+            return
+        self._running, self._steps = running, 0
+        self._backward, torch.autograd.backward = torch.autograd.backward, self._marked_backward
+        self._note_step()
+
+    def step(self, *, last: bool) -> dict[str, float]:
+        """A step has ended; returns the metrics of a profile that is complete with it."""
+        if self._running is None:
+            return {}
+        self._steps += 1
+        if self._steps < STEPS and not last:
+            self._note_step()
+            return {}
+        _wait_for_device()
+        self._note_step()
+        try:
+            return step_breakdown(_step_trace(self.stop()))
+        except Exception as error:  # the profiler is torch's; whatever it does, it ends no training
+            self._findings = [_profile_failed(f"{type(error).__name__}: {error}")]
+            return {}
+
+    def stop(self) -> list[Any]:
+        """Profile no longer; returns what was recorded."""
+        running, self._running = self._running, None
+        if running is None:
+            return []
+        torch.autograd.backward = self._backward
+        running.stop()
+        recorded: Any = running.profiler
+        return list(recorded.kineto_results.events())
+
+    def _note_step(self) -> None:
+        with record_function(_STEP):
+            pass
+
+    def _marked_backward(self, *args: Any, **options: Any) -> Any:
+        with record_function(_BACKWARD):
+            return self._backward(*args, **options)
+
+
+def _wait_for_device() -> None:
+    """What was asked of a GPU so far belongs to the steps so far."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def waiting_for_data() -> AbstractContextManager[object]:
+    """Marks that the loop waits for samples."""
+    return _mark(_DATA)
+
+
+def waiting_for_checkpoint() -> AbstractContextManager[object]:
+    """Marks that the loop waits for a checkpoint."""
+    return _mark(_CHECKPOINT)
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """What is sent in here is the session's own, and no communication of the training's."""
+    torch.autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch.autograd._enable_record_function(True)
+
+
+def _mark(name: str) -> AbstractContextManager[object]:
+    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
+
+
+def _step_trace(events: list[Any]) -> StepTrace:
+    """What torch's profiler has recorded, by what it means for a step's time."""
+    starts = sorted(event.start_ns() for event in events if event.name() == _STEP)
+    thread = next(event.start_thread_id() for event in events if event.name() == _STEP)
+    on_host = [(event.name(), event) for event in events if event.activity_type() in (_OPERATOR, _NAMED)]
+    ours = [(name, _span(event)) for name, event in on_host if event.start_thread_id() == thread]
+    operators = [event for event in events if event.activity_type() == _OPERATOR and event.start_thread_id() == thread]
+    asked = {event.correlation_id(): event.start_ns() for event in events if event.activity_type() in _ASKS}
+    on_device = [event for event in events if event.activity_type() in _ON_DEVICE]
+    sent_by_device = [_span(event) for event in on_device if _DEVICE_SENDS.search(event.name())]
+    sent_by_host = [_span(event) for name, event in on_host if event.is_async() and _HOST_SENDS.match(name)]
+    return StepTrace(
+        step_starts=tuple(starts),
+        backward=[span for name, span in ours if name == _BACKWARD],
+        optimizer=[span for name, span in ours if name.startswith(_OPTIMIZER)],
+        zero_grad=[span for name, span in ours if name.startswith(_ZEROING)],
+        data=[span for name, span in ours if name == _DATA or name.startswith(_LOADER)],
+        checkpoint=[span for name, span in ours if name == _CHECKPOINT],
+        operators=[_span(event) for event in operators if _COMPUTES.match(event.name())],
+        in_collective=[span for name, span in ours if _ENTERS.match(name)],
+        communication=[*sent_by_device, *sent_by_host],
+        kernels=[
+            (asked.get(event.correlation_id(), event.start_ns()), _span(event))
+            for event in on_device
+            if not _DEVICE_SENDS.search(event.name())
+        ],
+    )
+
+
+def _span(event: Any) -> Span:
+    return event.start_ns(), event.start_ns() + event.duration_ns()
+
+
+def _profile_failed(why: str) -> Finding:
+    return Finding(
+        code="step-profile-failed",
+        severity=Severity.WARNING,
+        what="where the time of a step goes could not be measured; training goes on",
+        evidence=(why[:500],),
+        remedy="ask again while no other profiler is at work in the ranks",
+    )

@@ -1,0 +1,147 @@
+"""Owns what a rank measures of its own steps: plain numbers of what it is given, waits, memory, and speed from these.
+
+Waits for a GPU in one place only: `numbers`, and there only where a step is given a tensor that lies on one. Refuses
+to own when a step ends, and whom it is told to (rank_coordinator.py).
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsFloat, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.metrics.devices import find_device
+from holdfast.metrics.flops import FlopsPerToken, ModelShape, model_shape
+from holdfast.metrics.throughput import Throughput
+from holdfast.protocol.metric_validation import invalid_name_reason
+from holdfast.train.metrics.profiler import waiting_for_data
+
+Item = TypeVar("Item")
+
+MEMORY_EVERY_S = 1.0
+"""Least time between two questions to the allocator, which takes 0.1 ms to answer."""
+
+
+class StepMeter:
+    """Measures the steps of one rank."""
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        flops_per_token: FlopsPerToken | float | None = None,
+        sequence_length: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A plain number of FLOPs per token counts attention in full; without one, a transformers config tells."""
+        given = (
+            FlopsPerToken(full=float(flops_per_token)) if isinstance(flops_per_token, float | int) else flops_per_token
+        )
+        self._device = _gpu(model)
+        self._throughput = Throughput(
+            model_flops=given or (_shape(model) if model is not None else None),
+            sequence_length=sequence_length,
+            peak_tflops=_peak_tflops(self._device),
+        )
+        self._clock = clock
+        self._data_wait_s: float | None = None
+        self._memory: dict[str, float] = {}
+        self._memory_at = -math.inf
+
+    def timed(self, source: Iterable[Item]) -> Iterator[Item]:
+        """The same items; the time until each is there counts as waited for data."""
+        items = iter(source)
+        while True:
+            began = self._clock()
+            try:
+                with waiting_for_data():
+                    item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self._data_wait_s = (self._data_wait_s or 0.0) + self._clock() - began
+            yield item
+
+    def measure(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
+        """What is measured of a step that took so long, by names in the catalogue; `devices` took part in it."""
+        measured = self._throughput.rates(given, step_s=step_s, devices=devices)
+        if self._data_wait_s is not None:
+            measured["data_wait_s"], self._data_wait_s = self._data_wait_s, 0.0
+        return measured | self._memory_now()
+
+    def _memory_now(self) -> dict[str, float]:
+        now = self._clock()
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            self._memory_at = now
+            # Linux counts in KiB.
+            self._memory = {"host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
+            if self._device is not None:
+                known: dict[str, Any] = torch.cuda.memory_stats(self._device)
+                self._memory["memory_peak_bytes"] = float(known.get("allocated_bytes.all.peak", 0))
+                self._memory["memory_reserved_bytes"] = float(known.get("reserved_bytes.all.current", 0))
+        return self._memory
+
+
+def to_numbers(given: Mapping[str, SupportsFloat | None]) -> tuple[dict[str, float], dict[str, str]]:
+    """What a step is given as plain numbers, and by name why each metric that is none was dropped.
+
+    None is left out, and what lies on a GPU is waited for: an error of that GPU is raised here.
+    """
+    found: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        try:
+            if reason := invalid_name_reason(name):
+                raise _NoNumberError(reason)
+            found[name] = _number(value)
+        except _NoNumberError as error:
+            dropped[name] = str(error)
+    return found, dropped
+
+
+class _NoNumberError(Exception):
+    """A metric that no event can hold; the message says why."""
+
+
+def _number(value: SupportsFloat) -> float:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise _NoNumberError(f"its value is a tensor of {value.numel():,} elements, not one number")
+        if value.is_meta or value.is_complex():
+            raise _NoNumberError(f"its value is a {'meta' if value.is_meta else 'complex'} tensor, not one number")
+        # A norm over shards is whole only once it is put together; every rank is here.
+        value = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+        value = (value.to_dense() if value.layout is not torch.strided else value).item()
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _NoNumberError(f"its value is of type {type(value).__name__}: {error!s:.100}") from error
+
+
+def _gpu(model: nn.Module | None) -> torch.device | None:
+    first = None if model is None else next(iter(model.parameters()), None)
+    return first.device if first is not None and first.device.type == "cuda" else None
+
+
+def _peak_tflops(device: torch.device | None) -> float | None:
+    known = None if device is None else find_device(torch.cuda.get_device_name(device))
+    return known and known.peak_tflops
+
+
+def _shape(model: nn.Module) -> ModelShape | None:
+    """The shape that a model's own config tells; none where only a part of it is trained, which needs less."""
+    inner: Any = model
+    while (wrapped := getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)) is not None:
+        inner = wrapped
+    to_dict = getattr(getattr(inner, "config", None), "to_dict", None)
+    if to_dict is None or not all(parameter.requires_grad for parameter in model.parameters()):
+        return None
+    return model_shape(to_dict())

@@ -1,0 +1,263 @@
+"""Owns every environment variable that the session reads; nothing else in `train` looks at the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from holdfast.errors import ExitCode, failure
+from holdfast.train.checkpoint.writer_fence import WriterId
+
+Number = TypeVar("Number", int, float)
+
+
+class SyncMethod(StrEnum):
+    """What replicas that step alone do when they meet."""
+
+    LOCAL_SGD = "local_sgd"
+    """Their parameters become the mean of all."""
+    DILOCO = "diloco"
+    """What they have changed since they met, in the mean, is a gradient for an outer optimiser."""
+
+
+USE_ANOTHER_FOLDER = "name another folder (`checkpoint.path` in the job, else HOLDFAST_CHECKPOINT_PATH)"
+"""What to do where a folder will not do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OuterSyncConfig:
+    """How replicas that do not take every step together are kept together."""
+
+    method: SyncMethod
+    every: int
+    """Steps from one meeting to the next."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankConfig:
+    """What a rank was told when it was started; the defaults are those of a bare `python train.py`."""
+
+    rank: int = 0
+    """`RANK`, as torchrun and holdfast set it, else `OMPI_COMM_WORLD_RANK`, as mpirun does."""
+    world_size: int = 1
+    """`WORLD_SIZE`."""
+    batch_world_size: int = 0
+    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is made for; none means those that take a step."""
+    learning_rate_factor: float = 1.0
+    """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
+    rank_socket: Path | None = None
+    """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
+    transfer_memory: Path | None = None
+    """`HOLDFAST_TRANSFER_MEMORY`: memory of the node, as a file, that outlives this process; none means nobody holds it."""
+    peer_checkpoints: int | Literal["auto"] = 0
+    """`HOLDFAST_PEER_CHECKPOINTS`: copy the state to another node's memory each time this many steps are finished.
+
+    `auto` is as often as copies get there; 0 means never.
+    """
+    peer_memory: tuple[Path, ...] = ()
+    """`HOLDFAST_PEER_MEMORY`: four pieces of such memory, with colons: two for this rank's copies, two for a peer's."""
+    checkpoint_path: Path | str | None = None
+    """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
+    checkpoint_local: Path | None = None
+    """`HOLDFAST_CHECKPOINT_LOCAL`: folder of the node's own, where they are saved before they are brought there."""
+    checkpoint_durable: bool = True
+    """`HOLDFAST_CHECKPOINT_DURABLE` is not 0: checkpoints outlive the node, on Kubernetes by a volume or a URL."""
+    checkpoint_every_steps: int | None = None
+    """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
+    checkpoint_every_s: float | None = None
+    """`HOLDFAST_CHECKPOINT_EVERY_S`: take one when this many seconds have passed since the last."""
+    checkpoint_auto: bool = False
+    """`HOLDFAST_CHECKPOINT_EVERY` is `auto`: take one as often as loses the least."""
+    nodes: int = 1
+    """`GROUP_WORLD_SIZE`, as torchrun and holdfast set it."""
+    run: str = ""
+    """`HOLDFAST_RUN`: the run this is a rank of."""
+    replica: int = 0
+    """`HOLDFAST_REPLICA`."""
+    replica_count: int = 1
+    """`HOLDFAST_REPLICA_COUNT`: with more than one, each step goes on without those that are lost."""
+    min_replicas: int = 1
+    """`HOLDFAST_MIN_REPLICAS`: with fewer of them there is no step."""
+    outer_sync: OuterSyncConfig | None = None
+    """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone, and meet each time that many steps are done."""
+    lighthouse: str = ""
+    """`TORCHFT_LIGHTHOUSE`: address of the quorum service, where there are several replicas."""
+    master_addr: str = ""
+    """`MASTER_ADDR`: where this replica's rank 0 is reached."""
+    attempt: int = 0
+    """`HOLDFAST_ATTEMPT`: how often the ranks have been started before; a later one takes the checkpoints over."""
+    checkpoint_keep: int = 3
+    """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest are kept."""
+    checkpoint_keep_every_steps: int | None = None
+    """`HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS`: those of steps that are a multiple of this are kept for good."""
+
+    profile_after_step: int | None = None
+    """`HOLDFAST_PROFILE_AFTER_STEP`: measure where the time of the steps after this one goes."""
+    report_to: tuple[str, ...] = ()
+    """`HOLDFAST_REPORT_TO`: trackers that are told of each step, with commas: tensorboard, wandb, mlflow."""
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """The folder that this rank writes checkpoints to."""
+        folder = self.checkpoint_local or self.checkpoint_path
+        return folder if isinstance(folder, Path) else None
+
+    @property
+    def checkpoint_summary(self) -> str:
+        """Where they go and when, for whoever starts a program that nobody else tells of it."""
+        if self.checkpoint_path is None:
+            return "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"
+        times = ["at the end"]
+        if self.checkpoint_every_steps is not None:
+            times.append(f"every {self.checkpoint_every_steps} steps")
+        if self.checkpoint_every_s is not None:
+            times.append(f"every {self.checkpoint_every_s:g} s")
+        if self.checkpoint_auto:
+            times.append("as often as loses the least")
+        path = self.checkpoint_path
+        return f"checkpoints go to {path.absolute() if isinstance(path, Path) else path}: {', '.join(times)}"
+
+    @property
+    def writer(self) -> WriterId:
+        """Who saves checkpoints here."""
+        return WriterId(run=self.run, replica=self.replica, attempt=self.attempt)
+
+    def shared_folder(self) -> Path | None:
+        """The folder of a framework's own checkpoints, which are saved where all ranks reach them."""
+        if self.checkpoint_local is None:
+            return self.checkpoint_folder
+        raise failure(
+            "checkpoint-tiers-unsupported",
+            "a framework's own checkpoints go to one folder that every node reaches",
+            exit_code=ExitCode.USAGE,
+            where="checkpoint.local, or a URL in checkpoint.path",
+            remedy="name such a folder as `checkpoint.path`, without `checkpoint.local`; a Session has two tiers",
+        )
+
+    def refuse_replicas(self) -> None:
+        """Raise where there are several, which a framework's loop would train apart from one another."""
+        if self.replica_count > 1:
+            raise failure(
+                "trainer-replicas-unsupported",
+                f"each of the {self.replica_count} replicas would train a model of its own: nothing in a Trainer's "
+                "loop brings them together",
+                exit_code=ExitCode.USAGE,
+                where="recovery.replicas",
+                remedy="leave it out of the job: then all ranks restart from the last checkpoint; a Session can have "
+                "several",
+            )
+
+    @classmethod
+    def from_env(cls, variables: Mapping[str, str] = os.environ) -> RankConfig:
+        """Read the variables named above; an unset or empty one takes its default."""
+        rank = _number(variables, "RANK", int, at_least=0)
+        rank = _number(variables, "OMPI_COMM_WORLD_RANK", int, at_least=0) if rank is None else rank
+        return cls(
+            rank=0 if rank is None else rank,
+            world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,
+            run=variables.get("HOLDFAST_RUN", ""),
+            replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
+            replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
+            min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
+            outer_sync=_outer_sync(variables.get("HOLDFAST_OUTER_SYNC", "")),
+            lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
+            master_addr=variables.get("MASTER_ADDR", ""),
+            attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
+            batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
+            learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
+            rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
+            transfer_memory=_path(variables, "HOLDFAST_TRANSFER_MEMORY"),
+            peer_checkpoints=_peer_checkpoints(variables),
+            peer_memory=tuple(map(Path, filter(None, variables.get("HOLDFAST_PEER_MEMORY", "").split(":")))),
+            checkpoint_path=_checkpoint_path(variables),
+            checkpoint_local=_path(variables, "HOLDFAST_CHECKPOINT_LOCAL"),
+            checkpoint_durable=variables.get("HOLDFAST_CHECKPOINT_DURABLE", "1") != "0",
+            checkpoint_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_STEPS", int, at_least=1),
+            checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
+            checkpoint_auto=_is_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),
+            nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
+            checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
+            report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
+            checkpoint_keep_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS", int, at_least=1),
+            profile_after_step=_number(variables, "HOLDFAST_PROFILE_AFTER_STEP", int, at_least=1),
+        )
+
+
+def _outer_sync(value: str) -> OuterSyncConfig | None:
+    if not value:
+        return None
+    method, _, every = value.partition("/")
+    if method in list(SyncMethod) and every.isdecimal() and int(every) > 0:
+        return OuterSyncConfig(method=SyncMethod(method), every=int(every))
+    raise failure(
+        "environment-invalid-outer-sync",
+        f"HOLDFAST_OUTER_SYNC must be one of {', '.join(SyncMethod)} and a number of steps",
+        exit_code=ExitCode.USAGE,
+        where="HOLDFAST_OUTER_SYNC",
+        evidence=(f"HOLDFAST_OUTER_SYNC={value}",),
+        remedy="set it to such as `local_sgd/16`, or unset it",
+    )
+
+
+def _is_auto(value: str) -> bool:
+    if value in {"", "auto"}:
+        return value == "auto"
+    raise failure(
+        "environment-invalid-auto",
+        "HOLDFAST_CHECKPOINT_EVERY must be auto",
+        exit_code=ExitCode.USAGE,
+        where="HOLDFAST_CHECKPOINT_EVERY",
+        evidence=(f"HOLDFAST_CHECKPOINT_EVERY={value}",),
+        remedy="for a number of steps set HOLDFAST_CHECKPOINT_EVERY_STEPS, for seconds HOLDFAST_CHECKPOINT_EVERY_S",
+    )
+
+
+def _peer_checkpoints(variables: Mapping[str, str]) -> int | Literal["auto"]:
+    if variables.get("HOLDFAST_PEER_CHECKPOINTS") == "auto":
+        return "auto"
+    return _number(variables, "HOLDFAST_PEER_CHECKPOINTS", int, at_least=0) or 0
+
+
+def _path(variables: Mapping[str, str], name: str) -> Path | None:
+    value = variables.get(name, "")
+    return Path(value) if value else None
+
+
+def _checkpoint_path(variables: Mapping[str, str]) -> Path | str | None:
+    path = variables.get("HOLDFAST_CHECKPOINT_PATH", "")
+    if "://" not in path:
+        return Path(path) if path else None
+    if not variables.get("HOLDFAST_CHECKPOINT_LOCAL"):
+        raise failure(
+            "checkpoint-local-missing",
+            "checkpoints in a store are saved on the node first, and no folder for that is named",
+            exit_code=ExitCode.USAGE,
+            where="HOLDFAST_CHECKPOINT_LOCAL",
+            evidence=(f"HOLDFAST_CHECKPOINT_PATH={path}",),
+            remedy="set HOLDFAST_CHECKPOINT_LOCAL to a folder on the node's own disk, with room for three checkpoints",
+        )
+    return path
+
+
+def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Number], *, at_least: int) -> Number | None:
+    value = variables.get(name, "")
+    if not value:
+        return None
+    try:
+        number = read(value)
+    except ValueError:
+        number = None
+    if number is None or not at_least <= number < float("inf"):
+        raise failure(
+            "environment-invalid-number",
+            f"{name} must be a number of at least {at_least}",
+            exit_code=ExitCode.USAGE,
+            where=name,
+            evidence=(f"{name}={value}",),
+            remedy=f"set {name} to such a number, or unset it",
+        )
+    return number

@@ -1,0 +1,408 @@
+"""Owns a rank's life from first step to last: what was finished is reported, saved when due, and left when asked.
+
+Works alike under holdfast, under torchrun and in a bare `python train.py`. Refuses to own the loop (the user's), the
+files (manager.py), and what the watchers are told and ask for (rank_coordinator.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, SupportsFloat, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from holdfast.errors import ExitCode, failure
+from holdfast.findings import Finding, Severity
+from holdfast.metrics.flops import FlopsPerToken
+from holdfast.protocol.rank_messages import Activity
+from holdfast.train.checkpoint.manager import CheckpointManager, Saved
+from holdfast.train.checkpoint.remote_tier import RemoteTier
+from holdfast.train.checkpoint.retention_policy import RetentionPolicy
+from holdfast.train.checkpoint.storage import CheckpointStorage, SharedStorage, not_saved
+from holdfast.train.checkpoint.tiered_storage import TieredStorage
+from holdfast.train.checkpoint.train_state import Stateful, TrainState
+from holdfast.train.checkpoint.writer_fence import REFUSALS, to_error
+from holdfast.train.data.elastic_data import Data
+from holdfast.train.data.prefetcher import Prefetcher
+from holdfast.train.data.sharding import Batch, MicroBatch, ShardPlan
+from holdfast.train.ft.lr_scaling import LearningRateScaler
+from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
+from holdfast.train.ft.replica_strategy import (
+    ReplicaStrategy,
+    SingleReplica,
+    StoppedWhileWaiting,
+    SyncReplicas,
+    TrainingProgress,
+)
+from holdfast.train.ft.semi_sync import SemiSyncReplicas
+from holdfast.train.metrics.profiler import waiting_for_checkpoint
+from holdfast.train.metrics.step_meter import StepMeter
+from holdfast.train.session import fast_exit
+from holdfast.train.session.agent_client import log_line
+from holdfast.train.session.control_group import NOTHING, ControlGroup, StepAction
+from holdfast.train.session.rank_config import RankConfig
+from holdfast.train.session.rank_coordinator import RankCoordinator
+
+Item = TypeVar("Item")
+
+
+class Session:
+    """Reports, saves and resumes a training loop.
+
+    ::
+
+        session = Session(model=model, optimizer=optimizer)
+        for step in session.steps(1000):
+            ...
+            session.commit(loss=loss)
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: Stateful | None = None,
+        extra: Stateful | None = None,
+        config: RankConfig | None = None,
+        flops_per_token: FlopsPerToken | float | None = None,
+        sequence_length: int | None = None,
+        report_to: Sequence[str] | None = None,
+    ) -> None:
+        """Resume from the newest complete checkpoint, if there is one; called by every rank, after init_process_group.
+
+        `extra` is anything of the user's with a state_dict, kept per rank. `environment` replaces what the process
+        was told through its variables.
+
+        MFU needs the FLOPs of a token: those of `flops_per_token` (a plain number counts attention in full), else what
+        the model's transformers config comes to, for sequences of `sequence_length` tokens; without that, of as many
+        as a step has for each of its samples.
+
+        `report_to` names trackers that are told of each step as well: "tensorboard", "wandb", "mlflow".
+        """
+        settings = config or RankConfig.from_env()
+        if report_to is not None:
+            settings = replace(settings, report_to=tuple(report_to))
+        self.step = 0
+        """Optimiser steps finished so far, those before a restart included."""
+        self._samples: int | None = None
+        """Samples that those steps took; not known of a loop that never asked for micro-batches."""
+        meter = StepMeter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
+        self._coordinator = RankCoordinator(settings, meter)
+        ranks = self._coordinator.ranks
+        if settings.rank_socket is None and ranks.rank == 0:
+            log_line(settings.checkpoint_summary)
+        self._prefetcher = Prefetcher(self._coordinator.report_finding)
+        self._extra, self._saved_world_size = extra, 0
+        """Ranks that took the checkpoint, where it was another number and nobody has said yet what follows."""
+        train_state = TrainState(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            extra=extra,
+            data=self._prefetcher,
+            sequence_length=sequence_length,
+        )
+        self._checkpoints: CheckpointManager | None = None
+        self._peer_checkpointer: PeerCheckpointer | None = None
+        if settings.checkpoint_path is not None:
+            storage = _make_storage(settings, settings.checkpoint_path, ranks)
+            peer_checkpointer = self._peer_checkpointer = _make_peer_checkpointer(settings, train_state, ranks)
+            self._checkpoints = CheckpointManager(
+                storage,
+                train_state=train_state,
+                ranks=ranks,
+                transfer_memory=settings.transfer_memory,
+                writer=settings.writer,
+                peer_checkpointer=peer_checkpointer,
+                durable=settings.checkpoint_durable,
+            )
+            self._coordinator.transfers_state = True
+        if self._peer_checkpointer is not None:
+            self._coordinator.peer_checkpoint_every, self._coordinator.peer_checkpoint_due = (
+                settings.peer_checkpoints,
+                self._peer_checkpointer.is_due,
+            )
+            if (placement := self._peer_checkpointer.placement_finding()) is not None:
+                self._coordinator.report_finding(placement)
+        self._replicas: ReplicaStrategy = SingleReplica(model)
+        if settings.replica_count > 1:
+            strategy = SyncReplicas if settings.outer_sync is None else SemiSyncReplicas
+            self._replicas = strategy(settings, train_state, self._coordinator, resume=self._resume)
+        else:
+            self._resume()
+        self._batch_world_size = settings.batch_world_size
+        self._lr_scaler = LearningRateScaler(optimizer, settings.learning_rate_factor)
+        self.global_batch = 0
+        """Samples that all ranks take in the step in hand; 0 until it has asked for micro-batches."""
+        self._total_steps: int | None = None
+        self._step_discarded = False
+        """Whether the step in hand was ended and does not count."""
+        self._coordinator.start()
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
+        self._total_steps = total
+        self._coordinator.defer_sigterm()
+        try:
+            while True:
+                try:
+                    progress = TrainingProgress(self.step, self._samples)
+                    self.step, self._samples = self._replicas.begin_step(progress, ended=self.step >= total)
+                except StoppedWhileWaiting as alone:
+                    self._save_and_exit(alone.progress)
+                step = self.step + 1
+                if step > total:
+                    return
+                self._step_discarded = False
+                yield step
+                if self.step != step and not self._step_discarded:
+                    raise failure(
+                        "step-not-committed",
+                        f"step {step} ended with {self.step} steps committed",
+                        exit_code=ExitCode.USAGE,
+                        remedy="call session.commit(...) exactly once at the end of each step",
+                    )
+        finally:
+            self._coordinator.finish_steps()
+
+    @contextmanager
+    def untimed(self) -> Generator[None]:
+        """What is no step, such as an evaluation between two: `recovery.step_timeout_s` is not for it.
+
+        It may change weights and put them back: no checkpoint is being copied from them.
+        """
+        self._coordinator.set_activity(Activity.BETWEEN_STEPS)
+        if self._checkpoints is not None:
+            self._checkpoints.wait_copied()
+        if self._peer_checkpointer is not None:
+            self._peer_checkpointer.wait_copied()
+        try:
+            yield
+        finally:
+            self._coordinator.set_activity(Activity.STEPPING)
+
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """This rank's micro-batches of the step in hand with their data, read ahead; see `micro_batches`."""
+        first, plan = self._begin_step(data.batch_size, data.micro_batch_size)
+        parts = self._shards(first, plan)
+        yield from self.timed(self._prefetcher.load(part, data, plan, first) for part in parts)
+
+    def micro_batches(self, batch_size: int, *, micro_batch_size: int | None = None) -> Iterator[MicroBatch]:
+        """This rank's samples of the step in hand, `batch` of them where all ranks are there; `micro_batch_size` at a time.
+
+        With fewer ranks each has more micro-batches (`recovery.global_batch: keep`), or the step has fewer samples
+        (`scale`). Each sample is in exactly one committed step. DDP exchanges gradients with the last of them only.
+        """
+        yield from self._shards(*self._begin_step(batch_size, micro_batch_size or batch_size))
+
+    def _begin_step(self, batch_size: int, micro_batch_size: int) -> tuple[int, ShardPlan]:
+        """The first sample of the step in hand, and how its samples are dealt."""
+        ranks, replicas = self._coordinator.ranks, self._replicas
+        world_size = ranks.world_size * replicas.count
+        self.global_batch = batch_size * (self._batch_world_size or world_size)
+        if self._samples is None:
+            self._samples = self.step * self.global_batch
+        self._lr_scaler.apply()
+        self._prefetcher.begin_step(self.global_batch, self._samples)
+        rank = ranks.world_size * replicas.replica_index + ranks.rank
+        plan = ShardPlan(
+            global_batch=self.global_batch, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
+        )
+        return self._samples, plan
+
+    def _shards(self, first: int, plan: ShardPlan) -> Iterator[MicroBatch]:
+        for part in plan.step(first):
+            self._replicas.before_backward(last=part.is_last)
+            yield part
+
+    def timed(self, source: Iterable[Item]) -> Iterator[Item]:
+        """The same items, such as the batches of a loader; the time until each is there is reported as data wait."""
+        return self._coordinator.meter.timed(source)
+
+    def commit(
+        self, *, loss: SupportsFloat | None = None, tokens: SupportsFloat | None = None, **metrics: SupportsFloat
+    ) -> None:
+        """Say that an optimiser step is finished; saves when one is due, and leaves when asked to.
+
+        Leaving is SystemExit(75), `ExitCode.CHECKPOINTED_AND_EXITED`: steps are left to do, so it is no success.
+
+        `loss` is this rank's own, `tokens` are those of all ranks, of all replicas, in this step, and of other metrics
+        rank 0's count. A tensor on a GPU is waited for. A step has 128 metrics at most.
+        """
+        samples, self.global_batch = self.global_batch, 0
+        try:
+            ended = self._replicas.end_step(
+                TrainingProgress(self.step + 1, None if self._samples is None else self._samples + samples)
+            )
+        except StoppedWhileWaiting as alone:
+            self._save_and_exit(alone.progress)
+        if ended is None:
+            self._step_discarded = True
+            return
+        self.step, self._samples = ended
+        if self._saved_world_size:
+            self._report_world_change()
+        given = {"loss": loss, "tokens": tokens, "global_batch": samples or None, **self._replicas.metrics, **metrics}
+        if self._checkpoints is not None:
+            self._coordinator.add_stall(self._checkpoints.take_stalled_s())
+        if self._peer_checkpointer is not None:
+            self._coordinator.add_stall(self._peer_checkpointer.take_stalled_s())
+            given["peer_checkpoint_s"] = self._peer_checkpointer.take_duration_s()
+        self._coordinator.report_step(self.step, total=self._total_steps, metrics=given)
+        action = self._coordinator.next_action(self.step, total=self._total_steps, stop=self._replicas.stopping)
+        if self._coordinator.stop_together:
+            self._replicas.request_stop()
+        if action is StepAction.TRANSFER_STATE and self._checkpoints is not None:
+            action = self._transfer_state(self._checkpoints)
+        if self._checkpoints is not None:
+            began = time.monotonic()
+            with waiting_for_checkpoint():
+                self._save(self._checkpoints, action)
+                if self._peer_checkpointer is not None:
+                    self._peer_checkpoint(self._checkpoints, self._peer_checkpointer, action)
+            self._coordinator.add_stall(time.monotonic() - began)
+        self._coordinator.set_activity(Activity.STEPPING)
+        if action is StepAction.STOP and self.step == self._total_steps:
+            self._coordinator.close()
+        elif action is StepAction.STOP:
+            self._coordinator.exit_early(self.step)
+
+    def _transfer_state(self, checkpoints: CheckpointManager) -> StepAction:
+        """Leave the state to the processes that take these ranks' places, and leave; or return what else serves."""
+        self._report_save(checkpoints.wait_saved(), required=False)
+        if self._peer_checkpointer is not None:
+            self._peer_checkpointer.wait_finished()
+        problem = checkpoints.transfer_state(self.step, self._samples, node_s=self._coordinator.node_s)
+        if problem is None:
+            fast_exit.enable()
+            self._coordinator.exit_early(self.step)
+        self._coordinator.report_finding(problem)
+        return StepAction.STOP
+
+    def _save(self, checkpoints: CheckpointManager, action: StepAction) -> None:
+        """Tell of the save under way once it has ended, and begin the next when it is due.
+
+        One at a time: a save that is due waits for the one before, on all ranks alike, and so does a stop for its own.
+        """
+        if self._replicas.replica_index > 0:  # The first of them saves for all: they are equal, and soon meet again.
+            if StepAction.CHECKPOINT in action:
+                self._coordinator.save_started()
+            self._report_save(checkpoints.poll(), required=False)
+            return
+        if action is NOTHING or action is StepAction.PEER_CHECKPOINT:
+            self._report_save(checkpoints.poll(), required=False)
+            checkpoints.prepare()
+            return
+        self._report_save(checkpoints.wait_saved(), required=False)
+        if self._coordinator.all_finite():
+            self._coordinator.save_started()
+            checkpoints.start_save(self.step, self._samples, node_s=self._coordinator.node_s)
+        if action is StepAction.STOP:
+            self._report_save(checkpoints.wait_saved(), required=True)
+            self._report_problem(checkpoints.close(), required=True)
+
+    def _save_and_exit(self, progress: TrainingProgress) -> NoReturn:
+        """Save what there is and leave, without the others: any of them may be the only one that has it."""
+        if self._checkpoints is not None and progress.step > 0:
+            self._coordinator.set_activity(Activity.BETWEEN_STEPS)
+            self._report_save(self._checkpoints.wait_saved(), required=False)
+            if self._coordinator.all_finite():
+                self._checkpoints.start_save(*progress, node_s=self._coordinator.node_s)
+                self._report_save(self._checkpoints.wait_saved(), required=True)
+            self._report_problem(self._checkpoints.close(), required=True)
+        self._coordinator.exit_early(progress.step)
+
+    def _peer_checkpoint(self, checkpoints: CheckpointManager, copies: PeerCheckpointer, action: StepAction) -> None:
+        """Copy the state to another node's memory when that is due; a copy that is due waits for the one before."""
+        if action & StepAction.STOP:
+            copies.wait_finished()
+        elif not action & StepAction.PEER_CHECKPOINT:
+            copies.prepare()
+        else:
+            if (result := copies.wait_finished()) is not None:
+                self._report_problem(result.problem, required=False)
+            if self._coordinator.all_finite():
+                copies.start(checkpoints.new_manifest(self.step, self._samples, self._coordinator.node_s))
+
+    def _report_save(self, saved: Saved | None, *, required: bool) -> None:
+        if saved is None:
+            return
+        self._report_problem(saved.warning, required=False)
+        if saved.problem is None:
+            self._coordinator.checkpoint_committed(saved.step, saved.path, took_s=saved.took_s)
+            return
+        refused = saved.problem.code in REFUSALS
+        self._report_problem(saved.problem if refused else not_saved(saved.problem, last=required), required=required)
+
+    def _report_problem(self, problem: Finding | None, *, required: bool) -> None:
+        """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
+        if problem is None:
+            return
+        fatal = required or problem.code in REFUSALS
+        self._coordinator.report_finding(problem, fatal=fatal)
+        if fatal:
+            raise to_error(problem)
+
+    def _resume(self) -> TrainingProgress:
+        """Go on from the newest checkpoint, if there is one."""
+        if self._checkpoints is None:
+            return TrainingProgress(self.step, self._samples)
+        self.step, findings, self._samples, node_s, where, saved_world_size = self._checkpoints.restore()
+        self._coordinator.restore_node_s(node_s)
+        for finding in findings:
+            self._coordinator.report_finding(finding)
+        world_size = self._coordinator.ranks.world_size
+        if self.step and saved_world_size != world_size:
+            self._saved_world_size = saved_world_size
+            where += f", which {saved_world_size} took; the number of ranks is {world_size} now"
+        if self.step:
+            self._coordinator.log_resumed(self.step, where)
+        return TrainingProgress(self.step, self._samples)
+
+    def _report_world_change(self) -> None:
+        """Say what does not go on as it was: model, optimiser and the session's own data do."""
+        rows = (
+            (self._samples is None, "the loop takes its samples itself: see how many a step has, and which come next"),
+            (self._extra is not None, "`extra` is kept for each rank: one that is new has rank 0's"),
+        )
+        saved_world_size, self._saved_world_size = self._saved_world_size, 0
+        if evidence := tuple(words for holds, words in rows if holds):
+            self._coordinator.report_finding(
+                _world_size_changed(saved_world_size, self._coordinator.ranks.world_size, evidence)
+            )
+
+
+def _make_storage(config: RankConfig, path: Path | str, ranks: ControlGroup) -> CheckpointStorage:
+    """The depot that a rank was told of."""
+    retention = RetentionPolicy(keep=config.checkpoint_keep, keep_every_steps=config.checkpoint_keep_every_steps)
+    if config.checkpoint_local is None:
+        return SharedStorage(Path(path), retention=retention, ranks=ranks, writer=config.writer)
+    remote = RemoteTier(str(path), config.writer)
+    return TieredStorage(config.checkpoint_local, remote, retention=retention, ranks=ranks, replica=config.replica)
+
+
+def _make_peer_checkpointer(
+    config: RankConfig, train_state: TrainState, ranks: ControlGroup
+) -> PeerCheckpointer | None:
+    """The copies that a rank was told to make; several replicas are copies of one another."""
+    if not config.peer_checkpoints or not config.peer_memory or config.replica_count > 1:
+        return None
+    return PeerCheckpointer(
+        config.peer_memory, train_state=train_state, ranks=ranks, writer=config.writer, nodes=config.nodes
+    )
+
+
+def _world_size_changed(was: int, now: int, evidence: tuple[str, ...]) -> Finding:
+    return Finding(
+        code="world-size-changed",
+        severity=Severity.WARNING,
+        what=f"the checkpoint was taken by {was} ranks, {now} go on with it, and not all goes on as it was",
+        evidence=evidence,
+        remedy="`Session.batches` and `micro_batches` deal samples to whatever ranks there are",
+    )

@@ -1,0 +1,127 @@
+"""Owns what is imported before a program starts, and when a process may not be forked for it.
+
+Imported is what import_scan.py finds, and what torch itself imports when it is first used. A process may not be forked once
+it has threads (a fork has only the one that forks) or an accelerator's driver open (its state does not survive a fork),
+or has read a variable whose value is not known yet, as a standby's rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections import Counter
+
+from import_scan import ImportScanner, scan
+
+LAZY_IMPORTS = {"torch": ("torch.distributed", "torch._dynamo")}
+"""What a package imports when it is first used: here by any optimiser, and by DistributedDataParallel."""
+
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/infiniband")
+
+
+class NotForkable(Exception):
+    """This process cannot be forked, or need not be: because of a module, or of the program as a whole."""
+
+    def __init__(self, module: str, why: str) -> None:
+        super().__init__(module, why)
+        self.module = module
+        self.why = why
+
+
+class _EnvironReads:
+    """Counts which variables are read; one that is read with all others, as where they are copied, is not used."""
+
+    def __init__(self, unknown: frozenset[str]) -> None:
+        self._unknown = unknown
+        self._counts: Counter[str] = Counter()
+        self._first = frozenset(os.environ)
+        """Those that are there from the beginning: one that an import sets was not there to be copied before."""
+        self._kind = type(os.environ)
+        self._read = self._kind.__getitem__
+
+    def __enter__(self) -> _EnvironReads:
+        counts, real = self._counts, self._read
+
+        def read(self: os._Environ[str], key: str) -> str:
+            counts[key] += 1
+            return real(self, key)
+
+        self._kind.__getitem__ = read
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kind.__getitem__ = self._read
+
+    def used(self) -> str:
+        """One of those whose value is not known, if it was used."""
+        of_all = min((self._counts[name] for name in self._first.intersection(os.environ)), default=0)
+        return next((name for name in sorted(self._unknown) if self._counts[name] > of_all), "")
+
+
+def preload(
+    kind: str, program: str, *, excluded: frozenset[str], unknown: frozenset[str] = frozenset(), min_modules: int
+) -> tuple[dict[str, object], list[str]]:
+    """Import what the program will, unless that is less than so many modules: what the agent is told, and the names.
+
+    Raises Unfit.
+    """
+    began = time.monotonic()
+    reading, packages = ImportScanner(kind, program), installed_packages()
+    with _EnvironReads(unknown) as reads:
+        _check_forkable("site", reads)
+        names = scan(reading)
+        for name in names:
+            if name.partition(".")[0] not in excluded:
+                _import(name, reads)
+        for package, later in LAZY_IMPORTS.items():
+            if package in sys.modules:
+                for name in later:
+                    _import(name, reads)
+    if len(sys.modules) < min_modules:
+        raise NotForkable("", reading.stopped_at)
+    return {"modules": len(sys.modules), "took_s": time.monotonic() - began, "packages": packages}, names
+
+
+def installed_packages() -> dict[str, int]:
+    """The folders that packages are installed in, with the time at which one was added or taken away last."""
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+    return {folder: os.stat(folder).st_mtime_ns for folder in folders}
+
+
+def _import(name: str, reads: _EnvironReads) -> None:
+    """Import a module, or its parent where it is no module but something in one; one that fails is the program's."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        parent, _, child = name.rpartition(".")
+        if parent:
+            _import(parent, reads)
+            getattr(sys.modules.get(parent), child, None)
+    except Exception as error:
+        sys.stderr.write(f"holdfast: import {name}: {error!r}\n")
+    _check_forkable(name.partition(".")[0], reads)
+
+
+def _check_forkable(module: str, reads: _EnvironReads) -> None:
+    if used := reads.used():
+        raise NotForkable(module, f"it reads {used}")
+    if _threads() > 1:
+        # OpenBLAS, and others with care, end their threads before a fork and start them again when they are needed.
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if (threads := _threads()) > 1:
+            raise NotForkable(module, f"it starts {threads - 1} threads")
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if path.startswith(_DEVICES):
+            raise NotForkable(module, f"it opens {path}")
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))

@@ -1,0 +1,98 @@
+"""When a silent rank counts as hung: by its own steps, and not by what is none."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+import pytest
+
+from holdfast.agent.hang_detector import CPU_WAIT_POLL_S, MIN_REPORT_INTERVAL_S, RankProgress
+from holdfast.job.step_timeouts import AUTO_MAX_S, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR, StepTimeouts
+from holdfast.protocol.rank_messages import Activity
+
+AUTO = StepTimeouts(step_timeout_s="auto")
+
+
+def progress_after(*steps_s: float) -> RankProgress:
+    """A rank that has passed its first step and as many more, each of which took so long."""
+    progress = RankProgress(os.getpid())
+    progress.on_step(1)
+    for number, took_s in enumerate(steps_s, 2):
+        progress.last_message_at = time.monotonic() - took_s
+        progress.on_step(number)
+    return progress
+
+
+def allowed_s(progress: RankProgress) -> float:
+    return progress.deadline(AUTO) - progress.last_message_at
+
+
+def test_auto_is_three_times_the_slowest_of_few_steps_and_three_quarters_of_a_second() -> None:
+    assert allowed_s(progress_after(2.0, 5.0, *[1.0] * EARLY_STEPS)) == pytest.approx(15.75, abs=0.5)
+
+
+def test_auto_takes_no_notice_of_the_slowest_in_a_hundred() -> None:
+    assert allowed_s(progress_after(60.0, *[2.0] * 199)) == pytest.approx(6.75, abs=0.5)
+
+
+def test_first_step_has_its_own_time_and_an_early_one_that_of_a_first_that_compiles_again() -> None:
+    fresh = RankProgress(os.getpid(), last_message_at=time.monotonic() - 20.0)
+    assert allowed_s(fresh) == pytest.approx(AUTO_MAX_S)
+    fresh.on_step(1)
+    for number in range(2, 2 + EARLY_STEPS):
+        assert allowed_s(fresh) == pytest.approx(60.0 + EARLY_MARGIN_S, abs=0.5)
+        fresh.last_message_at = time.monotonic() - 2.0
+        fresh.on_step(number)
+    assert allowed_s(fresh) == pytest.approx(6.75, abs=0.5)
+
+
+def test_early_step_that_compiled_longer_than_the_first_gives_the_next_as_long() -> None:
+    assert allowed_s(progress_after(40.0)) == pytest.approx(120.0 + EARLY_MARGIN_S, abs=0.5)
+    assert allowed_s(progress_after(300.0)) == pytest.approx(AUTO_MAX_S)
+
+
+def test_what_comes_between_two_steps_has_its_own_time_and_counts_for_neither() -> None:
+    progress = progress_after(*[2.0] * EARLY_STEPS)
+    progress.last_message_at = time.monotonic() - 100.0
+    progress.set_activity(Activity.BETWEEN_STEPS)
+    assert allowed_s(progress) == pytest.approx(AUTO_MAX_S)
+    assert progress.deadline(StepTimeouts(step_timeout_s=3.0)) - progress.last_message_at == pytest.approx(
+        3.0 * NON_STEP_FACTOR
+    )
+    progress.last_message_at = time.monotonic() - 100.0
+    progress.set_activity(Activity.STEPPING)
+    assert allowed_s(progress) == pytest.approx(6.75, abs=0.5)
+    progress.last_message_at = time.monotonic() - 50.0
+    progress.on_step(2 + EARLY_STEPS)
+    assert allowed_s(progress) == pytest.approx(6.75, abs=0.5)
+
+
+def test_rank_that_hangs_is_reported_again_soon_and_later_as_rarely_as_it_may_be_silent() -> None:
+    slow = StepTimeouts(step_timeout_s=60.0)
+    progress = progress_after()
+    progress.hung = True
+    progress.reported_at = progress.last_message_at + 61.0
+    assert progress.deadline(slow) - progress.reported_at == pytest.approx(MIN_REPORT_INTERVAL_S)
+    progress.reported_at = progress.last_message_at + 121.0
+    assert progress.deadline(slow) - progress.reported_at == pytest.approx(60.0)
+
+
+def test_rest_is_never_due_until_there_is_a_step_again() -> None:
+    progress = progress_after(2.0)
+    progress.set_activity(Activity.FINISHED)
+    assert progress.deadline(AUTO) == progress.deadline(StepTimeouts(step_timeout_s=1.0)) == math.inf
+    progress.on_step(3)
+    assert progress.deadline(StepTimeouts(step_timeout_s=1.0)) - progress.last_message_at == pytest.approx(1.0)
+
+
+def test_time_without_a_cpu_is_what_the_kernel_counts_since_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = {os.getpid(): 10.0}
+    monkeypatch.setattr("holdfast.agent.hang_detector.cpu_wait_s", queued.__getitem__)
+    progress = progress_after()
+    queued[os.getpid()] = 14.5
+    assert progress.cpu_starved_s() == pytest.approx(4.5)
+    progress.cpu_wait_polled_at -= CPU_WAIT_POLL_S
+    progress.on_step(2)
+    assert progress.cpu_starved_s() == 0.0

@@ -1,0 +1,64 @@
+"""What is taken from py-spy's word on where a rank's main thread stands."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import stack_dump
+from holdfast.agent.stack_dump import MAX_DUMP_BYTES, StackDump, commit_line, dump_stacks
+
+AT_ITS_END = """Process 811: python train.py 100
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 811 (idle): "MainThread"
+    _all_reduce_alone (/opt/venv/lib/python3.11/site-packages/holdfast/train/ft/rank_faults.py:41)
+    inject (/opt/venv/lib/python3.11/site-packages/holdfast/train/ft/rank_faults.py:24)
+    next_action (/opt/venv/lib/python3.11/site-packages/holdfast/train/session/rank_coordinator.py:166)
+    commit (/opt/venv/lib/python3.11/site-packages/holdfast/train/session/session.py:232)
+    <module> (/home/ada/train.py:27)
+Thread 812 (idle): "Thread-1 (run)"
+    end_step (/opt/venv/lib/python3.11/site-packages/holdfast/train/ft/replica_strategy.py:120)
+"""
+BEFORE_ITS_REPORT = AT_ITS_END.replace(
+    "next_action (/opt/venv/lib/python3.11/site-packages/holdfast/train/session/rank_coordinator.py:166)",
+    "end_step (/opt/venv/lib/python3.11/site-packages/holdfast/train/ft/replica_strategy.py:230)",
+)
+IN_THE_LOOP = AT_ITS_END.replace("commit (", "forward (")
+OF_ANOTHER = """Thread 811 (idle): "MainThread"
+    step (/home/ada/train.py:9)
+Thread 812 (idle): "Thread-1"
+    commit (/opt/venv/lib/python3.11/site-packages/holdfast/train/session/session.py:232)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dump", "line"),
+    [(AT_ITS_END, 232), (BEFORE_ITS_REPORT, 0), (IN_THE_LOOP, 0), (OF_ANOTHER, 0), ("", 0)],
+    ids=["past its report", "before it", "in the loop", "another thread", "nothing"],
+)
+def test_line_of_commit_is_that_of_the_main_thread_past_its_report(dump: str, line: int) -> None:
+    assert commit_line(dump) == line
+
+
+def taken(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> StackDump:
+    """What is taken with a py-spy that is this shell script."""
+    (program := folder / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    return asyncio.run(dump_stacks(1, folder / "stacks.txt", stopped=False))
+
+
+def test_dump_without_end_is_cut_and_its_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_dump, "DUMP_TIMEOUT_S", 200.0)
+    (tmp_path / "dump").write_text(AT_ITS_END)
+    told = taken(tmp_path, monkeypatch, f"cat {tmp_path}/dump; exec yes")
+    assert told.commit_line == 232
+    assert (tmp_path / "stacks.txt").stat().st_size == MAX_DUMP_BYTES
+
+
+def test_dump_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken(tmp_path, monkeypatch, "echo half; exit 1") == StackDump()

@@ -1,0 +1,64 @@
+"""Steps on their way to the controller: no message of theirs is one that the controller refuses."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.agent.step_aggregator import StepAggregator
+from holdfast.protocol.orders import Progress, RankLaunch, StartRanks, agent_message_decoder, encode
+from holdfast.protocol.rank_messages import RankStep
+from holdfast.protocol.validation import MAX_METRIC_NAME, MAX_METRICS
+from holdfast.security.api_limits import LIMITS
+
+STEPS = 300
+
+
+def progress_of(*ranks: dict[str, float]) -> list[bytes]:
+    """What is sent of steps in which each rank has these metrics."""
+    sent: list[bytes] = []
+
+    async def pass_steps() -> None:
+        launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(len(ranks)))
+        march = StepAggregator(
+            StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: _keep(sent, said)
+        )
+        for rank in range(len(ranks)):
+            march.add_rank(rank)
+        for step in range(STEPS):
+            for rank, metrics in enumerate(ranks):
+                march.add(rank, RankStep(step=step, started=1.0, ended=2.0, metrics=metrics))
+        march.flush()
+
+    asyncio.run(pass_steps())
+    return sent
+
+
+def _keep(sent: list[bytes], progress: Progress) -> int:
+    sent.append(encode(progress))
+    return len(sent)
+
+
+def test_steps_with_all_the_metrics_they_can_have_fit_into_messages_that_the_controller_takes() -> None:
+    longest = {f"{number:03}{chr(0x1F600) * (MAX_METRIC_NAME - 3)}": -1.7e308 for number in range(MAX_METRICS - 1)}
+    controls = {f"{number:03}{chr(1) * (MAX_METRIC_NAME - 3)}": 0.1 for number in range(MAX_METRICS)}
+    for own in (longest, controls):
+        shared = {"loss": 1.7e308, "data_wait_s": 1.0, "memory_peak_bytes": 1.0, "step-time-other": 0.0}
+        sent = progress_of(own, shared, shared)
+        assert max(map(len, sent)) < LIMITS.message_bytes
+        messages = [agent_message_decoder.decode(text) for text in sent]
+        passed = [step for message in messages if isinstance(message, Progress) for step in message.steps]
+        assert [step.step for step in passed] == list(range(STEPS))
+        assert all(len(step.metrics) <= MAX_METRICS for step in passed)
+
+
+def test_memory_for_a_rank_that_runs_ahead_of_the_others_is_bounded() -> None:
+    async def run_ahead() -> int:
+        launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(2))
+        march = StepAggregator(StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: 0)
+        for rank in range(2):
+            march.add_rank(rank)
+        for step in range(30_000):
+            march.add(0, RankStep(step=step, started=1.0, ended=2.0))
+        return len(march._ranks[0].pending)
+
+    assert asyncio.run(run_ahead()) == 20_000

@@ -1,0 +1,307 @@
+"""What the verbs answer where no run is started, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import platform
+import stat
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import __version__, api
+from holdfast.cli.app import COMMANDS
+from holdfast.cli.error_report import wants_json
+from holdfast.errors import ExitCode
+from holdfast.events import RunCreated
+from holdfast.events.log import encode_line
+from holdfast.job.run_spec import RunSpec
+from holdfast.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+
+def test_no_word_shows_the_verbs(cli: Cli) -> None:
+    answer = cli()
+    assert answer.code == ExitCode.OK
+    for verbs in COMMANDS.values():
+        for verb in verbs:
+            assert f"  {verb.__name__} " in answer.out
+
+
+def test_version_is_one_line_for_a_report_of_an_error(cli: Cli) -> None:
+    answer = cli("--version")
+    assert answer.code == ExitCode.OK
+    torch = metadata.version("torch")
+    assert answer.out == f"holdfast {__version__}, Python {platform.python_version()}, torch {torch}\n"
+
+
+def test_version_is_told_also_where_there_is_no_torch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert cli("--version").out == f"holdfast {__version__}, Python {platform.python_version()}\n"
+
+
+def test_help_of_each_verb_fits_its_line(cli: Cli) -> None:
+    assert "..." not in cli("--help").out.partition("Describe:")[2]
+
+
+def test_explain_takes_codes_as_they_are_seen(cli: Cli) -> None:
+    assert cli("explain", "-9").out.startswith("SIGKILL")
+    assert cli("explain", "Xid", "79").out.startswith("XID-79  GPU has fallen off the bus")
+    assert json.loads(cli("explain", "ncclRemoteError", "-o", "json").out)["code"] == "ncclRemoteError"
+
+
+def test_explain_without_a_code_lists_all(cli: Cli) -> None:
+    told = cli("explain").out
+    listed = [json.loads(line)["code"] for line in cli("explain", "-o", "json").out.splitlines()]
+    assert len(listed) > 200
+    assert [code for code in listed if code not in told] == []
+
+
+def test_explain_offers_what_is_alike(cli: Cli) -> None:
+    answer = cli("explain", "ncclSytemError")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "Did you mean ncclSystemError" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rnu"], "Did you mean 'run'"),
+        (["run", "--nodez", "2"], "--nodes"),
+        (["run", "--ranks-per-node", "two"], "it must be a whole number"),
+        (["logs", "--rank"], "--rank"),
+        (["drill"], "ACTION"),
+        (["drill", "smash", "rank:1"], "`smash` is nothing that a drill does"),
+        (["drill", "partion", "node:1"], "Did you mean `partition`?"),
+        (["drill", "kill", "nod:1"], "Did you mean `node:1`?"),
+        (["drill", "stop", "rank:1", "--for", "soon"], "'--for'"),
+        (["drill", "kill", "rank"], "`rank` is nothing that can be broken"),
+        (["drill", "kill", "rank:-1"], "nothing that can be broken"),
+        (["drill", "kill", "rank:1:2"], "nothing that can be broken"),
+        (["drill", "kill", "controller:0"], "nothing that can be broken"),
+        (["run", "job.yaml", "--", "true"], "a job file and a command were given"),
+        (["run", "--nodes", "2", "sh", "-c", "true"], "Run `holdfast run --nodes 2 -- sh -c true`."),
+        (["run", "--show", "0-x", "--", "true"], "`--show 0-x` names no ranks"),
+    ],
+)
+def test_wrong_command_line_is_told_in_findings(cli: Cli, words: list[str], told: str) -> None:
+    answer = cli(*words)
+    assert answer.code == ExitCode.USAGE
+    assert told in answer.err
+    assert answer.err.startswith("error: ")
+    refused = json.loads(cli(*[*words[:1], "-o", "json", *words[1:]]).err)
+    assert refused["exit_code"] == ExitCode.USAGE
+
+
+def test_command_line_job_that_cannot_start_is_refused_with_the_fix(cli: Cli) -> None:
+    Path("tool").write_text("#!/bin/sh\n")
+    refused = cli("run", "--", "./tool")
+    assert "`./tool` is not executable" in refused.err
+    assert "chmod +x ./tool" in refused.err
+    assert "`nodes` must be a whole number such as 4" in cli("run", "--nodes", "2.5", "--", "true").err
+
+
+def test_render_of_a_python_script_is_what_its_command_renders_as_torchrun_takes_it(cli: Cli) -> None:
+    Path("train.py").touch()
+    rendered = cli("render", "--nodes", "2", "train.py", "--lr", "1e-3")
+    assert rendered.out == cli("render", "--nodes", "2", "--", "python", "train.py", "--lr", "1e-3").out
+    assert "$ python train.py --lr 1e-3" in rendered.out
+
+
+def test_job_file_that_is_marked_executable_is_a_job_file(cli: Cli) -> None:
+    Path("job.yaml").write_text("command: [true]\n")
+    Path("job.yaml").chmod(0o755)
+    assert cli("render", "./job.yaml").code == ExitCode.OK
+
+
+def test_render_of_a_hundred_thousand_nodes_shows_the_first_and_the_last(cli: Cli) -> None:
+    rendered = cli("render", "--nodes", "100000", "--", "true").out
+    assert "\nRANK=7\n" in rendered
+    assert "\nRANK=99999\n" in rendered
+    assert "# nodes 8 to 99998 differ from these in their own numbers only" in rendered
+    assert rendered.count("\nWORLD_SIZE=") == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "json_wanted"),
+    [
+        (["ps", "-o", "json"], True),
+        (["ps", "-ojson"], True),
+        (["ps", "--output=json"], True),
+        (["ps", "-o", "text"], False),
+        (["run", "--", "x", "-o", "json"], False),
+        (["run", "x.py", "-o", "json"], False),
+        (["-o"], False),
+    ],
+)
+def test_json_is_wanted_where_a_flag_of_ours_says_so(words: list[str], *, json_wanted: bool) -> None:
+    assert wants_json(words) is json_wanted
+
+
+def test_init_writes_a_file_that_validates_and_never_overwrites(cli: Cli) -> None:
+    assert cli("init").code == ExitCode.OK
+    Path("train.py").touch()
+    written = Path("job.yaml").read_text()
+    again = cli("init")
+    assert again.code == ExitCode.USAGE
+    assert "[file-exists]" in again.err
+    assert Path("job.yaml").read_text() == written
+    assert cli("init", "nowhere/job.yaml").code == ExitCode.NOT_FOUND
+    assert "job.yaml" in cli("validate").out
+
+
+def test_validate_tells_every_problem_of_every_file(cli: Cli) -> None:
+    Path("good.yaml").write_text("command: [python3, -c, pass]\n")
+    Path("bad.yaml").write_text("comand: x\nnodes: none\n")
+    answer = cli("validate", "good.yaml", "bad.yaml", "gone.yaml")
+    assert answer.code == ExitCode.INVALID_JOB
+    assert "good.yaml: can run" in answer.out
+    assert "bad.yaml:1" in answer.out
+    assert "bad.yaml:2" in answer.out
+    assert "gone.yaml: cannot run" in answer.out
+    told = cli("validate", "good.yaml", "bad.yaml", "-o", "json").data
+    assert [(one["file"], one["valid"]) for one in told] == [("good.yaml", True), ("bad.yaml", False)]
+    assert cli("validate", "good.yaml").code == ExitCode.OK
+
+
+def test_validate_refuses_what_cannot_run_here(cli: Cli) -> None:
+    Path("job.yaml").write_text("command: no-such-program-anywhere\n")
+    answer = cli("validate")
+    assert answer.code == ExitCode.CANNOT_RUN_HERE
+    assert "no-such-program-anywhere" in answer.out
+
+
+@pytest.mark.slow
+def test_warnings_are_told_with_their_lines_before_anything_starts(cli: Cli) -> None:
+    Path("job.yaml").write_text("image: foo\ncommand: [echo, '&&']\nenv: {MY_TOKEN: x}\n")
+    for verb in ("validate", "run"):
+        answer = cli(verb)
+        told = answer.out if verb == "validate" else answer.err
+        assert answer.code == ExitCode.OK
+        for line, code in ((1, "not-used-locally"), (2, "shell-syntax"), (3, "secret-in-env")):
+            assert f"job.yaml:{line}" in told
+            assert f"[{code}]" in told
+    assert "[shell-syntax]" in cli("render").err
+    told = json.loads(cli("run", "-o", "json", "--set", "image=foo", "--", "true").err)
+    assert [(one["code"], one["where"]) for one in told["findings"]] == [("not-used-locally", "--set image")]
+
+
+def test_profiles_beside_the_job_and_in_the_current_folder_are_found(cli: Cli) -> None:
+    for folder, name in ((Path("jobs"), "near"), (Path(), "here")):
+        (folder / ".holdfast" / "targets").mkdir(parents=True)
+        (folder / ".holdfast" / "targets" / f"{name}.yaml").write_text("backend: local\n")
+    Path("jobs/job.yaml").write_text("command: 'true'\n")
+    for name in ("near", "here"):
+        assert cli("validate", "jobs/job.yaml", "--on", name).code == ExitCode.OK
+    assert cli("target").out == "here\nlocal\n"
+
+
+def test_render_takes_a_command_and_shows_no_secret(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    words = ["render", "--nodes", "2", "--name", "shown", "--set", "secrets={TOKEN: {env: MY_TOKEN}}"]
+    answer = cli(*words, "--", "python3", "-c", "pass", "--set", "theirs")
+    assert answer.code == ExitCode.OK
+    assert "WORLD_SIZE=2" in answer.out
+    assert "--set theirs" in answer.out
+    told = cli(*words, "-o", "json", "--", "python3")
+    assert told.data["job"]["name"] == "shown"
+    assert "hunter2" not in answer.out + told.out
+
+
+def test_range_of_nodes_is_taken_and_rendered_at_its_full_size(cli: Cli) -> None:
+    answer = cli("render", "--nodes", "2..3", "--", "python3", "-c", "pass")
+    assert answer.code == ExitCode.OK
+    assert answer.out.startswith("# on 3 nodes; on fewer, down to 2, ")
+    assert "WORLD_SIZE=3" in answer.out
+    assert "HOLDFAST_BATCH_WORLD_SIZE=3" in answer.out
+    assert "such as 4, or a range such as 2..4" in cli("render", "--nodes", "two", "--", "python3").err
+
+
+def test_schema_is_json(cli: Cli) -> None:
+    assert "command" in cli("schema").data["properties"]
+
+
+def test_fabrics_and_profiles_are_listed_and_shown(cli: Cli) -> None:
+    assert "infiniband" in cli("fabric").out
+    assert "NCCL_NET=IB" in cli("fabric", "infiniband").out
+    assert [row["name"] for row in cli("fabric", "efa", "-o", "json").data] == ["efa"]
+    assert "[unknown-fabric]" in cli("fabric", "token-ring").err
+    assert cli("target").out == "local\n"
+    assert "backend: local" in cli("target", "local").out
+    assert cli("target", "local", "-o", "json").data["backend"] == "local"
+    assert cli("target", "moon").code == ExitCode.NOT_FOUND
+
+
+def test_no_runs_is_said_plainly(cli: Cli) -> None:
+    assert cli("ps").out.startswith("no runs yet")
+    assert cli("ps", "-o", "json").data == []
+    for verb in ("status", "logs", "events", "attach", "cancel"):
+        assert cli(verb).code == ExitCode.NOT_FOUND
+
+
+def test_fault_of_our_own_keeps_its_details_in_a_file(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("impossible sum")
+
+    monkeypatch.setattr(api, "runs", broken)
+    answer = cli("ps")
+    assert answer.code == ExitCode.INTERNAL
+    assert "[internal]" in answer.err
+    assert "Traceback" not in answer.err + answer.out
+    (details,) = (home / "faults").iterdir()
+    assert str(details) in answer.err
+    assert "impossible sum" in details.read_text()
+    assert stat.S_IMODE(details.stat().st_mode) == 0o600
+
+
+def test_refusal_of_the_system_is_no_fault_of_ours(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "/full/disk")
+
+    monkeypatch.setattr(api, "runs", full)
+    answer = cli("ps")
+    assert answer.code == ExitCode.CANNOT_RUN_HERE
+    assert "No space left on device" in answer.err
+    assert "/full/disk" in answer.err
+    assert not (home / "faults").exists()
+
+
+def test_interrupted_verb_ends_as_cancelled(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "runs", interrupted)
+    assert cli("ps").code == ExitCode.CANCELLED
+
+
+def make_run(name: str, *lines: bytes) -> RunDir:
+    """A run that nobody keeps, with this log."""
+    run = RunDir.create(name)
+    job = api.load_job(None, command=["true"])
+    run.job.write_text(RunSpec(job=job, base="/", created_at=1.0, fabric="tcp").model_dump_json(exclude_defaults=True))
+    run.events.write_bytes(b"".join(lines))
+    return run
+
+
+def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
+    newer = make_run("newer", encode_line(RunCreated(at=1, run="newer", format=99, job={})))
+    damaged = make_run("damaged", b"\xff{\n", b'{"type":"rank-exited"\n')
+    whole = make_run("whole", encode_line(RunCreated(at=1, run="whole", job={})))
+    told = {one["run"]: one["phase"] for one in cli("ps", "-o", "json").data}
+    assert told == {newer.run_id: "unreadable", damaged.run_id: "unreadable", whole.run_id: "pending"}
+    assert cli("ps").out.count("unreadable") == 2
+    assert "[log-too-new]" in cli("status", newer.run_id).err
+
+
+def test_run_without_a_controller_is_said_with_what_to_do(cli: Cli) -> None:
+    run = make_run("lonely").run_id
+    assert f"`holdfast attach {run}`" in cli("ps").out
+    assert "[controller-dead]" in cli("status").out
+    assert cli("status", "-o", "json").data["orphaned"] is True

@@ -1,0 +1,231 @@
+"""What a run looks like while it goes on."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+import pytest
+from msgspec import structs
+from rich.console import Console, RenderableType
+
+from holdfast.cli.event_text import describe
+from holdfast.cli.finding_text import render_finding
+from holdfast.cli.live_view import MOST_ROWS, LiveView, render_status
+from holdfast.cli.output import print_json
+from holdfast.events import (
+    AgentConnected,
+    AnyEvent,
+    AttemptStarted,
+    CheckpointCommitted,
+    ExitReason,
+    FindingRaised,
+    NodeRequested,
+    NodeTerminated,
+    Outcome,
+    RankExited,
+    RankHung,
+    RanksStarted,
+    RankState,
+    RecoveryDecided,
+    RunCreated,
+    ShutdownDecided,
+    StepCommitted,
+)
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.report.run_summary import format_summary, summarise
+from holdfast.report.status_reducer import status_from_events
+
+LOST = Finding(code="node-lost", what="node1 was lost", where="node1", evidence=("a", "b"), owner=Owner.CLUSTER)
+
+
+def shown(renderable: RenderableType, width: int = 110) -> str:
+    screen = StringIO()
+    Console(file=screen, width=width, markup=False, highlight=False).print(renderable)
+    return screen.getvalue()
+
+
+def log(nodes: int, ranks_per_node: int) -> list[AnyEvent]:
+    events: list[AnyEvent] = [RunCreated(at=0, run="demo-abc234", job={"name": "demo"})]
+    for node in range(nodes):
+        events.append(NodeRequested(at=1, node=node, generation=0))
+        events.append(
+            AgentConnected(
+                at=1,
+                node=node,
+                generation=0,
+                incarnation="i",
+                hostname=f"host{node}",
+                address="127.0.0.1",
+                port=1,
+                pid=1,
+            )
+        )
+    events.append(
+        AttemptStarted(at=2, replica=0, attempt=0, world_size=nodes * ranks_per_node, master_addr="a", master_port=1)
+    )
+    for node in range(nodes):
+        ranks = tuple(RankState(rank=node * ranks_per_node + one, pid=1000 + one) for one in range(ranks_per_node))
+        events.append(RanksStarted(at=3, node=node, replica=0, attempt=0, ranks=ranks))
+    return events
+
+
+def died(rank: int, node: int) -> RankExited:
+    return RankExited(
+        at=20, node=node, replica=0, attempt=0, rank=rank, reason=ExitReason.SIGNAL, code=11, last_step=41
+    )
+
+
+def test_small_run_shows_each_rank_with_its_process() -> None:
+    text = shown(render_status(status_from_events([*log(2, 2), died(3, 1)]), now=30))
+    assert "node1.0" in text
+    assert "1001" in text
+    assert "ended by signal 11 at step 41" in text
+    assert text.count("running") == 1 + 3
+
+
+def test_large_run_draws_ranks_together_and_puts_what_is_not_well_first() -> None:
+    text = shown(render_status(status_from_events([*log(100, 8), died(799, 99)]), now=30))
+    lines = text.splitlines()
+    first = next(line for line in lines if line.startswith("node") and "host" in line and "joined" in line)
+    assert "node99.0" in first
+    assert "792-798 running; 799 ended by signal 11 at step 41" in first
+    assert f"and {100 - MOST_ROWS + 1} more, all well" in text
+    assert len(lines) < 30
+
+
+STEPS = [
+    StepCommitted(
+        at=10 + number,
+        replica=0,
+        attempt=0,
+        step=number,
+        started=9 + number,
+        ended=10 + number,
+        metrics={"loss": 2.5, "tokens": 2048.0, "total_steps": 100.0},
+    )
+    for number in range(1, 41)
+]
+
+
+def test_headline_tells_progress_speed_and_what_is_left() -> None:
+    text = shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr=0.5))
+    for words in (
+        "demo-abc234  running  1 min 00 s",
+        "step 40/100",
+        "40%",
+        "loss 2.5",
+        "2,048 tokens/s",
+        "1 min 00 s left",
+        "ETTR 50.0 %",
+    ):
+        assert words in text
+
+
+def test_view_shows_last_events_and_findings() -> None:
+    view = LiveView(lambda _: 60.0)
+    for event in [*log(1, 1), *STEPS]:
+        view.on_event(event)
+    assert "ETTR 83.3 %" in shown(view)
+    view = LiveView(lambda _: 60.0)
+    decided = RecoveryDecided(at=30, replica=0, attempt=0, action="restart in place", failed_at=30, finding=LOST)
+    for event in [*log(2, 1), decided]:
+        view.on_event(event)
+    view.add_note("ending the run")
+    text = shown(view)
+    assert "recovering" in text
+    assert "decision: restart in place" in text
+    assert "ending the run" in text
+    assert "warning, 30.0 s ago: node1 was lost  [node-lost]" in text
+
+
+def test_speed_is_shown_only_while_ranks_take_steps() -> None:
+    metrics = {"tokens": 2048.0, "total_steps": 100.0}
+    steps = [
+        StepCommitted(
+            at=10 + number, replica=0, attempt=0, step=number, started=9 + number, ended=10 + number, metrics=metrics
+        )
+        for number in range(1, 41)
+    ]
+    known = status_from_events([*log(1, 1), *steps])
+    assert "2,048 tokens/s" in shown(render_status(known, now=90))
+    hung = shown(render_status(known, now=150))
+    assert "tokens/s" not in hung
+    assert "step 40/100" in hung
+    assert "no step for 1 min 40 s" in hung
+    decided = RecoveryDecided(at=52, replica=0, attempt=0, action="restart in place", failed_at=52, finding=LOST)
+    recovering = shown(render_status(status_from_events([decided], known), now=53))
+    assert "tokens/s" not in recovering
+    assert " a step" not in recovering
+
+
+def test_nothing_known_yet_can_be_shown() -> None:
+    assert "pending" in shown(LiveView(lambda _: 0.0))
+
+
+def test_finding_tells_what_where_evidence_remedy_and_fault() -> None:
+    finding = Finding(
+        code="slow-disk",
+        severity=Severity.WARNING,
+        what="the disk is slow",
+        where="node1",
+        evidence=("12 MB/s", "\x1b[2Jrude"),
+        remedy="Use another disk.",
+        owner=Owner.CLUSTER,
+    )
+    assert render_finding(finding).plain == (
+        "warning: the disk is slow  [slow-disk]\n"
+        "  where       node1\n"
+        "  evidence    12 MB/s\n"
+        "              rude\n"
+        "  what to do  Use another disk.\n"
+        "  fixable by  the machines or the cluster"
+    )
+
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e\u2028y"
+"""What sets a terminal's title, clears it, colours it, and turns text around."""
+HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def hostile_log() -> list[AnyEvent]:
+    """A run in which everything that comes from a rank or a node is hostile, as a log of an older version may be."""
+    finding = Finding(code=HOSTILE, what=HOSTILE, where=HOSTILE, evidence=(HOSTILE,), remedy=HOSTILE)
+    of = {"node": 0, "replica": 0, "attempt": 0}
+    return [
+        *log(1, 2),
+        AgentConnected(
+            at=3,
+            node=0,
+            generation=0,
+            incarnation="i",
+            hostname=HOSTILE,
+            address=HOSTILE,
+            port=1,
+            pid=1,
+        ),
+        StepCommitted(at=4, replica=0, attempt=0, step=1, started=3, ended=4, metrics={HOSTILE: 1.0, "loss": 1.0}),
+        CheckpointCommitted(at=4, **of, step=1, path=HOSTILE),
+        FindingRaised(at=5, finding=finding),
+        RankHung(at=5, **of, rank=0, last_step=1, last_step_at=4, waited_s=1, top_frame=HOSTILE, stacks=HOSTILE),
+        RankExited(
+            at=6, **of, rank=1, reason=ExitReason.CODE, code=1, error=HOSTILE, evidence=HOSTILE, error_location=HOSTILE
+        ),
+        RecoveryDecided(at=6, replica=0, attempt=0, action="end the run", failed_at=6, finding=finding),
+        NodeTerminated(at=7, node=0, generation=0, reason=HOSTILE),
+        ShutdownDecided(
+            at=8, outcome=Outcome.FAILED, reason=HOSTILE, exit_code=1, finding=structs.replace(finding, code="x\x1b")
+        ),
+    ]
+
+
+def test_nothing_that_a_rank_says_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LiveView()
+    pictures: list[str] = []
+    for event in hostile_log():
+        view.on_event(event)
+        pictures += [shown(view), shown(render_status(view.status, 9)), describe(event)]
+        pictures += [shown(render_finding(finding)) for finding in view.status.findings]
+    print_json(*hostile_log())
+    pictures += [format_summary(summarise(hostile_log(), run="demo", logs="/logs", now=9)), capsys.readouterr().out]
+    assert not [text for text in pictures if HARMFUL.search(text.replace("\r\n", "\n"))]

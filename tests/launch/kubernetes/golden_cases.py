@@ -1,0 +1,120 @@
+"""The runs whose manifests are kept as golden files, by the file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.fabric.catalog import CATALOG, NAMES
+from holdfast.job.loader import make_job
+from holdfast.job.run_spec import CodeArchive, RunSpec
+from holdfast.job.targets import KUBERNETES, Target
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
+
+JOB: Mapping[str, Any] = {
+    "name": "llama",
+    "image": "registry.example/train:1",
+    "command": ["python", "train.py"],
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "resources": {"cpu": 96, "memory": "1TiB", "shm": "64GiB"},
+    "checkpoint": {"path": "checkpoints", "every_steps": 100},
+    "secrets": {"HF_TOKEN": {"env": "HF_TOKEN"}},
+    "recovery": {"max_restarts": 5},
+}
+TARGET: Mapping[str, Any] = {
+    "backend": "kubernetes",
+    "namespace": "ml",
+    "queue": "train",
+    "volume": {"claim": "checkpoints"},
+}
+TORCHRUN: Mapping[str, Any] = {"launch": "per-node", "command": ["torchrun", "train.py", "--note", "$(HOME)"]}
+
+MPIRUN: Mapping[str, Any] = {"launch": "mpi", "command": ["mpirun", "python", "train.py"], "env": {"LEVEL": "2"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What differs from the plain job and place."""
+
+    job: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    target: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+CASES: Mapping[str, Case] = {
+    "jobset-tcp": Case(),
+    "jobset-tcp-bare": Case(
+        job={"secrets": {}, "resources": {}, "gpus_per_node": 0, "recovery": {}},
+        target={"queue": None, "volume": None},
+    ),
+    "jobset-rdma-shared": Case(
+        job={"fabric": "rdma-shared"},
+        target={
+            "priority_class": "training",
+            "node_selector": {"node-group": "h100"},
+            "tolerations": [{"key": "nvidia.com/gpu"}, {"key": "team", "value": "ml", "effect": "NoSchedule"}],
+            "image_pull_secrets": ["registry"],
+            "user": 0,
+            "controller": {
+                "image": "registry.example/holdfast:1",
+                "cpu": 2,
+                "cpu_limit": 4,
+                "memory": "1GiB",
+                "memory_limit": "2GiB",
+                "node_selector": {"node-group": "system"},
+                "tolerations": [{"key": "CriticalAddonsOnly"}],
+            },
+        },
+    ),
+    "jobset-sriov": Case(
+        job={"fabric": "sriov"},
+        target={"fabric_device": {"resource": "nvidia.com/rdma-vf", "per_node": 8, "network": "rdma/rail"}},
+    ),
+    "jobset-oke-roce": Case(
+        job={"fabric": "oke-roce"}, target={"volume": {"claim": "made", "size": "10TiB", "storage_class": "fss"}}
+    ),
+    "jobset-infiniband": Case(job={"fabric": "infiniband"}, target={"fabric_device": {"resource": "rdma/ib"}}),
+    "jobset-efa": Case(job={"fabric": "efa"}, target={"fabric_device": {"per_node": 32}}),
+    "jobset-tcp-no-agent": Case(job=TORCHRUN, target={"agent": False}),
+    "trainjob-tcp": Case(target={"workload": "trainjob"}),
+    "trainjob-sriov-no-agent": Case(
+        job={**TORCHRUN, "fabric": "sriov"},
+        target={
+            "workload": "trainjob",
+            "agent": False,
+            "fabric_device": {"resource": "nvidia.com/rdma-vf", "per_node": 8, "network": "rdma/rail"},
+        },
+    ),
+    "trainjob-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"workload": "trainjob", "agent": False}),
+    "pytorchjob-tcp": Case(target={"workload": "pytorchjob"}),
+    "pytorchjob-rdma-shared-no-agent": Case(
+        job={**TORCHRUN, "fabric": "rdma-shared"}, target={"workload": "pytorchjob", "agent": False}
+    ),
+    "pytorchjob-tcp-one-node": Case(job={"nodes": 1}, target={"workload": "pytorchjob"}),
+    "mpijob-tcp": Case(job=MPIRUN, target={"agent": False}),
+    "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, target={"agent": False, "user": 0}),
+    "jobset-tcp-mpi": Case(job=MPIRUN),
+    "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"agent": False}),
+}
+
+
+def render_context(case: Case) -> RenderContext:
+    """A case as it is rendered."""
+    job = make_job({**JOB, **case.job}, fabrics=NAMES)
+    place = Target.model_validate({**TARGET, **case.target})
+    fabric = CATALOG["tcp" if job.fabric.name == "auto" else job.fabric.name]
+    accepted = RunSpec(
+        job=job,
+        base=VOLUME_ROOT,
+        created_at=0.0,
+        code=CodeArchive(digest="0" * 64, bytes=10240, files=3, cwd=".") if place.agent else None,
+        fabric=fabric.name,
+        fabric_env=dict(fabric.env),
+        backend=KUBERNETES,
+        workload=place.workload,
+        durable_controller_disk=place.volume is not None,
+        target="cluster",
+    )
+    return RenderContext(accepted=accepted, target=place, names=ObjectNames.of(job, PLACEHOLDER_ID))

@@ -1,0 +1,225 @@
+"""Whether a cluster has what a run needs, by clusters that are described."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
+
+from holdfast.findings import Finding
+from holdfast.job.targets import Workload
+from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
+from holdfast.launch.kubernetes.preflight.cluster_checks import (
+    KUEUE,
+    NOT_READABLE,
+    VERSIONS,
+    ClusterInventory,
+    check_cluster,
+    required_permissions,
+)
+
+SERVED = {key: frozenset({VERSIONS.get(key[0]) or VERSIONS["/".join(key)]}) for key in API_RESOURCES.values()}
+SERVED[KUEUE, "localqueues"] = frozenset({"v1beta2"})
+
+
+def machine(name: str, *, taints: list[dict[str, str]] | None = None, **allocatable: str) -> dict[str, Any]:
+    offers = {"cpu": "100", "memory": "2Ti", "nvidia.com/gpu": "8"} | allocatable
+    return {
+        "metadata": {"name": name, "labels": {"node-group": "h100"}},
+        "spec": {"taints": taints or []},
+        "status": {"allocatable": offers},
+    }
+
+
+GOOD = ClusterInventory(
+    served=SERVED,
+    namespace={"metadata": {"name": "ml"}},
+    local_queue={"status": {"conditions": [{"type": "Active", "status": "True"}]}},
+    claim={"spec": {"accessModes": ["ReadWriteMany"]}},
+    nodes=[machine("a"), machine("b"), machine("c", taints=[{"key": "k", "effect": "NoSchedule"}])],
+    operators=[{"metadata": {"name": "kueue", "namespace": "kueue-system"}, "status": {"readyReplicas": 1}}],
+    suspended_by_kueue=True,
+)
+
+
+def found(cluster: ClusterInventory, case: Case | None = None) -> dict[str, Finding]:
+    return {finding.code: finding for finding in check_cluster(render_context(case or Case()), cluster)}
+
+
+@pytest.mark.parametrize("name", ["jobset-tcp", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp", "jobset-tcp-bare"])
+def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
+    asked = render_context(CASES[name])
+    assert check_cluster(asked, replace(GOOD, suspended_by_kueue=bool(asked.queue))) == ()
+
+
+def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
+    findings = found(GOOD, CASES["jobset-tcp-bare"])
+    assert set(findings) == {"queue-required"}
+    assert findings["queue-required"].remedy
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "words"),
+    [
+        (replace(GOOD, namespace=None), "namespace-missing", "ml"),
+        (replace(GOOD, namespace={"metadata": {"deletionTimestamp": "2026"}}), "namespace-terminating", "deleted"),
+        (replace(GOOD, served=SERVED | {API_RESOURCES[Workload.JOBSET]: frozenset()}), "operator-missing", "jobsets"),
+        (
+            replace(GOOD, served=SERVED | {(KUEUE, "localqueues"): frozenset({"v1beta1"})}),
+            "operator-version",
+            "v1beta1",
+        ),
+        (
+            replace(GOOD, operators=[{"metadata": {"name": "kueue", "namespace": "kueue-system"}, "status": {}}]),
+            "operator-down",
+            "kueue-system/kueue does not run",
+        ),
+        (replace(GOOD, local_queue=None), "queue-missing", "no queue train in namespace ml"),
+        (
+            replace(
+                GOOD, local_queue={"status": {"conditions": [{"type": "Active", "status": "False", "message": "Held"}]}}
+            ),
+            "queue-closed",
+            "train",
+        ),
+        (replace(GOOD, suspended_by_kueue=False), "kueue-integration-disabled", "jobset.x-k8s.io/jobset"),
+        (replace(GOOD, denied=["create jobsets"]), "not-permitted", "ml"),
+        (
+            replace(GOOD, rejections=['failed calling webhook "mjobset.kb.io": failed to call: connection refused']),
+            "webhook-down",
+            "mjobset.kb.io",
+        ),
+        (replace(GOOD, rejections=["something new"]), "manifest-refused", "something new"),
+        (replace(GOOD, nodes=[]), "no-machines", "labels"),
+        (replace(GOOD, nodes=[machine("a", **{"nvidia.com/gpu": "0"})] * 2), "device-missing", "nvidia.com/gpu"),
+        (replace(GOOD, nodes=[machine("a"), machine("b", memory="900Gi")]), "too-few-machines", "1 machines"),
+        (replace(GOOD, claim=None), "claim-missing", "checkpoints"),
+        (replace(GOOD, claim={"spec": {"accessModes": ["ReadWriteOnce"]}}), "claim-not-shared", "one machine"),
+    ],
+)
+def test_what_is_lacking_is_named_with_its_remedy(cluster: ClusterInventory, code: str, words: str) -> None:
+    findings = found(cluster)
+    assert set(findings) == {code}
+    assert words in findings[code].what
+    assert findings[code].remedy
+
+
+@pytest.mark.parametrize(("quota", "cohort", "fits"), [("15", "", False), ("16", "", True), ("15", "all", True)])
+def test_queue_that_is_too_small_for_all_nodes_together_is_named(quota: str, cohort: str, fits: bool) -> None:
+    flavors = [{"name": name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]} for name in "ab"]
+    spec = {"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": flavors}], "cohortName": cohort}
+    findings = found(replace(GOOD, cluster_queue={"metadata": {"name": "train"}, "spec": spec}))
+    assert set(findings) == (set() if fits else {"quota-too-small"})
+    if not fits:
+        assert findings["quota-too-small"].evidence == ("ClusterQueue train has at most 15",)
+
+
+@pytest.mark.parametrize(
+    ("hard", "more", "fits"),
+    [
+        ({"pods": "2"}, {}, False),
+        ({"pods": "3", "requests.nvidia.com/gpu": "16", "limits.memory": "2049Gi"}, {}, True),
+        ({"limits.memory": "2Ti"}, {}, False),
+        ({"requests.nvidia.com/gpu": "15"}, {}, False),
+        ({"pods": "2"}, {"scopes": ["BestEffort"]}, True),
+    ],
+)
+def test_namespace_that_may_never_hold_all_nodes_is_named(
+    hard: dict[str, str], more: dict[str, Any], fits: bool
+) -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": hard, **more}}
+    findings = found(replace(GOOD, resource_quotas=[quota]))
+    assert set(findings) == (set() if fits else {"quota-too-small"})
+    if not fits:
+        ((resource, most),) = hard.items()
+        assert resource in findings["quota-too-small"].what
+        assert findings["quota-too-small"].evidence == (f"ResourceQuota team allows {most}",)
+
+
+WHOLE = Case(job={"resources": {"cpu": 100, "memory": "1TiB"}})
+"""Its nodes need all cores of a machine."""
+
+
+@pytest.mark.parametrize(
+    ("own", "machines", "words"),
+    [
+        ({}, "ab", "the controller's pod takes the room of a node: on a it leaves room for 1 of 2 nodes"),
+        ({}, "abc", None),
+        ({}, "ab+", "the controller's pod may take the room of a node: on a it leaves room for 1 of 2 nodes"),
+        ({"node_selector": {"pool": "cpu"}}, "ab+", None),
+        ({"node_selector": {"pool": "none"}}, "ab+", "no machine takes the controller's pod"),
+        ({"tolerations": [{"key": "gpu"}]}, "AB", "the controller's pod takes the room of a node"),
+        ({}, "AB", "no machine takes the controller's pod"),
+        ({"cpu": 100}, "abc", None),
+        ({"cpu": 101}, "abc", "no machine takes the controller's pod"),
+    ],
+)
+def test_controller_has_a_machine_that_no_node_needs_whole(
+    own: dict[str, Any], machines: str, words: str | None
+) -> None:
+    """Small letters are machines for nodes, capitals the same with a taint, and `+` is one without GPUs."""
+    taint = [{"key": "gpu", "effect": "NoSchedule"}]
+    nodes = [machine(name, taints=taint if name.isupper() else None) for name in machines.replace("+", "")]
+    if "+" in machines:
+        nodes.append(machine("small", cpu="2", **{"nvidia.com/gpu": "0"}))
+        nodes[-1]["metadata"]["labels"]["pool"] = "cpu"
+    place = {"controller": own, "tolerations": [{"key": "gpu"}]}
+    findings = check_cluster(render_context(replace(WHOLE, target=place)), replace(GOOD, nodes=nodes))
+    assert [words in finding.what for finding in findings if words] == [True] * bool(words)
+    assert words or not findings
+
+
+def test_small_nodes_share_machines_but_not_on_the_host_network() -> None:
+    job = {"nodes": 4, "gpus_per_node": 4, "resources": {"cpu": 40}}
+    assert found(GOOD, Case(job=job)) == {}
+    shared = found(GOOD, Case(job={**job, "fabric": "oke-roce"}))["too-few-machines"]
+    assert "2 of its 4 fit" in shared.what
+
+
+def test_controllers_own_needs_count_in_the_namespaces_quota() -> None:
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.cpu": "192"}}}
+    assert set(found(replace(GOOD, resource_quotas=[quota]))) == {"quota-too-small"}
+    alone = Case(job={"launch": "per-node", "command": ["torchrun", "train.py"]}, target={"agent": False})
+    assert found(replace(GOOD, resource_quotas=[quota]), alone) == {}
+
+
+def test_names_that_pods_rely_on_are_looked_for() -> None:
+    case = CASES["jobset-rdma-shared"]
+    offers = {"rdma/hca_shared_devices_a": "63"}
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    machines = [machine(name, taints=[taint], **offers) for name in "ab"]
+    system = {**machine("c"), "metadata": {"name": "c", "labels": {"node-group": "system"}}}
+    cluster = replace(GOOD, nodes=[*machines, system], missing_secrets=["registry"])
+    assert set(found(cluster, case)) == {"referenced-object-missing"}
+    there = replace(cluster, missing_secrets=(), priority_classes=frozenset({"training"}))
+    assert found(there, case) == {}
+
+
+def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:
+    case = Case(target={"volume": {"claim": "made", "size": "1TiB", "storage_class": "fss"}})
+    assert set(found(replace(GOOD, claim=None), case)) == {"storage-class-missing"}
+    assert found(replace(GOOD, claim=None, storage_classes=frozenset({"fss"})), case) == {}
+
+
+def test_what_may_not_be_seen_is_said_to_be_unknown_and_nothing_else() -> None:
+    """Most users see their namespace alone."""
+    blind = replace(
+        GOOD, namespace=NOT_READABLE, local_queue=NOT_READABLE, claim=NOT_READABLE, nodes=None, not_readable=["nodes"]
+    )
+    assert set(found(blind)) == {"not-checked"}
+    hidden = replace(blind, priority_classes=None, storage_classes=None)
+    assert set(found(hidden, Case(target={"priority_class": "training"}))) == {"not-checked"}
+
+
+def test_needed_is_to_make_and_to_remove_all_of_it_and_to_speak_to_its_pods() -> None:
+    assert set(map(str, required_permissions(render_context(Case())))) >= {
+        "create jobsets.jobset.x-k8s.io",
+        "delete jobsets.jobset.x-k8s.io",
+        "create rolebindings.rbac.authorization.k8s.io",
+        "create networkpolicies.networking.k8s.io",
+        "create secrets",
+        "create pods/exec",
+        "list pods",
+    }

@@ -1,0 +1,659 @@
+"""Runs on a real control plane, from a client that holds nothing but a kubeconfig."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.launch.kubernetes.test_collect_inventory import user
+
+from holdfast import api
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    AgentConnected,
+    AnyEvent,
+    CheckpointCommitted,
+    ControllerStarted,
+    FaultAction,
+    FaultTarget,
+    FindingRaised,
+    Outcome,
+    RankExited,
+    RecoveryDecided,
+    RunFinished,
+    StepCommitted,
+)
+from holdfast.findings import Finding, Severity
+from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess
+from holdfast.launch.kubernetes.sync.code_upload import MAX_CODE_IN_SECRET_BYTES
+from holdfast.report.rank_logs import find_rank_logs
+from holdfast.report.run_status import RunPhase, RunStatus
+from holdfast.run_dir import RunDir
+from lab import Lab
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 240.0
+PROGRAMS = Path(__file__).parents[2] / "programs"
+RECALLED = "event-log-restored"
+TORCH_FREE_TRAINER = PROGRAMS / "torch_free_trainer.py"
+
+TARGET = """
+backend: kubernetes
+namespace: {namespace}
+user: {user}
+workload: {workload}
+agent: {agent}
+"""
+VOLUME = "volume: {claim: home, size: 1GiB, storage_class: lab}\n"
+
+OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
+"""What is there whatever is run; the volume's claim outlives its runs."""
+
+
+LOSSES = 5
+"""Of a controller's pod: after so many a Job pauses for minutes."""
+AT_ONCE_S = 30.0
+"""Within which there must be another pod, on a machine that does much else; a Job pauses longer from the third on."""
+WAITS = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
+
+class Site:
+    """A project whose target `lab` is a namespace of the lab."""
+
+    def __init__(self, lab: Lab, namespace: str, folder: Path) -> None:
+        self.lab, self.namespace, self.folder = lab, namespace, folder
+        self.target("jobset")
+
+    def target(self, workload: str, *, agent: bool = True, volume: str = VOLUME) -> None:
+        targets = self.folder / ".holdfast" / "targets"
+        targets.mkdir(parents=True, exist_ok=True)
+        text = TARGET.format(namespace=self.namespace, user=os.geteuid(), workload=workload, agent=json.dumps(agent))
+        (targets / "lab.yaml").write_text(text + volume)
+
+    def start(self, *command: str, **job: Any) -> RunDir:
+        """Start two nodes with a command."""
+        fields = [f"{name}={value}" for name, value in {"image": "none", "nodes": 2, **job}.items()]
+        return api.start(api.load(None, command=command, overrides=fields), "lab", base=self.folder)
+
+    def stepper(self, **job: Any) -> RunDir:
+        """Start two ranks that step together."""
+        shutil.copy(TORCH_FREE_TRAINER, self.folder)
+        run = self.start("python", TORCH_FREE_TRAINER.name, "100000", "0.05", **{"checkpoint": "checkpoints", **job})
+        steps_on(run)
+        return run
+
+    def kubectl(self, *words: str) -> str:
+        return self.lab.kubectl("-n", self.namespace, *words)
+
+    def pods(self, part: str) -> dict[str, str]:
+        """Names of the pods of a part that are there to stay, by their uid."""
+        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
+        metas = [pod["metadata"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
+        return {meta["uid"]: meta["name"] for meta in metas if "deletionTimestamp" not in meta}
+
+    def left(self) -> list[str]:
+        """Every object in the namespace that is not always there."""
+        kinds = self.lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+        listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
+        found = self.lab.kubectl("get", listed, "-n", self.namespace, "-o", "name", "--ignore-not-found")
+        return sorted(set(found.split()) - set(OF_EVERY_NAMESPACE))
+
+
+@pytest.fixture
+def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+    project = tmp_path / "project"
+    project.mkdir()
+    yield Site(lab, namespace, project)
+    for run in api.runs():
+        lab.kubectl("delete", "jobset,trainjob,pytorchjob,mpijob", "-n", namespace, "--all", "--wait=false")
+        until(lambda run=run: not run.alive(), "its mirror is gone")
+
+
+def until(reached: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def reach(run: RunDir, reached: Callable[[RunStatus], object]) -> None:
+    """Wait until something holds of a run that goes on."""
+    deadline = time.monotonic() + WITHIN_S
+    while not reached(known := api.status(run)):
+        assert time.monotonic() < deadline, known
+        assert known.finished_at is None, known
+        time.sleep(0.1)
+
+
+def steps_on(run: RunDir, *, restarts: int = 0) -> None:
+    """Wait for steps that are committed after so many restarts."""
+    first = api.status(run).leader.step or 0
+    reach(
+        run, lambda known: known.restarts == restarts and known.phase is RunPhase.RUNNING and _step(known) > first + 10
+    )
+
+
+def _step(known: RunStatus) -> int:
+    return known.leader.step or 0
+
+
+def to_its_end(run: RunDir) -> tuple[RunFinished, list[AnyEvent]]:
+    """A run's last event, and all that a client has heard of it."""
+    deadline = time.monotonic() + WITHIN_S
+    heard: list[AnyEvent] = []
+    for event in api.follow(run):
+        assert time.monotonic() < deadline, heard[-5:]
+        heard += [event] if event else []
+    assert isinstance(heard[-1], RunFinished)
+    return heard[-1], heard
+
+
+def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
+    (site.folder / "greet.py").write_text("import os; print('hello from', os.environ['RANK'], os.environ['TOLD'])\n")
+    run = site.start("python", "greet.py", env='{"TOLD": "you"}')
+    finished, _ = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0)
+    assert [path.read_text() for path in find_rank_logs(run).values()] == ["hello from 0 you\n", "hello from 1 you\n"]
+    until(lambda: not run.alive(), "its mirror has left")
+    assert not run.secrets.exists()
+    until(lambda: not site.pods("controller"), "its controller's pod is removed, and none follows")
+    own = ("get", "replicaset", f"{run.run_id}-controller", "-o", "jsonpath={.spec.replicas}")
+    assert site.kubectl(*own) == "0"
+
+
+LOOKS_AROUND = """
+import os, sys, time
+print("knows", os.environ["PASSWORD"] == "pass" + "word-of-the-job", flush=True)
+for folder, _, files in os.walk("/holdfast"):
+    for name in files:
+        print("sees", os.path.join(folder, name), flush=True)
+open("/holdfast/data/seen-" + os.environ["RANK"], "w").close()
+while not os.path.exists("/holdfast/data/enough"):
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_see_their_own_folders_and_no_key_ever_lies_on_the_volume(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "password-of-the-job")
+    site.target("jobset", volume=VOLUME.replace("}", ", folders: [data]}"))
+    secret = '{"PASSWORD": {"env": "PASSWORD"}}'
+    (site.folder / "look.py").write_text(LOOKS_AROUND)
+    other = site.start("python", "look.py", secrets=secret)
+    until(lambda: "knows" in "".join(_written(other, attempt=0)), "another run is there")
+    run = site.start("python", "look.py", secrets=secret, recovery="{max_restarts: 3}")
+    until(lambda: len([each for each in _written(run, attempt=0) if "knows" in each]) == 2, "both ranks look")
+    volume = site.kubectl("get", "pvc", "home", "-o", "jsonpath={.spec.volumeName}")
+    claim = Path(site.lab.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}{.spec.local.path}"))
+
+    # A controller that is replaced finds its keys, and gives the secrets to ranks that it restarts.
+    site.kubectl("delete", "pod", "-l", f"holdfast/run={run.run_id},holdfast/part=controller", "--wait=false")
+    until(lambda: _controllers(run) == 2, "another controller")
+    api.inject_fault(run, target=FaultTarget.RANK, index=0, action=FaultAction.KILL)
+    reach(run, lambda known: known.restarts == 1)
+    until(lambda: len([each for each in _written(run, attempt=1) if "knows" in each]) == 2, "both look again")
+
+    keys = {folder.token.read_text().strip() for folder in (run, other)}
+    on_volume = [path for path in claim.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.name for path in on_volume} >= {"job.json", "events.jsonl", "rank-0.log", "seen-0"}
+    for path in on_volume:
+        text = path.read_bytes()
+        assert not any(word in text for word in (b"PRIVATE KEY", b"password-of-the-job")), path
+        assert not any(key.encode() in text for key in keys), path
+    (claim / "data" / "enough").touch()
+    for each in (run, other):
+        assert to_its_end(each)[0].outcome is Outcome.SUCCEEDED
+    for attempt in (0, 1):
+        for text in _written(run, attempt=attempt):
+            assert text.startswith("knows True")
+            seen = re.findall("sees (.+)", text)
+            own = f"/holdfast/(data|checkpoints|runs/{run.run_id}/(logs|checkpoints))/.+"
+            assert all(re.fullmatch(own, name) for name in seen), seen
+
+
+def test_without_a_volume_ranks_are_heard_from_their_pods_and_lost_checkpoints_are_named(site: Site) -> None:
+    site.target("jobset", volume="")
+    (site.folder / "greet.py").write_text(
+        "import os, sys\nprint('hello from', os.environ['RANK'])\nsys.stdout.write('x' * 9000 + ' no end')\n"
+    )
+    run = site.start("python", "greet.py")
+    wrote = [f"hello from {rank}\n{'x' * 9000} no end" for rank in range(2)]
+    to_its_end(run)
+    until(lambda: not run.alive(), "its mirror has left")
+    assert _written(run, attempt=0) == wrote
+    for pod in json.loads(
+        site.kubectl("get", "pods", "-l", f"holdfast/run={run.run_id},holdfast/part=node", "-o", "json")
+    )["items"]:
+        said = site.kubectl("logs", pod["metadata"]["name"])
+        assert re.search(r"^\[rank [01], attempt 0\] hello from [01]$", said, re.MULTILINE), said
+
+    (site.folder / "saving.py").write_text(SAVING)
+    run = site.start("python", "saving.py", checkpoint="{path: checkpoints, every_steps: 5}")
+    until(lambda: any(isinstance(event, CheckpointCommitted) for event in api.events(run)), "a checkpoint")
+    second = next(name for name in site.pods("node").values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
+    until(lambda: LOST in _found(run), "what was lost is named")
+    assert "no-valid-checkpoint" not in _found(run)
+    assert "volume: {claim: NAME}" in _found(run)[LOST].remedy
+    api.cancel(run)
+    to_its_end(run)
+
+
+SAVING = """
+import time, torch
+from torch.nn.parallel import DistributedDataParallel
+from holdfast.train import Session
+torch.distributed.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = Session(model=model, optimizer=optimizer)
+for step in session.steps(100_000):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    session.commit(loss=loss)
+    time.sleep(0.02)
+"""
+LOST = "checkpoints-lost-with-pod"
+
+
+def _found(run: RunDir) -> dict[str, Finding]:
+    """What was found in a run, in its events and in the words of ranks that failed of it."""
+    return {event.finding.code: event.finding for event in api.events(run) if isinstance(event, FindingRaised)}
+
+
+OF_EDIT = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: edit, namespace: NAME}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+subjects: [{kind: ServiceAccount, name: eve, namespace: NAME}]
+"""
+
+
+def test_user_who_may_edit_runs_with_a_ready_made_account(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["create", "get", "delete", "patch"]}]
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    user(site.lab, site.namespace, "eve", [*own, pods], tmp_path / "eve")
+    site.lab.kubectl("create", "-f", "-", input=OF_EDIT.replace("NAME", site.namespace))
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    ready = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1]
+    site.lab.kubectl("create", "-f", "-", input=ready.replace("namespace: ml", f"namespace: {site.namespace}"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "eve"))
+
+    def lacking() -> dict[str, Finding]:
+        findings = api.check_target(None, "lab", base=site.folder)
+        return {each.code: each for each in findings if each.severity is Severity.ERROR}
+
+    until(lambda: set(lacking()) == {"not-permitted"}, "the account of its own is what it lacks")
+    assert "service_account" in lacking()["not-permitted"].remedy
+    site.target("jobset", volume=f"{VOLUME}service_account: holdfast\n")
+    until(lambda: not lacking(), "it has all")
+    run = site.start("python", "-c", "print('hello')")
+    assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
+    until(lambda: not run.alive(), "its mirror has left")
+    until(lambda: not site.pods("controller"), "its controller's pod is removed")
+
+
+def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
+    run = site.start("python", "-c", "raise SystemExit(3)")
+    finished, _ = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.FAILED, 3)
+    said = json.loads(site.kubectl("get", "jobset", run.run_id, "-o", "json"))["status"]
+    assert said["terminalState"] == "Failed"
+    assert [each["message"] for each in said["conditions"]] == [f"{finished.reason} (exit code 3)"]
+    until(lambda: not site.pods("node"), "no node is made again")
+
+
+QUEUES = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: NAME}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: NAME}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+  - coveredResources: [cpu]
+    flavors: [{name: NAME, resources: [{name: cpu, nominalQuota: "1"}]}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: default, namespace: NAME}
+spec: {clusterQueue: NAME}
+"""
+"""A queue that also takes, by its name, every pod that no queue is asked for by what owns it."""
+
+
+@pytest.fixture
+def queues(lab: Lab, namespace: str) -> Iterator[str]:
+    lab.kubectl("create", "-f", "-", input=QUEUES.replace("NAME", namespace))
+    yield "default"
+    lab.kubectl("delete", f"clusterqueue/{namespace}", f"resourceflavor/{namespace}", "--wait=false")
+
+
+@pytest.mark.parametrize("workload", ["jobset", "pytorchjob"])
+def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_restart(
+    site: Site, queues: str, workload: str
+) -> None:
+    site.target(workload)
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    options: dict[str, Any] = {"nodes": 3, "queue": queues, "resources.cpu": 0.1, "recovery.max_restarts": 0}
+    run = site.start("python", "wait.py", str(enough), **options)
+    reach(run, lambda known: known.phase is RunPhase.RUNNING)
+
+    def set_active(active: bool) -> None:
+        (admission,) = site.kubectl("get", "workloads", "-o", "name").split()
+        site.kubectl("patch", admission, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
+
+    set_active(False)
+    waits = f" {run.run_id} is suspended"
+    reach(run, lambda known: all(waits in node.reason for node in known.nodes.values()))
+    assert site.pods("node") == {}
+    set_active(True)
+    reach(run, lambda known: known.phase is RunPhase.RUNNING)
+    enough.touch()
+    finished, heard = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"]
+
+
+def test_code_that_no_secret_holds_is_brought(site: Site) -> None:
+    (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))
+    run = site.start("python", "-c", "import os; print('bytes', os.path.getsize('table.bin'))")
+    ended, _ = to_its_end(run)
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert f"bytes {MAX_CODE_IN_SECRET_BYTES}" in run.rank_log(0, 0).read_text()
+
+
+def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+
+    def interrupted(_: SubmitProcess) -> None:
+        made.extend(site.left())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SubmitProcess, "detach", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        site.start("sleep", "3600")
+    assert any(each.startswith("jobset") for each in made)
+    assert api.runs() == []
+    until(lambda: site.left() == [], "all of it is gone")
+
+
+def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
+    run = site.start("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
+    reach(run, lambda known: known.phase is RunPhase.RUNNING)
+    os.kill(json.loads(run.controller_record.read_text())["supervisor_pid"], signal.SIGKILL)
+    until(lambda: not run.alive(), "its mirror is gone")
+    assert api.find_run(run.run_id).alive()
+    until(lambda: _taken(run), "its controller hears of it")
+    finished, _ = to_its_end(run)
+    assert finished.outcome is Outcome.CANCELLED
+    until(lambda: not site.left(), f"left: {site.left()}")
+
+
+FAILS_WHEN_TOLD = """
+import os, sys, time
+print("rank", os.environ["RANK"], flush=True)
+os.chdir("/holdfast/told")
+while not (told := [name for name in ("fail", "enough") if os.path.exists(name)]):
+    time.sleep(0.05)
+os.rename(told[0], "told") if told == ["fail"] else None
+sys.exit(3 if told == ["fail"] else 0)
+"""
+
+
+def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_pods(site: Site) -> None:
+    site.target("jobset", agent=False, volume=VOLUME.replace("}", ", folders: [told]}"))
+    run = site.start("python", "-c", FAILS_WHEN_TOLD)
+    until(lambda: _written(run, attempt=0) == ["rank 0\n", "rank 1\n"], "both are heard")
+    assert api.status(run).phase is RunPhase.RUNNING
+    assert site.pods("controller") == {}
+    with pytest.raises(HoldfastError) as refused:
+        api.checkpoint(run, timeout_s=60)
+    assert refused.value.findings[0].code == "needs-agent"
+    _touch(site, "fail")
+    reach(run, lambda known: known.restarts == 1)
+    until(lambda: _written(run, attempt=1) == ["rank 0\n", "rank 1\n"], "both are heard again")
+    _touch(site, "enough")
+    finished, heard = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0)
+    exits = {(one.attempt, one.rank, one.code) for one in heard if isinstance(one, RankExited)}
+    assert {(1, 0, 0), (1, 1, 0)} <= exits
+
+
+def _written(run: RunDir, *, attempt: int) -> list[str]:
+    return [path.read_text() for log, path in find_rank_logs(run).items() if log.attempt == attempt]
+
+
+def _touch(site: Site, name: str) -> None:
+    pod = next(iter(site.pods("node").values()))
+    site.kubectl("exec", pod, "--", "touch", f"/holdfast/told/{name}")
+
+
+SAYS_WHERE = """
+import os, socket
+rank, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE"))
+print(f"rank {rank} of {size} on {socket.gethostname()}, told {os.environ['TOLD']}", flush=True)
+"""
+UNKNOWN_HOSTS = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+"""What images for mpi-operator have in their ssh_config."""
+
+
+@pytest.mark.root
+@pytest.mark.needs("mpirun", "sshd", "ssh")
+def test_mpijob_reaches_its_nodes_by_ssh_and_goes_to_its_end(site: Site) -> None:
+    Path("/run/sshd").mkdir(exist_ok=True)  # as in every image that has an sshd
+    program = site.folder / "says.py"
+    program.write_text(SAYS_WHERE)
+    site.target("mpijob", agent=False)
+    options = ("--allow-run-as-root", "--mca", "plm_rsh_args", UNKNOWN_HOSTS)
+    run = site.start("mpirun", *options, sys.executable, str(program), launch="mpi", env='{"TOLD": "you"}')
+    finished, _ = to_its_end(run)
+    said = "".join(path.read_text() for path in find_rank_logs(run).values())
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0), said
+    where = {f"rank {rank} of 2 on {run.run_id}-worker-{rank}, told you" for rank in range(2)}
+    assert where <= set(said.splitlines())
+    site.kubectl("delete", "mpijob", run.run_id)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Site) -> None:
+    out = site.folder.parent / "out"
+    out.mkdir()
+    shutil.copy(PROGRAMS / "replica_trainer.py", site.folder)
+    run = site.start("python", "replica_trainer.py", "0.05", str(out), **{"recovery.replicas": 2})
+
+    def committed(replica: int, attempt: int, beyond: int = 0) -> bool:
+        steps = (event for event in api.events(run) if isinstance(event, StepCommitted))
+        return any((one.replica, one.attempt) == (replica, attempt) and one.step > beyond for one in steps)
+
+    reach(run, lambda _: committed(0, 0) and committed(1, 0))
+    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+    reach(run, lambda _: committed(1, 1))
+    reach(run, lambda known: committed(0, 0, beyond=known.replicas[1].step or 0))
+    (out / "enough").touch()
+    finished, _ = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    (step, weights), (other_step, other) = (torch.load(out / f"{replica}.end") for replica in range(2))
+    assert step == other_step
+    assert all(torch.equal(weights[name], other[name]) for name in weights)
+
+
+def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
+    run = site.stepper()
+    nodes = site.pods("node")
+    assert (api.run_row(run).phase, api.runs()) == (RunPhase.RUNNING, [run])
+    asked_at = _step(api.status(run))
+    assert api.checkpoint(run, timeout_s=WITHIN_S).step >= asked_at
+    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+    steps_on(run, restarts=1)
+    assert site.pods("node") == nodes
+    told = api.diagnose_run(run)
+    assert "rank 1" in told.what
+
+    second = next(name for name in nodes.values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--wait=false")
+    steps_on(run, restarts=2)
+    kept = {uid for uid, name in nodes.items() if name != second}
+    until(lambda: len(site.pods("node")) == 2, "two nodes")
+    assert set(site.pods("node")) & set(nodes) == kept
+
+    (controller,) = site.pods("controller").values()
+    nodes = site.pods("node")
+    site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+    until(lambda: _controllers(run) == 2, "another controller")
+    steps_on(run, restarts=2)
+    assert site.pods("node") == nodes
+    assert json.loads(site.kubectl("get", "jobset", run.run_id, "-o", "json"))["status"].get("restarts", 0) == 0
+
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> None:
+    site.target("jobset", volume="")
+    run = site.stepper(checkpoint=(site.folder.parent / "checkpoints").as_uri())
+    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+    steps_on(run, restarts=1)
+    nodes, story = site.pods("node"), api.events(run)
+
+    (controller,) = site.pods("controller").values()
+    site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+    until(lambda: _controllers(run) == 2, "another controller")
+    steps_on(run, restarts=1)
+    assert site.pods("node") == nodes
+    assert api.events(run)[: len(story)] == story
+    assert [event.finding.code for event in api.events(run) if isinstance(event, FindingRaised)].count(RECALLED) == 1
+
+    # A node that comes after that is known for what it is, and has the code that it runs.
+    second = next(name for name in nodes.values() if "node-1-" in name)
+    site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
+    steps_on(run, restarts=2)
+
+    # A controller that nobody in the cluster would bring back.
+    site.kubectl("delete", "replicaset", f"{run.run_id}-controller", "--cascade=foreground")
+    until(lambda: _controllers(run) == 3, "a controller of another ReplicaSet")
+    steps_on(run, restarts=2)
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+@pytest.mark.parametrize(
+    ("volume", "heard"), [(VOLUME, True), ("", True), ("", False)], ids=["volume", "no-volume", "no-volume-unheard"]
+)
+def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, volume: str, heard: bool) -> None:
+    site.target("jobset", volume=volume)
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    run = site.start("python", "wait.py", str(enough))
+    reach(run, lambda known: known.phase is RunPhase.RUNNING)
+    nodes, story = site.pods("node"), api.events(run)
+    for life in range(2, LOSSES + 2):
+        (controller,) = site.pods("controller").values()
+        site.kubectl("delete", "pod", controller, "--grace-period=0", "--force")
+        lost = time.monotonic()
+        until(lambda former=controller: _others(site, former), "another pod")
+        assert time.monotonic() - lost < AT_ONCE_S, life
+        # One is lost as soon as it is heard of, or as soon as it is there; what was told stays told.
+        if heard or life == LOSSES + 1:
+            lives = life if heard else 2
+            until(lambda lives=lives: _controllers(run) >= lives, f"controller {life}")
+        assert api.events(run)[: len(story)] == story
+        story = api.events(run)
+    until(lambda: _heard(run) == {0, 1}, "both nodes are with the last")
+    assert (api.status(run).restarts, site.pods("node")) == (0, nodes)
+    # The end of a run is the end of its controller, which nothing follows.
+    enough.touch()
+    finished, _ = to_its_end(run)
+    assert finished.outcome is Outcome.SUCCEEDED
+    until(lambda: not site.pods("controller"), "its controller's pod is gone")
+    said = site.kubectl("get", "replicaset", f"{run.run_id}-controller", "-o", "jsonpath={.spec.replicas}")
+    assert said == "0"
+
+
+def _others(site: Site, lost: str) -> set[str]:
+    """Pods of controllers but for one that was lost."""
+    return set(site.pods("controller").values()) - {lost}
+
+
+def _heard(run: RunDir) -> set[int]:
+    """Nodes that have joined the latest controller."""
+    events = api.events(run)
+    last = max(index for index, event in enumerate(events) if isinstance(event, ControllerStarted))
+    return {event.node for event in events[last:] if isinstance(event, AgentConnected)}
+
+
+@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob"])
+def test_other_kinds_of_object_run_and_recover_alike(site: Site, workload: str) -> None:
+    site.target(workload)
+    run = site.stepper()
+    nodes = site.pods("node")
+    lost = site.kubectl("get", "pods", "-l", "holdfast/part=node", "-o", "jsonpath={.items[1].metadata.uid}")
+    site.kubectl("delete", "pod", nodes[lost], "--wait=false")
+    steps_on(run, restarts=1)
+    assert len(set(site.pods("node")) & set(nodes)) == 1
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:
+    run = site.stepper()
+    nodes = site.pods("node")
+    (controller,) = site.pods("controller").values()
+    machines = {pod: _machine(site, pod) for pod in nodes.values()}
+    lost = min(machines, key=lambda pod: machines[pod] == _machine(site, controller))
+    site.lab.set_power(machines[lost], on=False)
+    try:
+        steps_on(run, restarts=1)
+        kept = {uid for uid, pod in nodes.items() if machines[pod] != machines[lost]}
+        assert set(site.pods("node")) & set(nodes) == kept
+    finally:
+        site.lab.set_power(machines[lost], on=True)
+    api.cancel(run)
+    to_its_end(run)
+    until(lambda: not site.left(), "nothing is left")
+
+
+def _taken(run: RunDir) -> bool:
+    """Whether a request to cancel was taken: a mirror that has just come up hands nothing on yet, or no answer back."""
+    try:
+        api.cancel(run)
+    except HoldfastError as error:
+        return error.findings[0].code == "run-finished"
+    return True
+
+
+def _machine(site: Site, pod: str) -> str:
+    return site.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
+
+
+def _controllers(run: RunDir) -> int:
+    return sum(isinstance(event, ControllerStarted) for event in api.events(run))

@@ -1,0 +1,73 @@
+"""Runs scripts in children of one process that has imported what they need, which takes far longer than they do.
+
+`fork_server.py MODULE,MODULE...` reads a run a line, `{"script": [...], "env": {...}, "ranks": 2, "faults": [...]}`: with
+`ranks` by torchrun's own agent, and else as a bare process; for faults see scripted_faults.py. How each ended is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import scripted_faults
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+
+def tell(words: str) -> None:
+    """A line of its own, in one write: print() makes several, and what other processes say may come between them."""
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), f"\n{words}\n".encode())
+
+
+def child(script: list[str], env: dict[str, str], faults: list[dict[str, Any]]) -> None:
+    os.environ.update(env)
+    if faults:
+        scripted_faults.install_faults(faults)
+    try:
+        scripted_faults.run(*script)
+    except SystemExit as left:
+        tell(f"left with {left.code}")
+        raise
+
+
+def bare(given: tuple[Any, ...]) -> str:
+    process = multiprocessing.get_context("fork").Process(target=child, args=given)
+    process.start()
+    process.join()
+    return str(process.exitcode)
+
+
+def torchrun(ranks: int, given: tuple[Any, ...]) -> str:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        max_restarts=0,
+        start_method="fork",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        shutdown_timeout=300,  # of its own 30 s, a save may take more on a busy machine
+    )
+    try:
+        elastic_launch(config, child)(*given)
+    except ChildFailedError:  # of which rank, depends: one that is left may fail before the dead one is noticed
+        return "failed"
+    except SignalException as told:
+        return told.sigval.name
+    return "0"
+
+
+if __name__ == "__main__":
+    for module in sys.argv[1].split(","):
+        import_module(module)
+    for line in sys.stdin:
+        run = json.loads(line)
+        given = (run["script"], run["env"], run.get("faults", []))
+        how = torchrun(run["ranks"], given) if "ranks" in run else bare(given)
+        tell(f"ended {how}")

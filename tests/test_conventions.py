@@ -1,0 +1,84 @@
+"""The rules of the house that no linter knows: every name is in the import contract, and light stays light."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.job.loader import parse_job
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = "train"
+TRAIN_MAY_IMPORT = {
+    "clock",
+    "host",
+    "errors",
+    "events",
+    "findings",
+    "metrics",
+    "failure_rates",
+    "os_errors",
+    "protocol",
+}
+HEAVY = ("torch", "torchft", "transformers", "numpy", "kr8s")
+
+NAMES = {module.name for module in pkgutil.iter_modules(holdfast.__path__)} - {"__main__"}
+
+
+def contract(name_starts: str) -> dict[str, Any]:
+    """The one import contract whose name begins so."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = (one for one in settings["contracts"] if one["name"].startswith(name_starts))
+    return found
+
+
+def tops(modules: list[str]) -> set[str]:
+    return {module.removeprefix("holdfast.") for module in modules}
+
+
+def test_layers_hold_every_top_level_name() -> None:
+    layers = " ".join(contract("Imports point down only")["layers"])
+    listed = {word.strip("()") for word in layers.split() if word not in {":", "|"}}
+    assert NAMES - listed == {TRAIN}, "give the new name its floor in pyproject.toml, on purpose"
+
+
+def test_floors_that_contributors_read_are_those_of_the_contract() -> None:
+    (drawn,) = re.findall(r"```text\n(cli/.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    shown = [re.findall(r"\w+(?=/|\.py)", line) for line in drawn.splitlines()]
+    floors = [set(re.findall(r"\w+", layer)) for layer in contract("Imports point down only")["layers"]]
+    assert [set(floor) for floor in shown if floor] == [*floors, {TRAIN}]
+
+
+def test_train_is_forbidden_to_every_other_name() -> None:
+    assert tops(contract("Nobody imports train")["source_modules"]) == NAMES - {TRAIN}
+
+
+def test_train_is_kept_from_everything_it_may_not_import() -> None:
+    assert tops(contract("train imports clock")["forbidden_modules"]) == NAMES - {TRAIN} - TRAIN_MAY_IMPORT
+
+
+def test_heavy_libraries_are_forbidden_to_every_name_but_train() -> None:
+    heavy = contract("torch stays in train")
+    assert tops(heavy["source_modules"]) == NAMES - {TRAIN}
+    assert set(heavy["forbidden_modules"]) == set(HEAVY)
+
+
+def test_lock_names_no_address() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    assert "--index-url" not in lock
+    assert "--find-links" not in lock
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/security.md"])
+def test_jobs_shown_in_pages_are_valid(page: str) -> None:
+    shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert shown
+    for text in shown:
+        parse_job(text if "command:" in text else f"command: 'true'\n{text}", page)

@@ -1,0 +1,284 @@
+"""Replicas for the tests, of ranks forked from a process that has torch; what one took in each step goes to its file.
+
+Faults, each `replica:step:moment`, kill a replica in its first life: `computing` (before it makes the gradients of that
+step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is to take its state, at
+that step or later), `saving` (while it computes the next step, and the files of that step's checkpoint are written) and
+`sealing` (the same, and it only lacks its name). Of several ranks it is the last that is killed. All begin together;
+the last steps are left until those that were killed have come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # an optimiser would import it in every rank
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torchft.coordination import LighthouseServer
+from torchft.manager import Manager
+
+from holdfast.train import Session
+from holdfast.train.checkpoint import manifest_file
+from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.writer_fence import WriterFence
+from holdfast.train.ft import live_recovery
+
+GLOBAL = 24
+"""Samples of a step: a share for each of one, two and three replicas."""
+DEADLINE_S = 200.0
+DYING = {"computing", "agreed", "saving", "sealing"}
+"""At a step of their own, so that it is known when they are to be back."""
+
+forks = get_context("forkserver")
+forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group"])
+
+
+class Scaled(torch.nn.Module):
+    """A plain wrapper with a DDP module inside."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = DistributedDataParallel(inner)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs) * 2
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+Wrapper = Callable[[torch.nn.Module], torch.nn.Module]
+
+WRAPPERS: dict[str, tuple[Wrapper, bool]] = {
+    "": (lambda model: model, True),
+    "compiled ddp": (lambda model: compiled(DistributedDataParallel(model)), True),
+    "ddp of a compiled module": (lambda model: DistributedDataParallel(compiled(model)), True),
+    "compiled module with ddp inside": (lambda model: compiled(Scaled(model)), True),
+    "ddp that the session is not given": (DistributedDataParallel, False),
+    "compiled fsdp": (lambda model: compiled(fully_shard(model, mesh=init_device_mesh("cpu", (2,)))), True),
+}
+"""How the loop wraps the model, and whether the session is given the wrapper or the model inside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all replicas are told."""
+
+    out: Path
+    steps: int
+    count: int
+    ranks: int = 1
+    """Of each replica; more than one share the model out among them (FSDP2) unless it is wrapped otherwise."""
+    wrapped: str = ""
+    """A key of `WRAPPERS`."""
+    faults: tuple[str, ...] = ()
+    scales: bool = False
+    """Whether a step has fewer samples where replicas are missing."""
+    checkpoints: bool = False
+    tiers: bool = False
+    """Whether each replica saves on a disk of its own first."""
+    lighthouse: str = ""
+
+    @property
+    def survivors(self) -> set[int]:
+        return {each for each in range(self.count) if not self.faults_of(each)}
+
+    def faults_of(self, replica: int) -> dict[str, int]:
+        """By moment, the step."""
+        each = (fault.split(":") for fault in self.faults)
+        return {moment: int(step) for of, step, moment in each if int(of) == replica}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(out: Path, marks: Collection[str]) -> None:
+    """Until others have made these files: the dead leave theirs behind."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not all((out / mark).exists() for mark in marks):
+        assert time.monotonic() < deadline, marks
+        time.sleep(0.005)
+
+
+def die_in_its_save(job: Job, replica: int) -> None:
+    """Have this process die while it saves, where it is to, once it computes the step after."""
+    fault = job.faults_of(replica)
+    write, commit = manifest_file.write, WriterFence.commit
+    dead = [f"{each}.dead" for each in range(job.count) if job.faults_of(each)]
+
+    def written(folder: Path, sealed: Manifest) -> None:
+        if fault.get("saving") == sealed.step:
+            wait_for(job.out, dead)
+            die()
+        write(folder, sealed)
+
+    def committed(tenure: WriterFence, final: Path) -> None:
+        if f"{final.name}".endswith(f"-{fault.get('sealing', 0):08d}"):
+            wait_for(job.out, dead)
+            die()
+        commit(tenure, final)
+
+    manifest_file.write, WriterFence.commit = written, committed
+
+
+def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "HOLDFAST_REPLICA": str(replica),
+        "HOLDFAST_REPLICA_COUNT": str(job.count),
+        "HOLDFAST_ATTEMPT": str(life),
+        "HOLDFAST_BATCH_WORLD_SIZE": "" if job.scales else str(job.count * job.ranks),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(job.ranks),
+        "TORCHFT_LIGHTHOUSE": job.lighthouse,
+        "MASTER_ADDR": "localhost",
+    }
+    if job.checkpoints:
+        os.environ |= {"HOLDFAST_CHECKPOINT_PATH": str(job.out / "kept"), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "2"}
+    if job.tiers:
+        os.environ["HOLDFAST_CHECKPOINT_LOCAL"] = str(job.out / f"disk-{replica}")
+    fault = job.faults_of(replica) if life == 0 and rank == job.ranks - 1 else {}
+    if life and job.survivors:  # they show that they can do without it
+        wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
+    with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+    if job.ranks > 1 or job.wrapped:
+        dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
+    if fault:
+        die_in_its_save(job, replica)
+    train(job, replica, life, rank, fault, asked=counted())
+
+
+def counted() -> Callable[[], int]:
+    """How often this process has asked the quorum service by now."""
+    ask, calls = Manager.start_quorum, list[None]()
+
+    def counting(*given: object, **named: object) -> None:
+        calls.append(None)
+        ask(*given, **named)
+
+    Manager.start_quorum = counting
+    return lambda: len(calls)
+
+
+def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], asked: Callable[[], int]) -> None:
+    torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    model.register_buffer("begun", torch.zeros(()))  # changed as BatchNorm's are: before anybody knows what counts
+    if job.ranks > 1 and not job.wrapped:
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
+    wrap, given_wrapper = WRAPPERS[job.wrapped]
+    wrapper = wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    session = Session(model=wrapper if given_wrapper else model, optimizer=optimizer, scheduler=scheduler)
+    if "giving" in fault:
+        lend = live_recovery.export_state
+        live_recovery.export_state = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
+    (job.out / f"{replica}.{life}.there").touch()
+    together = [each for each in range(job.count) if life == 0 or job.faults_of(each) == job.faults_of(replica)]
+    wait_for(job.out, [f"{each}.{life}.there" for each in together])
+    with (job.out / f"{replica}.{life}.{rank}.jsonl").open("w", buffering=1) as told:
+        for step in session.steps(job.steps):
+            back = [each for each in range(job.count) if DYING & job.faults_of(each).keys()]
+            back += [each for each in range(job.count) if job.faults_of(each) and step == job.steps - 1]
+            if step >= job.steps - 4:
+                wait_for(job.out, [f"{each}.1.there" for each in back])
+            taken: list[int] = []
+            model.begun += 1
+            for micro in session.micro_batches(GLOBAL // job.count // job.ranks):
+                if step == fault.get("computing"):
+                    (job.out / f"{replica}.dead").touch()
+                    die()
+                if step - 1 in {fault.get("saving"), fault.get("sealing")}:
+                    (job.out / f"{replica}.dead").touch()
+                    signal.pause()
+                inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
+                loss = (wrapper(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+                (loss * micro.loss_scale).backward()
+                taken += micro.samples if micro.loss_scale else ()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if fault.get("agreed") == step:
+                told.write(json.dumps({"step": step, "counts": True, "samples": taken}) + "\n")
+                die()
+            session.commit(loss=loss)
+            line = {"step": step, "counts": session.step == step, "samples": taken, "asked": asked()}
+            told.write(json.dumps(line) + "\n")
+            if session.step == step:
+                (job.out / f"{step}.done").touch()
+    state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]
+    state = [each.to_local() if isinstance(each, DTensor) else each for each in state]
+    assert model.begun == job.steps, "a step that did not count has left its mark"
+    torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.{rank}.end")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def lighthouse_of(telling: Connection) -> None:
+    """TorchFT's own, which finds a replica dead after a second without a heartbeat."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    server = LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=60_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
+    telling.send(server.address())
+    telling.poll(None)  # until whoever asked is gone
+
+
+def run(job: Job) -> None:
+    """The job from its beginning to its end; a replica that is killed is started again, as holdfast does it."""
+    ours, theirs = forks.Pipe()
+    lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
+    lighthouse.start()
+    job = Job(**{**vars(job), "lighthouse": ours.recv()})
+    replicas: dict[tuple[int, int], list[BaseProcess]] = {}
+
+    def start(replica: int, life: int) -> None:
+        ranks = [forks.Process(target=rank_of, args=(job, replica, life, rank)) for rank in range(job.ranks)]
+        replicas[replica, life] = ranks
+        for each in ranks:
+            each.start()
+
+    try:
+        for replica in range(job.count):
+            start(replica, 0)
+        while True:
+            # asked once a round: of one that dies within it the next round knows, for its sentinel wakes the wait
+            codes = {each: each.exitcode for ranks in replicas.values() for each in ranks}
+            lost = [key for key, ranks in replicas.items() if any(codes[each] == -signal.SIGKILL for each in ranks)]
+            for (replica, life), ranks in replicas.items():
+                for rank, each in enumerate(ranks):
+                    told = job.out / f"{replica}.{life}.{rank}.err"
+                    assert (replica, life) in lost or codes[each] in {None, 0}, told.read_text()
+            for replica, life in (key for key in lost if (key[0], key[1] + 1) not in replicas):
+                for each in replicas[replica, life]:
+                    each.kill()
+                    each.join()
+                start(replica, life + 1)
+            living = [each for ranks in replicas.values() for each in ranks if codes.get(each) is None]
+            if not living:
+                break
+            assert wait([each.sentinel for each in living], DEADLINE_S), f"stuck: {living}"
+    finally:
+        for process in (lighthouse, *(each for ranks in replicas.values() for each in ranks)):
+            if process.pid is not None:
+                process.kill()
+                process.join()
