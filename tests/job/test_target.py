@@ -61,7 +61,7 @@ def test_unknown_profile_known_ones_listed(tmp_path: Path, name: str) -> None:
     [
         ("isolation: netsn", "bad-value", ":1"),
         ("backend: local\nisolaton: netns", "unknown-field", ":2"),
-        ("backend: slurm", "not-supported", ":1"),
+        ("backend: slurm", "unknown-backend", ":1"),
         ("backend: kubernets", "unknown-backend", ":1"),
         ("backend: kubernetes\nnamespace: My Space", "bad-name", ":2"),
         ("volume: {claim: Ckpt}", "bad-name", ":1"),

@@ -91,10 +91,12 @@ def test_checkpoint_is_taken_when_asked_and_cancel_saves_the_last_step(
 
 
 @pytest.mark.slow
-def test_status_says_where_a_steps_time_goes_when_asked(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_shows_where_a_steps_time_goes(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     watched = start(runs)
     watched.wait_for(StepCommitted)
-    assert main(["status", "--split"]) == 0
+    assert main(["profile", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"].keys() >= ON_REQUEST
+    assert main(["status"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "a step, profiled: forward" in shown
     told = watched.wait_for(StepCommitted, lambda event: has_requested(event.metrics))
@@ -120,7 +122,7 @@ def test_checkpoint_of_a_run_without_a_session_is_refused_with_the_reason(
     told = capsys.readouterr().err
     assert "[checkpoint-not-taken]" in told
     assert "no rank of node" in told
-    assert main(["status", "--split"]) == ExitCode.CANNOT_RUN_HERE
+    assert main(["profile"]) == ExitCode.CANNOT_RUN_HERE
     assert "[step-profile-unavailable]" in capsys.readouterr().err
     assert main(["cancel", "--force"]) == 0
     watched.wait_for_end()

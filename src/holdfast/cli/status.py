@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from holdfast.cli.common_options import OutputOption, RunArgument
 from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
@@ -12,15 +10,9 @@ from holdfast.cli.output import Output, print_json, print_rich, print_text, with
 if TYPE_CHECKING:
     from holdfast.report.run_status import RunStatus
 
-SPLIT_S = 600.0
-"""Longest to wait for a profile."""
-
 
 def status(
     run: RunArgument = None,
-    split: Annotated[
-        bool, typer.Option("--split", help="Have a few steps profiled first, and say where a step's time goes.")
-    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Say how a run is doing, or how it went.
@@ -34,8 +26,6 @@ def status(
     from holdfast.report.run_status import RunPhase
 
     found = api.find_run(run)
-    if split:
-        api.profile_steps(found, timeout_s=SPLIT_S)
     abandoned = api.is_orphaned(found)
     known = api.status(found)
     unheard = api.staleness(found)

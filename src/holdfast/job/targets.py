@@ -25,8 +25,6 @@ from holdfast.job.yaml_source import YamlSource, parse, printable
 LOCAL = "local"
 KUBERNETES = "kubernetes"
 BACKENDS = (LOCAL, KUBERNETES)
-PLANNED_BACKENDS = ("slurm", "monarch")
-"""Back ends that the design has and the code has not."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
@@ -248,13 +246,8 @@ def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastEr
 
 
 def _backend_problems(backend: str, source: YamlSource) -> Iterator[Finding]:
-    if backend in BACKENDS:
-        return
-    if backend in PLANNED_BACKENDS:
-        what, remedy = f"the back end `{backend}` is not built yet", "Use `backend: local` or `backend: kubernetes`."
-        yield finding_at(source.location(("backend",)), ("backend",), code="not-supported", what=what, remedy=remedy)
-    else:
-        yield _unknown("unknown-backend", source, "backend", backend, (*BACKENDS, *PLANNED_BACKENDS))
+    if backend not in BACKENDS:
+        yield _unknown("unknown-backend", source, "backend", backend, BACKENDS)
 
 
 def _fabric_problems(target: Target, source: YamlSource, fabrics: Collection[str]) -> Iterator[Finding]:
