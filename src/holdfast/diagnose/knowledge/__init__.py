@@ -1,4 +1,4 @@
-"""What codes, signals and the names of errors mean: cause, how to confirm it, what to do, and who says so.
+"""Explains finding codes, signals and error names: cause, how to confirm it, what to do, and the source.
 
-Tables only, one file for each vocabulary; `index.py` finds a row by whatever a person has seen of it.
+Tables only, one file for each vocabulary; `index.py` looks up a row by code or alias.
 """

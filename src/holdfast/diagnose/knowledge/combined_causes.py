@@ -1,4 +1,4 @@
-"""Owns what is explained of causes that several lines, or the logs of several ranks, show only together."""
+"""Explains causes that only several lines, or the logs of several ranks, show together."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ FABRIC_SOURCE = "holdfast, init logs of NCCL"
 RANKS: tuple[tuple[str, str, str, str], ...] = (
     (
         "collective-not-entered",
-        "Some ranks waited in a collective that another never entered, as their numbers or stacks show.",
-        "`py-spy dump --pid PID` on the rank that is behind; flight recorder dumps of all.",
+        "Some ranks waited in a collective that another rank never entered, as their sequence numbers or stacks show.",
+        "`py-spy dump --pid PID` on the rank that is behind; flight recorder dumps of all ranks.",
         "The same calls in the same order on every rank: equal numbers of batches, no branch by rank.",
     ),
     (
         "collective-mismatch",
-        "Ranks waited in different collectives at one number, or one of them at another place of the program.",
+        "Ranks waited in different collectives at one sequence number, or one rank waited at another line of "
+        "the program.",
         "Stacks of all ranks (`py-spy dump`), flight recorder dumps, or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on every rank.",
     ),
     (
         "rank-conflict",
-        "Lines say different numbers of ranks, or give two processes the same rank.",
+        "Log lines disagree about the number of ranks, or give two processes the same rank.",
         "WORLD_SIZE, RANK and the number of processes on every node.",
         "nodes × ranks per node = WORLD_SIZE everywhere; a fresh rendezvous for each run.",
     ),
     (
         "communicator-incomplete",
-        "Some ranks waited for all, and others never wrote a line.",
-        "Whether those ranks were started at all: their nodes, pods and logs.",
-        "Start what is missing, or ask for fewer.",
+        "Some ranks waited for the rest, and the rest never wrote a line.",
+        "Check whether those ranks were started: their nodes, pods and logs.",
+        "Start the missing ranks, or request fewer.",
     ),
 )
 
 FABRIC: tuple[tuple[str, str, str, str], ...] = (
     (
         "fabric-verified",
-        "Every connection between nodes that the logs show takes the network that was expected.",
-        "The lines of evidence: `via NET/...` of each pair.",
+        "Every connection between nodes in the logs uses the expected network.",
+        "The quoted lines: `via NET/...` of each pair.",
         "Nothing.",
     ),
     (
         "fabric-degraded",
-        "The fast network is used, but not as it could be.",
-        "The finding that is named as the cause.",
-        "What that finding says.",
+        "The fast network is used, but below its full speed.",
+        "The finding named as the cause.",
+        "Follow that finding.",
     ),
     (
         "network-mixed",
@@ -58,62 +59,62 @@ FABRIC: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "transport-asymmetric",
-        "A connection is not the same at both ends, or in both directions.",
+        "A connection differs between its two ends, or between its two directions.",
         "`via` in the logs of both ranks of a pair.",
-        "Look at the node that most such pairs have in common.",
+        "Check the node that most such pairs have in common.",
     ),
     (
         "link-layer-mixed",
         "InfiniBand and Ethernet devices are used together.",
         "`NET/IB : Using` shows /IB and /RoCE.",
-        "NCCL_IB_HCA with the devices of one kind.",
+        "Set NCCL_IB_HCA to devices of one kind.",
     ),
     (
         "fewer-nics-used",
         "Some nodes use fewer network devices than the others.",
-        "`NET/IB : Using` and `via NET/` per node; the topology of a node with fewer.",
-        "Make the nodes alike: a port that is down, a device the pod does not get, NCCL_IB_HCA.",
+        "`NET/IB : Using` and `via NET/` per node; the topology of a node with fewer devices.",
+        "Make the nodes alike: a port that is down, a device missing from the pod, NCCL_IB_HCA.",
     ),
     (
         "env-skew",
-        "A variable of NCCL is not the same on all ranks.",
+        "An NCCL variable differs between ranks.",
         "`set by environment to` in the logs.",
-        "One value for all ranks, or none.",
+        "Set one value on all ranks, or on none.",
     ),
     (
         "driver-mismatch",
         "Ranks have different CUDA drivers.",
         "`cudaDriverVersion` in each rank's log; `nvidia-smi` on each node.",
-        "One driver on all nodes.",
+        "Install one driver on all nodes.",
     ),
     (
         "plugin-mismatch",
-        "Ranks have different network plugins of NCCL.",
+        "Ranks use different NCCL network plugins.",
         "`NET/Plugin` in each rank's log.",
-        "One image for all nodes.",
+        "Use one image for all nodes.",
     ),
     (
         "ranks-missing",
-        "The logs of some ranks of a communicator are not among what was read.",
+        "The logs of some ranks of a communicator are missing from the input.",
         "The list of files; `nranks` in the lines.",
-        "Add them; where they are there, those ranks never began.",
+        "Add them; if they were there, those ranks never started.",
     ),
     (
         "comm-init-unfinished",
-        "Some ranks began a communicator's set-up and did not end it.",
+        "Some ranks began to set up a communicator and did not finish.",
         "`Init START` without `Init COMPLETE`.",
-        "Look first at a rank that is missing, then at the last line of those that are.",
+        "Check first for a missing rank, then the last line of those that are present.",
     ),
 )
 
 
 def rows() -> Iterator[Explanation]:
-    """Every one by its code; a code that several sets of lines have is explained by the first."""
+    """Every explanation by its code; a code that several rules share is explained by the first."""
     for joint in {joint.code: joint for joint in reversed(COMBINATIONS)}.values():
         yield Explanation(
             code=joint.code,
-            cause=f"{joint.message[:1].upper()}{joint.message[1:]}. It speaks for {joint.failure_class}.",
-            confirm=f"Lines of {' and '.join(f'`{code}`' for code in joint.requires)} are there together.",
+            cause=f"{joint.message[:1].upper()}{joint.message[1:]}. It points to {joint.failure_class}.",
+            confirm=f"The log has lines of {' and '.join(f'`{code}`' for code in joint.requires)} together.",
             remedy="; ".join(joint.remedy),
             source="holdfast, rules for lines together",
         )

@@ -1,4 +1,4 @@
-"""Owns what CUDA's errors mean to a training run: names of the driver, names of the runtime, numbers."""
+"""Explains CUDA errors by driver name, runtime name and number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ SOURCE = "NVIDIA, CUDA driver API, CUresult: https://docs.nvidia.com/cuda/cuda-d
 
 @dataclass(frozen=True)
 class CudaError:
-    """One error: `name` is the driver's without `CUDA_ERROR_` (empty: it has none), `runtime` without `cudaError`."""
+    """One error: `name` is the driver's name without `CUDA_ERROR_` (empty if it has none), `runtime` without
+    `cudaError`.
+    """
 
     number: int
     name: str
@@ -30,42 +32,42 @@ ERRORS: tuple[CudaError, ...] = (
         1,
         "INVALID_VALUE",
         "InvalidValue",
-        "A call was given a value it does not take.",
+        "A call received an invalid value.",
         "The traceback's innermost call.",
-        "Mend the call; after an upgrade: check that the library was built for this CUDA.",
+        "Fix the call; after an upgrade, check that the library was built for this CUDA.",
     ),
     CudaError(
         2,
         "OUT_OF_MEMORY",
         "MemoryAllocation",
-        "The GPU has no memory left: the model, the batch, fragments, or another process on it.",
+        "The GPU is out of memory: the model, the batch, fragmentation, or another process on it.",
         "`nvidia-smi` for other processes; torch's message says how much is reserved but not allocated.",
-        "A smaller micro-batch, activation checkpointing, sharding; much reserved memory: "
+        "A smaller micro-batch, activation checkpointing, sharding; if much is reserved: "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     ),
     CudaError(
         3,
         "NOT_INITIALIZED",
         "InitializationError",
-        "CUDA could not be set up: a process forked after CUDA was used, or the driver is not ready.",
+        "CUDA initialisation failed: a process forked after CUDA was used, or the driver is not ready.",
         "`nvidia-smi` on that node.",
-        "Start worker processes with `spawn`; if nvidia-smi fails too, look after the driver.",
+        "Start worker processes with `spawn`; if nvidia-smi fails too, fix the driver.",
     ),
     CudaError(
         35,
         "",
         "InsufficientDriver",
         "The driver is older than this CUDA needs.",
-        "`nvidia-smi` shows the driver and the newest CUDA it knows.",
+        "`nvidia-smi` shows the driver and the newest CUDA it supports.",
         "Update the driver, or use an image with an older CUDA.",
     ),
     CudaError(
         46,
         "DEVICE_UNAVAILABLE",
         "DevicesUnavailable",
-        "The GPU is held by somebody else, or in exclusive mode.",
+        "Another process holds the GPU, or the GPU is in exclusive mode.",
         "`nvidia-smi -q -d COMPUTE`, `nvidia-smi` for processes.",
-        "End what holds it, or set the compute mode to default.",
+        "End that process, or set the compute mode to default.",
     ),
     CudaError(
         100,
@@ -73,14 +75,14 @@ ERRORS: tuple[CudaError, ...] = (
         "NoDevice",
         "The process sees no GPU.",
         "`nvidia-smi -L` inside the container; CUDA_VISIBLE_DEVICES.",
-        "Ask for GPUs (`gpus_per_node`, the resource nvidia.com/gpu); check the container runtime.",
+        "Request GPUs (`gpus_per_node`, the resource nvidia.com/gpu); check the container runtime.",
     ),
     CudaError(
         101,
         "INVALID_DEVICE",
         "InvalidDevice",
-        "The process asked for a GPU number that it does not have.",
-        "`nvidia-smi -L | wc -l` against the ranks of the node.",
+        "The process selected a GPU index that it does not have.",
+        "Compare `nvidia-smi -L | wc -l` with the ranks of the node.",
         "torch.cuda.set_device(LOCAL_RANK), and no more ranks than GPUs.",
     ),
     CudaError(
@@ -89,15 +91,15 @@ ERRORS: tuple[CudaError, ...] = (
         "NoKernelImageForDevice",
         "The library has no code for this kind of GPU.",
         "`torch.cuda.get_arch_list()` against `nvidia-smi --query-gpu=compute_cap --format=csv`.",
-        "A build for this GPU, or a newer one.",
+        "Install a build for this GPU, or a newer one.",
     ),
     CudaError(
         214,
         "ECC_UNCORRECTABLE",
         "ECCUncorrectable",
-        "The GPU's memory returned data that could not be corrected: hardware.",
+        "The GPU's memory returned data with an uncorrectable error: a hardware fault.",
         f"`nvidia-smi -q -d ECC`; {_XID}",
-        "Drain the node, reset the GPU; again: replace it.",
+        "Drain the node and reset the GPU; if it comes again, replace it.",
     ),
     CudaError(
         217,
@@ -105,21 +107,21 @@ ERRORS: tuple[CudaError, ...] = (
         "PeerAccessUnsupported",
         "Two GPUs of the node cannot reach each other directly.",
         "`nvidia-smi topo -p2p r`.",
-        "NCCL_P2P_DISABLE=1 where the topology has none; else ACS and IOMMU.",
+        "NCCL_P2P_DISABLE=1 if the topology has no peer path; else turn off ACS and the IOMMU.",
     ),
     CudaError(
         220,
         "NVLINK_UNCORRECTABLE",
         "NvlinkUncorrectable",
-        "A link between GPUs failed: hardware.",
+        "A link between GPUs failed: a hardware fault.",
         f"`nvidia-smi nvlink -e`; {_XID}",
-        "Reset the GPUs or reboot; on the same link again: replace.",
+        "Reset the GPUs or reboot; if the same link fails again, replace it.",
     ),
     CudaError(
         226,
         "CONTAINED",
         "Contained",
-        "An error of the GPU's memory that only this program felt.",
+        "An uncorrectable GPU memory error that affected only this program.",
         _XID,
         "Restart the job; reset the GPU at the next pause.",
     ),
@@ -127,18 +129,18 @@ ERRORS: tuple[CudaError, ...] = (
         401,
         "ILLEGAL_STATE",
         "IllegalState",
-        "Something needed was not in the right state; from NVLink SHARP (NVLS) it means that the Fabric Manager or "
+        "The system is not in the required state; from NVLink SHARP (NVLS) it means that the Fabric Manager or "
         "IMEX is not running.",
         "`systemctl status nvidia-fabricmanager nvidia-imex`; `nvidia-smi -q | grep -A2 Fabric`.",
-        "Start them; NCCL_NVLS_ENABLE=0 goes without, slower.",
+        "Start them; NCCL_NVLS_ENABLE=0 works without NVLS, but slower.",
     ),
     CudaError(
         700,
         "ILLEGAL_ADDRESS",
         "IllegalAddress",
-        "A kernel used an address that is not its own: an index out of bounds, freed memory. Reported at a later call.",
-        f"{_BLOCKING} Xid 31 or 13 stands in dmesg.",
-        "Mend the kernel or the index: token ids against the embedding's size are the usual one.",
+        "A kernel accessed an invalid address: an index out of bounds, freed memory. CUDA reports it at a later call.",
+        f"{_BLOCKING} dmesg shows Xid 31 or 13.",
+        "Fix the kernel or the index: the usual reason is a token id beyond the embedding's size.",
     ),
     CudaError(
         702,
@@ -154,7 +156,7 @@ ERRORS: tuple[CudaError, ...] = (
         "Assert",
         "An assertion inside a kernel failed; mostly an index out of bounds.",
         "The line `Assertion … failed` above it; CUDA_LAUNCH_BLOCKING=1 shows the call.",
-        "Mend the index: labels and token ids must be smaller than the table.",
+        "Fix the index: labels and token ids must be smaller than the table.",
     ),
     CudaError(
         715,
@@ -162,7 +164,7 @@ ERRORS: tuple[CudaError, ...] = (
         "IllegalInstruction",
         "A kernel has an instruction that this GPU lacks.",
         _BLOCKING,
-        "A build for this GPU.",
+        "Install a build for this GPU.",
     ),
     CudaError(
         716,
@@ -170,7 +172,7 @@ ERRORS: tuple[CudaError, ...] = (
         "MisalignedAddress",
         "A kernel used an address that is not aligned.",
         _BLOCKING,
-        "Mend the kernel; views that start in the middle of a tensor are the usual reason.",
+        "Fix the kernel; the usual reason is a view that starts in the middle of a tensor.",
     ),
     CudaError(
         719,
@@ -178,13 +180,14 @@ ERRORS: tuple[CudaError, ...] = (
         "LaunchFailure",
         "A kernel failed on the GPU: a bad access, or hardware.",
         f"{_BLOCKING} {_XID}",
-        "With a hardware Xid replace the GPU; else mend the kernel.",
+        "With a hardware Xid replace the GPU; else fix the kernel.",
     ),
     CudaError(
         802,
         "SYSTEM_NOT_READY",
         "SystemNotReady",
-        "The node's NVSwitches are not set up: the Fabric Manager does not run, or is not of the driver's version.",
+        "The node's NVSwitches are not set up: the Fabric Manager is not running, or its version differs from "
+        "the driver's.",
         "`systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A2 Fabric`.",
         "Start nvidia-fabricmanager, in the driver's version.",
     ),
@@ -192,15 +195,15 @@ ERRORS: tuple[CudaError, ...] = (
         803,
         "SYSTEM_DRIVER_MISMATCH",
         "SystemDriverMismatch",
-        "The driver's library and its kernel module are of different versions: updated, and not rebooted.",
-        "`cat /proc/driver/nvidia/version` against `nvidia-smi`.",
+        "The driver's library and its kernel module have different versions: updated without a reboot.",
+        "Compare `cat /proc/driver/nvidia/version` with `nvidia-smi`.",
         "Reload the module or reboot; in a container use the host's library.",
     ),
     CudaError(
         999,
         "UNKNOWN",
         "Unknown",
-        "The driver does not know either; often a GPU that was lost.",
+        "The driver does not know the cause either; often a GPU that was lost.",
         _XID,
         "Act on the Xid; without one, restart the node.",
     ),
@@ -208,7 +211,7 @@ ERRORS: tuple[CudaError, ...] = (
 
 
 def rows() -> Iterator[Explanation]:
-    """Each by the driver's name where it has one; the runtime's name and the number find it too."""
+    """Each error by the driver's name, else the runtime's; the runtime's name and the number are aliases."""
     for one in ERRORS:
         numbers = (f"CUDA-{one.number}", f"CUDA error {one.number}", *((str(one.number),) if one.number > 255 else ()))
         yield Explanation(

@@ -1,4 +1,4 @@
-"""Owns the one list of all that can be explained, and how a row is found by what a person has seen of it."""
+"""The index of all explanations, and their lookup by code or alias."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.diagnose.rules.rule import Rule
 
 FINDINGS_SOURCE = "holdfast, findings"
 MIN_SIMILARITY = 0.6
-"""How alike a word must be to be offered instead, from 0 to 1."""
+"""The similarity from 0 to 1 above which a word is suggested."""
 MAX_SUGGESTIONS = 5
 
 _NUMBER = re.compile(r"-\d+")
@@ -44,14 +44,15 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 
 def _from_rule(rule: Rule) -> Explanation:
     says = _VALUE.sub("…", rule.message)
-    lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record says so."
-    means = f" It speaks for {' or '.join(rule.classes)}." if rule.classes else ""
+    lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record shows it."
+    means = f" It points to {' or '.join(rule.classes)}." if rule.classes else ""
     decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
     return Explanation(
         code=rule.code,
         cause=f"{says[:1].upper()}{says[1:]}.{means}",
         confirm=decides or lines,
-        remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy) or "Nothing by itself: it tells of others.",
+        remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy)
+        or "Nothing by itself: it is a symptom of other faults.",
         source=", ".join(filter(None, (rule.source, rule.versions))) or FINDINGS_SOURCE,
     )
 
@@ -61,7 +62,7 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "Findings of a cluster": _from_findings(cluster_findings.ROWS),
     "Findings of a run": _from_findings(run_findings.ROWS),
     "Findings of an update": _from_findings(update_findings.ROWS),
-    "Findings of peer copies": _from_findings(peer_checkpoint_findings.ROWS),
+    "Findings of peer checkpoints": _from_findings(peer_checkpoint_findings.ROWS),
     "Classes of diagnosis": list(class_remedies.rows()),
     "Lines and records in logs": [_from_rule(rule) for rule in RULES.values()],
     "Lines and ranks together": list(combined_causes.rows()),
@@ -70,13 +71,13 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "CUDA errors": list(cuda.rows()),
     "Xid and SXid": list(xid.rows()),
 }
-"""All that can be explained, by the heading it is listed under."""
+"""All explanations, by the heading of their list."""
 
 
 def find(words: str) -> list[Explanation]:
-    """Every row that these words are the code of, or another name of: a bare number can be several things.
+    """Every row with this code or alias: a bare number can mean several things.
 
-    Case, spaces and punctuation do not matter, but for the minus of `-9`.
+    Case, spaces and punctuation do not matter, except the minus of `-9`.
     """
     wanted = _key(words)
     rows = list(chain.from_iterable(GROUPS.values()))
@@ -84,7 +85,7 @@ def find(words: str) -> list[Explanation]:
 
 
 def suggest(words: str) -> list[str]:
-    """Codes that somebody may have meant by words that are none."""
+    """Suggests similar codes for an unknown word."""
     known = {_key(name): row.code for row in chain.from_iterable(GROUPS.values()) for name in (row.code, *row.names)}
     close = difflib.get_close_matches(_key(words), known, n=2 * MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY)
     return list(dict.fromkeys(known[name] for name in close))[:MAX_SUGGESTIONS]
