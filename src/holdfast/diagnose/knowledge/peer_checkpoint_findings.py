@@ -1,6 +1,6 @@
-"""Owns what the findings mean that are about copies of the ranks' states in other nodes' memory.
+"""Explains the findings about peer checkpoints, which keep ranks' state in other nodes' memory.
 
-One row for each code: its cause, how to confirm it, what to do.
+One row per code: its cause, how to confirm it, what to do.
 """
 
 from __future__ import annotations
@@ -8,56 +8,58 @@ from __future__ import annotations
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "peer-checkpoints-unsupported",
-        "`recovery.peer_checkpoints` of a job that cannot make copies: it has replicas, or a launcher starts its ranks.",
+        "The job sets `recovery.peer_checkpoints` but cannot use it: it has replicas, or a launcher starts its ranks.",
         "The job's `recovery.replicas` and `launch`.",
-        "Leave it out. A replica that is lost catches up from another's memory as it is.",
+        "Leave it out. A lost replica already catches up from another replica's memory.",
     ),
     (
         "peer-checkpoints-single-node",
-        "`recovery.peer_checkpoints` of a job of one node: what its memory holds is lost with it.",
+        "The job sets `recovery.peer_checkpoints` and has one node, whose memory is lost with it.",
         "The job's `nodes`.",
-        "Write `nodes: 2` or more, or leave it out; copies still serve when ranks die and their node does not.",
+        "Write `nodes: 2` or more, or leave it out; peer checkpoints still help when ranks die and their node "
+        "survives.",
     ),
     (
         "peer-checkpoints-within-group",
-        "Some nodes' copies lie on a node that works together with them in a parallel group.",
-        "The groups that the program makes: no placement leaves each node one that shares none of its groups.",
-        "Nothing need be done: any single node's loss is survived.",
+        "Some nodes keep their peer checkpoint on a node of the same parallel group.",
+        "The program's parallel groups: no placement gives every node a backup node outside all of its groups.",
+        "Nothing: the run survives the loss of any single node.",
     ),
     (
         "peer-checkpoints-stopped",
-        "A copy could not be made or sent: no memory for four times a rank's state, or another rank was gone.",
-        "The evidence; free memory of that node.",
-        "Ranks that are started again copy again. Have more memory, or fewer ranks on a node.",
+        "A peer checkpoint could not be created or sent: the node lacks memory for four times a rank's state, "
+        "or another rank was gone.",
+        "The evidence; that node's free memory.",
+        "Restarted ranks create peer checkpoints again. Add memory, or run fewer ranks per node.",
     ),
     (
         "peer-checkpoint-not-bit-exact",
-        "Weights were changed by another than the optimiser while they were copied.",
+        "Something other than the optimiser changed weights during the copy.",
         "Whether the loop changes weights after session.commit().",
-        "Nothing: they are copied before the next step begins from then on.",
+        "Nothing: from then on holdfast copies them before the next step begins.",
     ),
     (
         "state-restored-from-peers",
-        "Ranks went on from copies in the nodes' memory.",
-        "The evidence says whose came from another node; each was checked against what it summed up to.",
+        "Ranks resumed from peer checkpoints in the nodes' memory.",
+        "The evidence names the ranks whose state came from another node; each passed its checksum.",
         "Nothing.",
     ),
     (
         "peer-checkpoints-incomplete",
-        "There were copies in the nodes' memory, and of no step those of all ranks.",
-        "Whether a node and the one that kept its copies were lost together, or the number of ranks changed.",
-        "Nothing: the newest checkpoint was gone on from.",
+        "The nodes' memory held peer checkpoints, but for no step those of all ranks.",
+        "Check whether a node and its backup node were lost together, or the number of ranks changed.",
+        "Nothing: the run resumed from the newest checkpoint.",
     ),
     (
         "peer-checkpoint-corrupt",
-        "A copy in memory was not what it summed up to when it was made.",
-        "The finding says on whose node.",
-        "Test that node's memory; another copy, or the newest checkpoint, was gone on from.",
+        "A peer checkpoint in memory does not match its checksum.",
+        "The finding names the node.",
+        "Test that node's memory; the run resumed from another peer checkpoint, or from the newest checkpoint.",
     ),
     (
         "checkpoint-store-skipped",
-        "The store of checkpoints did not answer at a start, and the nodes' memory had a state to go on from.",
-        "The evidence is what the store's client said.",
-        "Mend the store soon: until then nothing but memory has the training's state.",
+        "The checkpoint store did not answer at a start; the run resumed from a state in the nodes' memory.",
+        "The evidence is the store client's error.",
+        "Fix the store soon: until then only the nodes' memory holds the training state.",
     ),
 )

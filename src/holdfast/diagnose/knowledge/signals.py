@@ -1,4 +1,4 @@
-"""Owns what signals and exit statuses mean: holdfast's own, the shell's, torchrun's, Slurm's and Kubernetes'."""
+"""Explains signals and exit statuses: holdfast's own, the shell's, torchrun's, Slurm's and Kubernetes'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN_SOURCE = "holdfast, exit codes"
 
 @dataclass(frozen=True)
 class Signal:
-    """One signal, as it ends a rank."""
+    """One signal, and what it means when it ends a rank."""
 
     number: signal.Signals
     cause: str
@@ -29,79 +29,79 @@ _CORE = "The rank's stderr (`Fatal Python error` with PYTHONFAULTHANDLER=1), `co
 SIGNALS: tuple[Signal, ...] = (
     Signal(
         signal.SIGHUP,
-        "The terminal or session that it belonged to was closed.",
-        "Whether somebody's ssh or shell ended then.",
-        "Start it away from the terminal: `holdfast run -d`, sbatch, tmux, setsid. torchrun undoes what nohup does.",
+        "The process's terminal or session was closed.",
+        "Check whether an ssh session or shell ended then.",
+        "Start it detached from the terminal: `holdfast run -d`, sbatch, tmux, setsid. torchrun undoes what "
+        "nohup does.",
     ),
     Signal(
         signal.SIGINT,
-        "Ctrl-C in its terminal, or a launcher (torchrun, srun) that passes one on.",
-        "The launcher's log says so (`Received 2 death signal`); `holdfast status` says who cancelled its own run.",
-        "Nothing, if it was meant; else start it away from the terminal: `holdfast run -d`, sbatch, tmux.",
+        "A user pressed Ctrl-C in its terminal, or a launcher (torchrun, srun) forwarded one.",
+        "The launcher's log shows it (`Received 2 death signal`); `holdfast status` shows who cancelled its own run.",
+        "Nothing, if intended; else start it detached from the terminal: `holdfast run -d`, sbatch, tmux.",
     ),
     Signal(
         signal.SIGILL,
-        "An instruction that this CPU does not have: a library built for another one.",
+        "The CPU does not support an instruction: a library was built for another CPU.",
         "`dmesg | grep -i 'invalid opcode'`, `lscpu` on both nodes.",
-        "A build for the oldest CPU among the nodes.",
+        "Install a build for the oldest CPU among the nodes.",
     ),
     Signal(
         signal.SIGABRT,
-        "The program ended itself: an assertion or an uncaught C++ exception. torch's NCCL watchdog does so after a "
-        "collective timed out.",
+        "The program aborted itself: an assertion or an uncaught C++ exception. torch's NCCL watchdog does so "
+        "after a collective timed out.",
         "The rank's last lines: `Watchdog caught collective operation timeout`, `terminate called`, `double free`.",
-        "After a watchdog: find the rank that did not take part, `holdfast diagnose LOGS`. Else mend what it says.",
+        "After a watchdog: find the rank that did not take part, `holdfast diagnose LOGS`. Else fix the error "
+        "in those lines.",
     ),
     Signal(
         signal.SIGBUS,
-        "Memory behind a mapping was not there: /dev/shm is full, or a mapped file was cut short or its server left.",
-        "`df -h /dev/shm` in the container while it runs; DataLoader says `insufficient shared memory (shm)`.",
+        "Memory behind a mapping was missing: /dev/shm is full, a mapped file was cut short, or its server is gone.",
+        "`df -h /dev/shm` in the container while it runs; DataLoader logs `insufficient shared memory (shm)`.",
         "A larger /dev/shm: an emptyDir with `medium: Memory` mounted there, `--shm-size=16g`, `--ipc=host`; or fewer "
         "DataLoader workers.",
     ),
-    Signal(
-        signal.SIGFPE, "A whole number was divided by zero, in native code.", _CORE, "Mend the input that it came from."
-    ),
+    Signal(signal.SIGFPE, "An integer was divided by zero, in native code.", _CORE, "Fix the input that caused it."),
     Signal(
         signal.SIGKILL,
-        "Somebody ended it and it could not object: most often the kernel for lack of memory, but also a launcher "
-        "after another rank had failed, Kubernetes, Slurm, or a person. By itself it does not prove a lack of memory.",
+        "A SIGKILL, which a process cannot handle: most often the kernel for lack of memory, but also a "
+        "launcher after another rank had failed, Kubernetes, Slurm, or a person. By itself it does not prove a "
+        "lack of memory.",
         "`dmesg -T | grep -i 'killed process'`; `memory.events` of its cgroup (oom_kill); `kubectl describe pod` "
         "(OOMKilled); `sacct -j JOB -o State,ExitCode`.",
-        "Lack of memory: fewer DataLoader workers, less pinned memory, a higher limit. Nothing of that kind: look for "
+        "Lack of memory: fewer DataLoader workers, less pinned memory, a higher limit. No sign of that: find "
         "the rank that failed first.",
     ),
     Signal(
         signal.SIGSEGV,
-        "Native code used memory that is not its own: a bug in an extension, libraries that don't go together, or bad "
-        "memory.",
+        "Native code accessed invalid memory: a bug in an extension, incompatible libraries, or bad memory.",
         _CORE,
-        "PYTHONFAULTHANDLER=1 shows where in Python; undo the last upgrade. Always the same node: test its memory.",
+        "PYTHONFAULTHANDLER=1 shows the Python line; undo the last upgrade. Always the same node: test its memory.",
     ),
     Signal(
         signal.SIGPIPE,
-        "It wrote to somebody who had gone.",
-        "Whoever read its output.",
-        "Look at why the reader ended.",
+        "It wrote to a pipe or socket whose reader had closed.",
+        "The process that read its output.",
+        "Find out why the reader ended.",
     ),
     Signal(
         signal.SIGTERM,
-        "It was asked to end: by a launcher after another rank had failed, by Slurm at the time limit, by Kubernetes "
-        "for an eviction or preemption, by `holdfast cancel`. Never the first cause.",
+        "Another process requested its end: a launcher after another rank had failed, Slurm at the time limit, "
+        "Kubernetes for an eviction or preemption, `holdfast cancel`. Never the first cause.",
         "`kubectl get events`, `sacct -j JOB -o State`, the other ranks' logs.",
         "Look for what happened before it.",
     ),
     Signal(
         signal.SIGUSR1,
-        "A warning that nobody handled, mostly Slurm's before the time limit (`--signal=USR1@300`).",
+        "A warning that the program did not handle, mostly Slurm's before the time limit (`--signal=USR1@300`).",
         "`grep -- --signal` in the job script; `sacct -j JOB -o State,Timelimit,Elapsed`.",
-        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR1, ...)), or take `--signal` out.",
+        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR1, ...)), or remove `--signal`.",
     ),
     Signal(
         signal.SIGUSR2,
-        "A warning that nobody handled, before preemption or the time limit, by agreement with the scheduler.",
+        "A warning that the program did not handle, before preemption or the time limit, as agreed with the scheduler.",
         "`grep -- --signal` in the job script; `sacct -j JOB -o State,Timelimit,Elapsed`.",
-        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR2, ...)), or take `--signal` out.",
+        "Take a checkpoint in a handler of it (signal.signal(signal.SIGUSR2, ...)), or remove `--signal`.",
     ),
     Signal(
         signal.SIGXCPU,
@@ -117,16 +117,16 @@ SIGNALS: tuple[Signal, ...] = (
     ),
     Signal(
         signal.SIGSYS,
-        "A system call that a seccomp profile forbids.",
+        "A seccomp profile forbids a system call.",
         "`dmesg | grep type=1326` (the kernel's audit, with the call's number); Seccomp in /proc/PID/status.",
-        "A profile that allows it.",
+        "Use a profile that allows it.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """One exit status that is no signal."""
+    """One exit status that is not a signal."""
 
     number: int
     meaning: str
@@ -140,28 +140,28 @@ STATUSES: tuple[ExitStatus, ...] = (
         1,
         "The program failed by itself, as Python does after an exception; torchrun too, however its worker ended.",
         "The last traceback of the rank that ended first.",
-        "Mend what it says: `holdfast diagnose LOGS` finds the first.",
+        "Fix that error: `holdfast diagnose LOGS` finds the first.",
         "Python, sys.exit; torch.distributed.elastic",
     ),
     ExitStatus(
         124,
         "`timeout` ended it because its time was up.",
-        "The command of the job, or what starts it: `timeout SECONDS ...`.",
-        "A longer time, or none.",
+        "The job's command, or what starts it: `timeout SECONDS ...`.",
+        "Set a longer timeout, or none.",
         "coreutils, timeout(1)",
     ),
-    ExitStatus(126, "The program is there and could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
+    ExitStatus(126, "The program exists but could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
     ExitStatus(
         127,
-        "There is no such program, or a library of it is missing.",
+        "The program does not exist, or one of its libraries is missing.",
         "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
-        "Install it, or mend PATH.",
+        "Install it, or fix PATH.",
     ),
     ExitStatus(
         255,
         "A status out of range, -1, or ssh and srun that lost the other side.",
-        "Which program of the chain ended first.",
-        "Look at the node's own log.",
+        "Find which program of the chain ended first.",
+        "Read the node's own log.",
         "ssh(1), srun(1)",
     ),
 )
@@ -170,27 +170,27 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.OK: ("Nothing to confirm.", "Nothing."),
     ExitCode.USAGE: ("The message names the word.", "`holdfast VERB --help`."),
     ExitCode.INVALID_JOB: ("`holdfast validate FILE`.", "Change what each finding names."),
-    ExitCode.CANNOT_RUN_HERE: ("`holdfast validate FILE`.", "Change the job, or run it where it is possible."),
-    ExitCode.NOT_FOUND: ("`holdfast ps`, `ls`.", "Name what is there."),
+    ExitCode.CANNOT_RUN_HERE: ("`holdfast validate FILE`.", "Change the job, or use a target that supports it."),
+    ExitCode.NOT_FOUND: ("`holdfast ps`, `ls`.", "Use a name that exists."),
     ExitCode.UNAVAILABLE: ("`holdfast status`, the end of controller.log.", "`holdfast attach` starts it again."),
     ExitCode.INTERNAL: ("The file that the message names.", "Report it with that file."),
     ExitCode.OUTPUT_LOST: ("`df` of where it writes to.", "Make room there, or write it somewhere else."),
-    ExitCode.STORAGE_FAILED: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or mend the disk, and run again."),
+    ExitCode.STORAGE_FAILED: ("`df`, `mount`, `dmesg`; `holdfast status`.", "Free or repair the disk, and run again."),
     ExitCode.CHECKPOINTED_AND_EXITED: (
-        "`holdfast status`: who asked.",
-        "Run it again: it goes on from its checkpoint.",
+        "`holdfast status`: who cancelled it.",
+        "Run it again: it resumes from its checkpoint.",
     ),
     ExitCode.NOT_PERMITTED: ("`ls -l` of the run's folder.", "Ask its owner."),
     ExitCode.NODES_LOST: (
         "`holdfast diagnose RUN`.",
-        "Mend the nodes; more `recovery.max_restarts` only for bad luck.",
+        "Fix the nodes; raise `recovery.max_restarts` only if the failures are unrelated.",
     ),
-    ExitCode.HUNG: ("`holdfast diagnose RUN`: the rank, and its stacks.", "Mend what that rank waits for."),
+    ExitCode.HUNG: ("`holdfast diagnose RUN`: the rank, and its stacks.", "Fix what that rank waits for."),
     ExitCode.CANCELLED: ("`holdfast status`: who cancelled.", "Nothing."),
 }
-"""How to confirm each of holdfast's exit codes, and what to do; what it means is in errors.py."""
+"""How to confirm each of holdfast's exit codes, and what to do; errors.py gives their meaning."""
 
-PASSED_THROUGH_NOTE = "Of `holdfast run` it may be the program's own: then the run's last line says `exited with code`."
+PASSED_THROUGH_NOTE = "From `holdfast run` it may be the program's own: then the run's last line is `exited with code`."
 
 
 def rows() -> Iterator[Explanation]:

@@ -1,6 +1,6 @@
-"""Owns what the findings mean that an update of a run raises: why it cannot be, and how ranks went on.
+"""Explains the findings of a code update: why it is impossible, and how ranks resumed.
 
-One row for each code: its cause, how to confirm it, what to do.
+One row per code: its cause, how to confirm it, what to do.
 """
 
 from __future__ import annotations
@@ -8,74 +8,74 @@ from __future__ import annotations
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "bad-when",
-        "An update was asked for at a time that is none.",
+        "`--when` has an invalid value.",
         "`holdfast update --help`.",
         "Write now, restart, or a number of seconds.",
     ),
     (
         "code-edited",
-        "Files of a program that runs in place were edited while it ran, and a restart started the edited ones.",
+        "The code of a program that runs in place changed during the run, and a restart started the changed code.",
         "The evidence lists the files, their sizes then and now, and when they changed; `git diff` shows what changed.",
-        "Nothing, if you meant it. Else put the files back and `holdfast update`, or ship code with `code: shipped`.",
+        "Nothing, if intended. Else restore the files and run `holdfast update`, or ship code with `code: shipped`.",
     ),
     (
         "code-in-place",
-        "An update named a folder of code, and this run's ranks run in place: there is no copy that could be another.",
+        "An update names a code folder, but this run's ranks run in place: there is no copy to replace.",
         "`holdfast target`: `code: shipped` ships copies.",
-        "Change the files where they lie, and leave `--code` out.",
+        "Change the files in place, and leave `--code` out.",
     ),
     (
         "code-unchanged",
-        "An update would start the code that runs.",
+        "The update contains the same code that is running.",
         "`holdfast status` shows its digest.",
         "Change the code first, or name another folder.",
     ),
     (
         "update-in-progress",
-        "An update was asked for while another had begun and had not made its steps.",
+        "An update was requested while another had not finished its first steps.",
         "`holdfast events`.",
-        "Ask again once the first is over.",
+        "Try again once the first update has finished.",
     ),
     (
         "update-failed",
-        "New code could not be had by the nodes, or failed within its first steps.",
-        "The evidence; `holdfast diagnose RUN` for the ranks' own words.",
-        "Mend the code and update again; the run goes on with the code it had.",
+        "Nodes could not fetch the new code, or it failed within its first steps.",
+        "The evidence; `holdfast diagnose RUN` for the ranks' errors.",
+        "Fix the code and update again; the run continues with the old code.",
     ),
     (
         "update-not-confirmed",
-        "No step with the new code was seen in time; the update itself goes on.",
+        "holdfast saw no step with the new code in time; the update itself continues.",
         "`holdfast status`, `holdfast events`.",
         "Nothing, if steps are long.",
     ),
     (
         "update-without-steps",
-        "An update at once was asked for while no rank had reported a step: it would have restarted the program.",
+        "`--when now` was used before any rank had reported a step: it would have restarted the program.",
         "Whether the program has a holdfast.train Session; `holdfast status` shows its step.",
         "Wait for the first step; without a Session, `--when restart`, or cancel the run and start it again.",
     ),
     (
         "state-transfer-skipped",
-        "Ranks that had told of no step were stopped for an update.",
+        "Ranks that had reported no step were stopped for an update.",
         "Whether the program has a holdfast.train Session, and had made a step since it was started.",
-        "Nothing where ranks save their own checkpoints; a Session hands over the very step.",
+        "Nothing if ranks save their own checkpoints; a Session hands over the exact step.",
     ),
     (
         "state-transfer-done",
-        "Ranks went on from what those before them had left in their nodes' memory.",
-        "It was checked against what it summed up to, on every rank.",
+        "Ranks resumed from the state that their predecessors left in the nodes' memory.",
+        "The state passed its checksum on every rank.",
         "Nothing.",
     ),
     (
         "state-transfer-refused",
-        "What ranks had left in memory was not there on every node, or not the same step, or damaged.",
-        "The finding says which rank's; a node that was lost took its part along.",
-        "Nothing: the newest checkpoint was gone on from. Damaged memory: test the node's.",
+        "The state that ranks left in memory was missing on a node, of different steps, or damaged.",
+        "The finding names the rank; a lost node takes its part along.",
+        "Nothing: the run resumed from the newest checkpoint. Damaged memory: test the node's.",
     ),
     (
         "state-transfer-failed",
         "A rank could not leave its state in memory.",
-        "Free memory of that node; ranks that a launcher starts are given none to leave it in.",
-        "Nothing: a checkpoint is taken instead. Room for one rank's state for each rank avoids it.",
+        "Free memory of that node; ranks started by a launcher get no memory to leave it in.",
+        "Nothing: holdfast takes a checkpoint instead. Free memory for one more copy of each rank's state avoids it.",
     ),
 )

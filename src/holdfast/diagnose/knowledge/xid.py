@@ -1,6 +1,6 @@
-"""Owns what the NVIDIA driver's Xid and SXid numbers mean: who is to blame, and what to do with the GPU.
+"""Explains the NVIDIA driver's Xid and SXid numbers: what is at fault, and what to do with the GPU.
 
-The ones that end or slow a training run. The driver writes them into the kernel's log.
+It covers those that end or slow a training run. The driver writes them to the kernel log.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ class Xid:
 _DEBUG = "Run that rank under `compute-sanitizer`, or with CUDA_LAUNCH_BLOCKING=1, to find the kernel."
 _RESET = "End what uses the GPU, then `nvidia-smi --gpu-reset -i N`; if it comes again, reboot, then replace the GPU."
 _REPLACE = "Take the node out of use and have the GPU replaced."
-_NVLINK5 = "Do what the Xid 154 beside it asks for; without one restart the job. On the same link again: replace."
+_NVLINK5 = "Do what the accompanying Xid 154 requests; without one restart the job. On the same link again: replace."
 
 XIDS: tuple[Xid, ...] = (
-    Xid(8, "GPU stopped processing", XidOrigin.APPLICATION, "A kernel ran longer than the driver waits.", _DEBUG),
+    Xid(8, "GPU stopped processing", XidOrigin.APPLICATION, "A kernel ran longer than the driver's timeout.", _DEBUG),
     Xid(
         13,
         "Graphics engine exception",
         XidOrigin.APPLICATION,
-        "A kernel did what is not allowed: an index out of bounds, an illegal instruction. Rarely a bad GPU.",
+        "A kernel did an illegal operation: an index out of bounds, an illegal instruction. Rarely a bad GPU.",
         f"{_DEBUG} Always the same GPU with different programs: test the GPU with `dcgmi diag -r 3`.",
     ),
     Xid(
         31,
         "GPU memory page fault",
         XidOrigin.APPLICATION,
-        "A kernel used an address that is not mapped: an index out of bounds, memory used after it was freed.",
+        "A kernel accessed an unmapped address: an index out of bounds, memory used after it was freed.",
         f"{_DEBUG} Always the same GPU with different programs: test the GPU with `dcgmi diag -r 3`.",
     ),
     Xid(
         32,
         "Invalid or corrupted push buffer stream",
         XidOrigin.DRIVER,
-        "The stream of commands to the GPU was damaged, by the driver or on PCIe.",
+        "The GPU's command stream was corrupted, by the driver or on PCIe.",
         "Restart the job; if it comes again, update the driver and check PCIe errors (`dmesg | grep -i aer`).",
     ),
     Xid(
@@ -76,15 +76,15 @@ XIDS: tuple[Xid, ...] = (
         43,
         "GPU stopped processing",
         XidOrigin.SECONDARY,
-        "The driver ended a program's channel after a fault of that program; the GPU itself is well.",
-        "Look at the Xid before it and at the program's own error.",
+        "The driver ended a program's channel after a fault of that program; the GPU itself is healthy.",
+        "Check the Xid before it and the program's own error.",
     ),
     Xid(
         45,
         "Preemptive cleanup, due to previous errors",
         XidOrigin.SECONDARY,
-        "The driver removed what a program had on the GPU: it was killed, or another Xid came first.",
-        "Look at the Xid before it; alone it only says that the program ended.",
+        "The driver removed a program's GPU resources: it was killed, or another Xid came first.",
+        "Check the Xid before it; alone it only shows that the program ended.",
     ),
     Xid(46, "GPU stopped processing", XidOrigin.HARDWARE, "The GPU did not answer in time.", _RESET),
     Xid(
@@ -107,7 +107,7 @@ XIDS: tuple[Xid, ...] = (
         "GPU memory remapping event",
         XidOrigin.HARMLESS,
         "A bad row of memory was recorded and will be remapped at the next reset.",
-        "Nothing at once; reset the GPU between jobs so that the remapping takes effect.",
+        "Nothing now; reset the GPU between jobs so that the remapping takes effect.",
     ),
     Xid(
         64,
@@ -127,8 +127,8 @@ XIDS: tuple[Xid, ...] = (
         69,
         "Graphics engine class error",
         XidOrigin.APPLICATION,
-        "A program gave the GPU a command it does not know.",
-        f"Check that CUDA, driver and GPU go together. {_DEBUG}",
+        "A program sent the GPU an unknown command.",
+        f"Check that CUDA, driver and GPU are compatible. {_DEBUG}",
     ),
     Xid(
         74,
@@ -149,24 +149,30 @@ XIDS: tuple[Xid, ...] = (
         "High single-bit ECC error rate",
         XidOrigin.HARDWARE,
         "Memory has many errors that ECC still corrects.",
-        "Nothing at once; watch for 48, 63 and 64.",
+        "Nothing now; watch for 48, 63 and 64.",
     ),
     Xid(
         94,
         "Contained memory error",
         XidOrigin.HARDWARE,
-        "An uncorrectable error of memory; only the program that used it is affected.",
+        "An uncorrectable memory error; it affects only the program that used that memory.",
         "Restart the job. Reset the GPU at the next pause so that the row is remapped.",
     ),
     Xid(
         95,
         "Uncontained memory error",
         XidOrigin.HARDWARE,
-        "An uncorrectable error of memory that may have damaged every program on the GPU.",
+        "An uncorrectable memory error that may have damaged every program on the GPU.",
         f"Drain the node. {_RESET}",
     ),
-    Xid(109, "Context switch timeout", XidOrigin.DRIVER, "A program could not be taken off the GPU in time.", _RESET),
-    Xid(110, "Security fault", XidOrigin.HARDWARE, "The GPU refused an access that its protection forbids.", _RESET),
+    Xid(
+        109,
+        "Context switch timeout",
+        XidOrigin.DRIVER,
+        "The driver could not remove a program from the GPU in time.",
+        _RESET,
+    ),
+    Xid(110, "Security fault", XidOrigin.HARDWARE, "The GPU's memory protection refused an access.", _RESET),
     Xid(
         119,
         "GSP RPC timeout",
@@ -194,11 +200,11 @@ XIDS: tuple[Xid, ...] = (
         137,
         "NVLink privilege error",
         XidOrigin.APPLICATION,
-        "A program reached for memory of another GPU that it may not use; not a bad link.",
+        "A program accessed another GPU's memory without permission; not a bad link.",
         f"Look for the first error on the other GPU. {_DEBUG}",
     ),
-    Xid(140, "Unrecovered ECC error", XidOrigin.HARDWARE, "Memory returned data that could not be recovered.", _RESET),
-    Xid(143, "GPU initialisation failure", XidOrigin.HARDWARE, "The GPU could not be set up.", _RESET),
+    Xid(140, "Unrecovered ECC error", XidOrigin.HARDWARE, "Memory returned unrecoverable data.", _RESET),
+    Xid(143, "GPU initialisation failure", XidOrigin.HARDWARE, "The GPU could not be initialised.", _RESET),
     *(
         Xid(
             number,
@@ -216,8 +222,8 @@ XIDS: tuple[Xid, ...] = (
         154,
         "GPU recovery action changed",
         XidOrigin.SECONDARY,
-        "The driver says what the Xid before it calls for: drain, a GPU reset or a reboot of the node.",
-        "Do what the line says in brackets, such as (Node Reboot Required).",
+        "The driver reports the recovery that the previous Xid requires: drain, a GPU reset or a reboot of the node.",
+        "Do what the brackets in the line request, such as (Node Reboot Required).",
     ),
     Xid(155, "NVLink: software-defined error", XidOrigin.DRIVER, "A link was taken down, on purpose or not.", _RESET),
     Xid(
@@ -234,19 +240,19 @@ XIDS: tuple[Xid, ...] = (
         "A bad part of the GPU could not be replaced: no spare is left.",
         _REPLACE,
     ),
-    Xid(158, "GPU fatal timeout", XidOrigin.HARDWARE, "The GPU did not answer in time, and cannot go on.", _RESET),
+    Xid(158, "GPU fatal timeout", XidOrigin.HARDWARE, "The GPU did not answer in time, and cannot continue.", _RESET),
     Xid(
         171,
         "Uncorrectable DRAM error",
         XidOrigin.HARDWARE,
-        "It says of the Xid 48 beside it that the error was in the GPU's main memory.",
+        "It qualifies the accompanying Xid 48: the error was in the GPU's main memory.",
         "Reset the GPU so that the row is remapped; with Xid 64: replace.",
     ),
     Xid(
         172,
         "Uncorrectable SRAM error",
         XidOrigin.HARDWARE,
-        "It says of the Xid 48 beside it that the error was in a cache or register file.",
+        "It qualifies the accompanying Xid 48: the error was in a cache or register file.",
         "`nvidia-smi -q -d ECC`: with `SRAM Threshold Exceeded: Yes` replace the GPU, else reset it.",
     ),
 )
@@ -263,15 +269,15 @@ SXIDS: tuple[Xid, ...] = (
         11004,
         "Ingress invalid ACL",
         XidOrigin.DRIVER,
-        "A GPU sent to one that it may not reach: partitions of the Fabric Manager are wrong.",
+        "A GPU sent to one that it may not reach: the Fabric Manager's partitions are wrong.",
         "Check the Fabric Manager's partitions, restart `nvidia-fabricmanager`.",
     ),
     Xid(
         12028,
         "Egress non-posted PRIV error",
         XidOrigin.SECONDARY,
-        "A GPU at the switch's port answered with an error; the Xid of that GPU says which.",
-        "Look at the GPU's own Xid first.",
+        "A GPU at the switch's port answered with an error; that GPU's Xid names it.",
+        "Check the GPU's own Xid first.",
     ),
     Xid(
         19084,
@@ -284,15 +290,15 @@ SXIDS: tuple[Xid, ...] = (
         20001,
         "TX replay error",
         XidOrigin.HARDWARE,
-        "A packet had to be sent again over a link; it got through.",
-        "Nothing, if seldom; often on one link: reseat or replace.",
+        "A link retransmitted a packet; it got through.",
+        "Nothing, if rare; often on one link: reseat or replace.",
     ),
     Xid(
         20009,
         "RX short error rate",
         XidOrigin.HARDWARE,
-        "More packets than usual came over a link damaged; they were sent again.",
-        "Nothing, if seldom; often on one link: reset the GPUs of the node, then reseat or replace.",
+        "A link delivered more damaged packets than usual; they were sent again.",
+        "Nothing, if rare; often on one link: reset the GPUs of the node, then reseat or replace.",
     ),
     Xid(
         20034,
@@ -305,13 +311,13 @@ SXIDS: tuple[Xid, ...] = (
         24007,
         "Source track timeout",
         XidOrigin.HARDWARE,
-        "A request that passed the switch was never answered.",
+        "A request through the switch was never answered.",
         "Look for the Xid of the GPU that did not answer; reset the GPUs of the node.",
     ),
 )
 
 _WHERE = (
-    "`dmesg -T | grep -i xid` on that node; the bracket names the GPU's PCI address (`nvidia-smi -q | grep -i bus`)."
+    "`dmesg -T | grep -i xid` on that node; the brackets name the GPU's PCI address (`nvidia-smi -q | grep -i bus`)."
 )
 _WHERE_SWITCH = "`dmesg -T | grep -i sxid` on that node; the line itself says Fatal or Non-fatal, and which link."
 
