@@ -136,7 +136,7 @@ STATUSES: tuple[ResultCode, ...] = (
     ResultCode(
         11,
         "IBV_WC_REM_OP_ERR",
-        "The other end could not perform the request because of its own fault.",
+        "The other end could not perform the request because of a fault on its side.",
         "The peer's log and its `dmesg | grep mlx5`.",
         "Check the peer's adapter.",
     ),

@@ -46,7 +46,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "peer-checkpoints-incomplete",
-        "The nodes' memory held peer checkpoints, but for no step those of all ranks.",
+        "The nodes' memory held peer checkpoints, but of no step for all ranks.",
         "Check whether a node and its backup node were lost together, or the number of ranks changed.",
         "Nothing: the run resumed from the newest checkpoint.",
     ),

@@ -141,7 +141,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "no-output",
-        "Ranks are running, but for minutes none has written a line, passed a step or taken a checkpoint.",
+        "Ranks are running, and none has written a line, passed a step or taken a checkpoint for minutes.",
         "`holdfast diagnose RUN` dumps the stacks of all ranks and shows where each waits.",
         "Wait if the program is quiet by design; else cancel it, and make all ranks enter the same collectives.",
     ),

@@ -1,4 +1,4 @@
-"""What lines mean, as rows: a file for each kind of trouble. `RULES` is all of them by code."""
+"""The rules as rows: a file for each kind of fault. `RULES` has all of them by code."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ _TABLES = (
     nccl_generic,
     traceback_location,
 )
-"""Of rows that count only where no other does, the first in this order does."""
+"""Of the fallback rules, the first in this order counts."""
 
 RULES = {rule.code: rule for table in _TABLES for rule in table.RULES}

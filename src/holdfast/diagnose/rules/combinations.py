@@ -1,4 +1,4 @@
-"""Owns what several weak facts mean together, where each alone leaves open what it was."""
+"""Combinations of weak matches that together decide a cause, where each alone leaves it open."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.diagnose.rules.rule import Confidence
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """Facts that, all seen, decide."""
+    """Matches that together decide."""
 
     code: str
     requires: tuple[str, ...]
-    """Codes of rules, all of which must be there; the first is quoted first."""
+    """Codes of rules, all of which must match; the first is quoted first."""
     failure_class: FailureClass
     confidence: Confidence
     message: str
@@ -23,7 +23,7 @@ class Combination:
 
 
 _CONNECTION_FAILURES = ("connect-timeout", "connect-refused", "connection-closed", "nccl-unhandled")
-"""Rules whose lines also come where peers cannot reach one another."""
+"""Rules whose lines also appear where peers cannot reach one another."""
 
 COMBINATIONS: tuple[Combination, ...] = (
     Combination(
@@ -47,7 +47,7 @@ COMBINATIONS: tuple[Combination, ...] = (
         requires=("no-rdma-device", "rdma-requested"),
         failure_class=FailureClass.RDMA_DEVICE_MISSING,
         confidence=Confidence.LIKELY,
-        message="the job was told to use RDMA, and no RDMA device is visible to the process",
+        message="the job is configured for RDMA, and no RDMA device is visible to the process",
         remedy=GIVE_DEVICES,
     ),
     *(
@@ -56,7 +56,7 @@ COMBINATIONS: tuple[Combination, ...] = (
             requires=("host-oom-kill", died),
             failure_class=FailureClass.OOM_HOST,
             confidence=Confidence.CERTAIN,
-            message="a rank was killed by the kernel because host memory ran out",
+            message="the kernel killed a rank because host memory ran out",
             remedy=(
                 "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller buffers",
             ),
@@ -71,7 +71,7 @@ COMBINATIONS: tuple[Combination, ...] = (
             confidence=Confidence.LIKELY,
             message="ranks waited for one that did long work alone: preparing data, or saving",
             remedy=(
-                "do it before the process group is made, or on all ranks at once, each its part",
+                "do it before the process group is created, or split it over all ranks",
                 "a longer timeout for that group only: init_process_group(timeout=...), new_group(timeout=...)",
             ),
         )
@@ -82,9 +82,10 @@ COMBINATIONS: tuple[Combination, ...] = (
         requires=("unique-id-timeout", "single-process-work"),
         failure_class=FailureClass.STRAGGLER,
         confidence=Confidence.LIKELY,
-        message="ranks waited for rank 0 to begin their first collective, and it did long work alone: preparing data, or loading",
+        message="ranks waited for rank 0 to begin their first collective, while it did long work alone: preparing data, "
+        "or loading",
         remedy=(
-            "do it before the process group is made, or on all ranks at once, each its part",
+            "do it before the process group is created, or split it over all ranks",
             "init_process_group(timeout=...) longer than that work",
         ),
     ),
@@ -94,8 +95,8 @@ COMBINATIONS: tuple[Combination, ...] = (
             requires=(failed, "bridge-listed"),
             failure_class=FailureClass.WRONG_INTERFACE,
             confidence=Confidence.LIKELY,
-            message="a connection fails, and NCCL spreads its connections over a bridge that other nodes cannot reach",
-            remedy=("NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-, or the one interface that reaches the others",),
+            message="a connection fails, and NCCL also uses a bridge interface that other nodes cannot reach",
+            remedy=("NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-, or the one interface that reaches the other nodes",),
         )
         for failed in _CONNECTION_FAILURES
     ),
@@ -105,7 +106,8 @@ COMBINATIONS: tuple[Combination, ...] = (
             requires=(failed, "loopback-chosen"),
             failure_class=FailureClass.WRONG_INTERFACE,
             confidence=Confidence.LIKELY,
-            message="ranks do not reach one another, and NCCL chose an address that other nodes cannot reach: loopback, link-local or a container bridge",
+            message="ranks cannot reach one another, and NCCL chose an address that other nodes cannot reach: loopback, "
+            "link-local or a container bridge",
             remedy=(
                 "NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 (the interface that reaches the other nodes; `ip -br addr`)",
                 "the host's own name must not resolve to 127.x in /etc/hosts",
@@ -119,8 +121,6 @@ COMBINATIONS: tuple[Combination, ...] = (
         failure_class=FailureClass.TCP_FALLBACK,
         confidence=Confidence.LIKELY,
         message="some ranks use the fast network and others plain TCP",
-        remedy=(
-            "compare image, RDMA resource and plugin of the nodes whose lines say Socket with those of the others",
-        ),
+        remedy=("compare image, RDMA resource and plugin of the nodes whose lines show Socket with the other nodes",),
     ),
 )

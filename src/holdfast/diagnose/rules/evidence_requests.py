@@ -1,4 +1,4 @@
-"""Owns the facts that decide where lines alone do not: what each is, and how a person gets it."""
+"""The evidence that decides where lines alone do not: what it is, and how a user collects it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EvidenceRequest:
-    """A fact that would decide, and the command that gets it."""
+    """Evidence that would decide, and the command that collects it."""
 
     what: str
     how: str
@@ -16,27 +16,27 @@ class EvidenceRequest:
 EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
     "nccl-warn": EvidenceRequest(
         "the NCCL WARN line that the same process wrote before the generic error",
-        "run again with NCCL_DEBUG=WARN, and give this command the output of every rank",
+        "run again with NCCL_DEBUG=WARN, and pass this command the output of every rank",
     ),
     "output": EvidenceRequest(
-        "what ranks, their launcher and the kernel wrote when it failed: nothing like that is in what was read",
-        "give this command what the job wrote: the launcher's log folder, slurm-JOB.out, `kubectl logs` of every pod",
+        "what ranks, their launcher and the kernel logged at the failure: the input has nothing like that",
+        "pass this command what the job wrote: the launcher's log folder, slurm-JOB.out, `kubectl logs` of every pod",
     ),
     "all-ranks": EvidenceRequest(
-        "what every other rank wrote, above all the earliest error by the clock",
-        "give this command the logs of all ranks: their folder, or `kubectl logs` of every pod",
+        "what every other rank logged, above all the earliest error by time",
+        "pass this command the logs of all ranks: their folder, or `kubectl logs` of every pod",
     ),
     "peer-log": EvidenceRequest(
-        "what the rank at the other end of the closed connection wrote last",
+        "the last lines of the rank at the other end of the closed connection",
         "add the log of the peer that the line names (its address is in the line)",
     ),
     "last-collectives": EvidenceRequest(
         "the last collective that each of the other ranks has enqueued and completed",
-        "give the logs of all ranks, or set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 and add the "
-        "flight recorder's dumps",
+        "pass the logs of all ranks, or set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
+        "add the flight recorder's dumps",
     ),
     "stacks": EvidenceRequest(
-        "where the rank that is behind stands",
+        "where the rank that is behind waits",
         "py-spy dump --pid PID on that rank's node while it hangs",
     ),
     "kernel-log": EvidenceRequest(
@@ -49,11 +49,11 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "sacct -j JOB --format=State,ExitCode,Reason or `kubectl get events`, and the other nodes' logs",
     ),
     "memlock": EvidenceRequest(
-        "the locked-memory limit of the rank's own process",
+        "the locked-memory limit of the rank's process",
         "grep 'locked memory' /proc/PID/limits inside the container (ulimit -l in its shell)",
     ),
     "gid": EvidenceRequest(
-        "which GID the queue pair used at both ends, and whether it can be reached",
+        "which GID the queue pair used at both ends, and whether it is reachable",
         "show_gids on both nodes (or /sys/class/infiniband/*/ports/*/gids/*); fe80:: is link-local, ::ffff: is routed",
     ),
     "link-counters": EvidenceRequest(
@@ -66,7 +66,7 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "ibv_devinfo | grep active_mtu and ip link show on both nodes",
     ),
     "which-pairs": EvidenceRequest(
-        "which pairs of NICs fail: across rails only, or on one rail too",
+        "which pairs of NICs fail: only across rails, or also on one rail",
         "compare the device and peer of every failing line; try NCCL_CROSS_NIC=0",
     ),
     "acs": EvidenceRequest(
@@ -75,11 +75,11 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
     ),
     "net-plugin": EvidenceRequest(
         "which network NCCL chose on every rank, and which file or plugin wrote the line",
-        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and give the logs of all ranks",
+        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV and pass the logs of all ranks",
     ),
     "rdma-on-node": EvidenceRequest(
         "whether the nodes have RDMA devices at all",
-        "ls /sys/class/infiniband on the node itself; empty: TCP is all there is, and nothing is wrong",
+        "ls /sys/class/infiniband on the node itself; if it is empty, the node only has TCP, and nothing is wrong",
     ),
     "transport": EvidenceRequest(
         "which transport each pair of ranks uses, and whether it uses GPUDirect RDMA",
@@ -94,7 +94,7 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "on one node `nc -l 29555`, on the other `nc -vz ADDRESS 29555`, with the address that the line names",
     ),
     "service-reachable": EvidenceRequest(
-        what="whether the node reaches that host at all: its name, a proxy, a policy that lets nothing out",
+        what="whether the node reaches that host: its name, a proxy, an egress policy",
         how="on that node: `getent hosts HOST; curl -sSI https://HOST`, with the host that the line names",
     ),
     "interfaces": EvidenceRequest(
@@ -102,7 +102,7 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "NCCL_DEBUG=INFO (`Bootstrap : Using`, `NET/Socket : Using`), `ip -br addr` on each node",
     ),
     "resolves": EvidenceRequest(
-        "whether the master's name resolves on every node, and to what",
+        "whether the master's name resolves on every node, and to which address",
         "getent hosts $MASTER_ADDR on every node, and `ss -ltnp | grep $MASTER_PORT` on the master",
     ),
     "port-holder": EvidenceRequest(
@@ -130,35 +130,35 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "run again with CUDA_LAUNCH_BLOCKING=1 (and TORCH_USE_CUDA_DSA=1), or on one rank under compute-sanitizer",
     ),
     "native-stack": EvidenceRequest(
-        "in which call it died",
-        "PYTHONFAULTHANDLER=1 writes the Python line; `coredumpctl gdb PID`, then `bt`, the native one",
+        "the call in which it crashed",
+        "PYTHONFAULTHANDLER=1 prints the Python line; `coredumpctl gdb PID`, then `bt`, the native one",
     ),
     "shm": EvidenceRequest(
-        "how large /dev/shm is in the container, and how full",
+        "the size of /dev/shm in the container, and its usage",
         "df -h /dev/shm inside the container of the rank that died",
     ),
     "disk-usage": EvidenceRequest(
-        "how full the disk is that the line names, and whose quota it is under",
-        "df -h PATH; df -i PATH; quota -s (lfs quota -h PATH on Lustre), in the container of who wrote the line",
+        "how full the disk in the line is, and whose quota applies",
+        "df -h PATH; df -i PATH; quota -s (lfs quota -h PATH on Lustre), in the container that wrote the line",
     ),
     "first-traceback": EvidenceRequest(
-        "the traceback that a rank wrote before it was stopped",
+        "the traceback that a rank printed before it was stopped",
         "add the rank's own log (torchrun --log-dir DIR --tee 3; error_file)",
     ),
     "exit-reason": EvidenceRequest(
-        "why the program ended, since no rank wrote of it",
-        "run it by itself in the environment that `holdfast render` shows, or have it write what it does",
+        "why the program ended, since no rank logged a reason",
+        "run it by itself in the environment that `holdfast render` shows, or add logging to it",
     ),
     "memory-use": EvidenceRequest(
-        "how much GPU memory was in use, and by whom",
+        "how much GPU memory was in use, and by which processes",
         "nvidia-smi --query-compute-apps=pid,used_memory --format=csv on that node; torch.cuda.memory_summary()",
     ),
     "fabric-manager": EvidenceRequest(
-        "whether Fabric Manager (and IMEX on NVLink domains) runs and is ready",
+        "whether Fabric Manager (and IMEX on NVLink domains) is running and ready",
         "systemctl status nvidia-fabricmanager nvidia-imex; nvidia-smi -q | grep -A2 Fabric",
     ),
     "step-times": EvidenceRequest(
-        "how long each rank took for its last steps",
+        "how long each rank's last steps took",
         "py-spy dump on a rank that is late, and the time of the last line of each rank's log",
     ),
     "pod-status": EvidenceRequest(
@@ -166,7 +166,7 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
         "kubectl describe pod POD; kubectl get events --sort-by=.lastTimestamp",
     ),
     "settings": EvidenceRequest(
-        "which NCCL_ variables the ranks have set, in the environment and in /etc/nccl.conf",
+        "which NCCL_ variables are set on the ranks, in the environment and in /etc/nccl.conf",
         "env | grep NCCL_ and cat /etc/nccl.conf in the container, or `NCCL_* set` in the logs of NCCL_DEBUG=INFO",
     ),
     "topology": EvidenceRequest(

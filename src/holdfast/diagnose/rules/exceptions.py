@@ -1,4 +1,4 @@
-"""Rules for exceptions that no row of its own knows, by what they speak of: of the program, or of what failed it."""
+"""Rules for exceptions that no other rule matches, by topic: of the program, or of what made it fail."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.WRONG_INTERFACE,
             FailureClass.OOM_HOST,
         ),
-        message="the program raised an error that speaks of connecting or waiting: of its own, or of a peer or service that was not there",
-        remedy=("the traceback above the line says to whom; look at that one's log",),
+        message="the program raised an error about connecting or waiting: its own, or of a missing peer or service",
+        remedy=("the traceback above the line names the peer or service; read its log",),
         needs=("first-traceback", "peer-log", "reachable"),
         source="Python",
         fallback=True,
@@ -39,10 +39,12 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}\b(?:world[ _]size|data[ _]parallel|tensor[ _](?:model[ _])?parallel|pipeline|num(?:ber of)?[ _](?:gpus|nodes|processes|ranks|tasks)|process group|n(?:proc|tasks)|micro[ _]batch\w*|devices?|hostfile|slot|mesh|rank|num of nodes)\b.{0,120}(?:interval|must be in|divisible|match|exceed|greater|less than|larger|smaller|equal|at least|twice|!=|specified|not found|not supported|initialized)|.{0,160}\bnot (?:divisible|a multiple).{0,120}\b(?:parallel|batch|world)\b)|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w{1,40})'|Hostname '\S+' not found in hostfile",
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR, FailureClass.NOT_STARTED),
-        message="the program was told of numbers of ranks, GPUs or parts that do not go together, or was started in another way than it wants",
+        message="the configured numbers of ranks, GPUs or parts are inconsistent, or the program was started by the "
+        "wrong launcher",
         remedy=(
-            "nodes x GPUs per node = data x tensor x pipeline parallel sizes; the batch is a multiple of what one step takes",
-            "one launcher starts the ranks, and its numbers are those of the configuration",
+            "nodes x GPUs per node = data x tensor x pipeline parallel sizes; the batch is a multiple of what one "
+            "step takes",
+            "use one launcher to start the ranks, with the numbers of the configuration",
         ),
         needs=("who-joined", "gpus-seen", "first-traceback"),
         source="Megatron-LM, DeepSpeed, Lightning, vLLM, torch",
@@ -58,8 +60,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}(?:version mismatch|mismatch.{0,40}version|mismatches the version|incompatible|not compatible|unsupported version|unexpected keyword argument|requires \S+ ?(?:>=|version|\d)|not (?:been )?(?:built|compiled) with|is required to load|doesn't have \w+ built in|has no attribute|cannot import name))|unrecognized arguments: --local[-_]rank",
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.PROGRAM_ERROR),
-        message="the program raised an error as where two versions do not go together",
-        remedy=("the versions that the program was written for; the same on every node",),
+        message="the program raised an error that suggests two incompatible versions",
+        remedy=("install the versions that the program was written for, the same on every node",),
         needs=("versions", "first-traceback"),
         source="Python",
         fallback=True,
@@ -72,8 +74,10 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Error|Exception): (?i:.{0,160}(?:out of memory|cannot allocate memory|not enough memory|insufficient memory|no available memory|memory utilization|CachingAllocator|KV cache|find an engine to execute|CUSOLVER_STATUS))",
         classes=(FailureClass.OOM_GPU, FailureClass.OOM_HOST, FailureClass.PROGRAM_ERROR),
-        message="the program raised an error that speaks of memory",
-        remedy=("nvidia-smi on that node: who else is on the GPU; a smaller batch, or less for the cache",),
+        message="the program raised an error about memory",
+        remedy=(
+            "nvidia-smi on that node shows the other processes on the GPU; a smaller batch, or less for the cache",
+        ),
         needs=("memory-use", "kernel-log"),
         source="vLLM, torch",
         fallback=True,
@@ -86,8 +90,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"\bDataset\w{0,40}Error\b|NonMatching(?:Splits|Checksum)\w*Error|The size of tensor a \(\d+\) must match|shapes cannot be multiplied|Expected all tensors to be the same size",
         classes=(FailureClass.NAN_DATA, FailureClass.PROGRAM_ERROR, FailureClass.STORAGE),
-        message="the program raised an error over its data, or over the shape of it",
-        remedy=("the sample and the file that the traceback names; the same configuration on every rank",),
+        message="the program raised an error about its data, or about the data's shape",
+        remedy=("check the sample and the file that the traceback names; the same configuration on every rank",),
         needs=("first-traceback",),
         source="datasets, torch",
         fallback=True,

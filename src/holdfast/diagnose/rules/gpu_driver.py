@@ -13,7 +13,7 @@ DRAIN = (
 )
 
 _XID = r"\b[Xx][Ii][Dd]s?\b[^0-9(]{0,24}(?:\((?:PCI:)?[0-9a-fA-F:., ]{1,24}\)[ :]{0,3})?"
-"""What stands before the number; the digits of the GPU's address are none."""
+"""The prefix of the number; it excludes the digits of the GPU's address."""
 _BEFORE_SXID = r"\bSX[Ii][Dd]\b[^0-9(]{0,24}(?:\(PCI:[^)]{0,24}\)[ :]{0,3})?"
 _SXID = _BEFORE_SXID + r"(?P<sxid>\d{5})\b"
 
@@ -46,10 +46,11 @@ RULES: tuple[Rule, ...] = (
         pattern=_XID + r"(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
         classes=(FailureClass.GPU_XID, FailureClass.PROGRAM_ERROR),
         confidence=Confidence.LIKELY,
-        message="the GPU stopped a program for what it did (Xid {xid}): mostly the program's fault, sometimes the GPU's",
+        message="the GPU stopped a program for an illegal operation (Xid {xid}): mostly the program's fault, sometimes "
+        "the GPU's",
         remedy=(
             "holdfast explain XID-{xid}",
-            "run under compute-sanitizer; if it stays with one GPU, take that GPU out",
+            "run under compute-sanitizer; if it stays with one GPU, take that GPU out of use",
         ),
         needs=("cuda-sync",),
         source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
@@ -61,7 +62,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=_XID + r"(?P<xid>63|92|171|172)\b",
         classes=(FailureClass.GPU_XID,),
-        message="the driver recorded memory errors of a GPU that it could mend (Xid {xid})",
+        message="the driver recorded GPU memory errors that it could correct (Xid {xid})",
         remedy=("holdfast explain XID-{xid}",),
         needs=("xid", "all-ranks"),
         source="NVIDIA driver, https://docs.nvidia.com/deploy/xid-errors/",
@@ -96,7 +97,7 @@ RULES: tuple[Rule, ...] = (
         pattern=_BEFORE_SXID + r"(?P<sxid>12028|19084)\b",
         role=Role.SYMPTOM,
         classes=(FailureClass.GPU_XID,),
-        message="an NVSwitch heard an error, or nothing more, from the GPU at one of its links (SXid {sxid})",
+        message="an NVSwitch received an error, or nothing more, from the GPU at one of its links (SXid {sxid})",
         needs=("xid",),
         source="NVIDIA NVSwitch driver",
     ),
@@ -105,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         lines=("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",),
         pattern=_SXID,
         classes=(FailureClass.GPU_XID,),
-        message="an NVSwitch reported an error that it got over (SXid {sxid})",
+        message="an NVSwitch reported an error from which it recovered (SXid {sxid})",
         remedy=("holdfast explain SXID-{sxid}",),
         needs=("xid", "fabric-manager"),
         source="NVIDIA NVSwitch driver",
@@ -146,7 +147,7 @@ RULES: tuple[Rule, ...] = (
         + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
         classes=(FailureClass.GPU_XID, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
-        message="a health check found a GPU unfit",
+        message="a GPU failed a health check",
         remedy=(DRAIN,),
         needs=("xid",),
         source="nvidia-device-plugin, DCGM",
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"pciehp: Slot\(\S{1,20}\): Link Down|DPC: containment event|PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
         classes=(FailureClass.GPU_XID, FailureClass.NETWORK_LOSS, FailureClass.STORAGE),
-        message="a PCIe device of the node failed; the address says which",
+        message="a PCIe device of the node failed; the line gives its address",
         remedy=("lspci -s ADDRESS names the device: a GPU, a NIC or a disk",),
         needs=("xid", "link-counters"),
         source="the kernel, AER",
@@ -176,7 +177,8 @@ RULES: tuple[Rule, ...] = (
         message="the system processor of a GPU no longer answers the driver",
         remedy=(
             DRAIN,
-            "a driver of a later version has mended several such; NVreg_EnableGpuFirmware=0 goes without that processor where the GPU allows it",
+            "a later driver fixes several such faults; NVreg_EnableGpuFirmware=0 disables that processor where the "
+            "GPU allows it",
         ),
         needs=("xid", "versions"),
         source="NVIDIA driver, Xid 119 and 120",
@@ -190,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained",
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.LIKELY,
-        message="a GPU was told of a fault that was contained: of NVLink, or of another GPU's memory",
+        message="a GPU reported a contained fault: of NVLink, or of another GPU's memory",
         remedy=(DRAIN,),
         needs=("xid",),
         source="CUDA 12.8 and later",
@@ -223,9 +225,9 @@ RULES: tuple[Rule, ...] = (
         r"|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.GPU_XID, FailureClass.OTHER),
         also_possible=(FailureClass.NAN_DATA, FailureClass.OOM_GPU, FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
-        message="a CUDA kernel failed; the line does not say which, nor whether program or GPU is at fault",
+        message="a CUDA kernel failed; the line does not show which, nor whether program or GPU is at fault",
         remedy=(
-            "CUDA_LAUNCH_BLOCKING=1 to see which kernel; if it stays with one GPU whatever the program, replace it",
+            "CUDA_LAUNCH_BLOCKING=1 shows which kernel; if it stays with one GPU whatever the program, replace it",
         ),
         needs=("cuda-sync", "xid"),
         source="CUDA",
@@ -254,7 +256,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.ACS_IOMMU,
         ),
         message="a CUDA call failed",
-        remedy=("CUDA_LAUNCH_BLOCKING=1 to see which; `dmesg -T | grep Xid` on that node",),
+        remedy=("CUDA_LAUNCH_BLOCKING=1 shows which; `dmesg -T | grep Xid` on that node",),
         needs=("cuda-sync", "xid", "versions"),
         source="CUDA",
         fallback=True,
@@ -271,9 +273,10 @@ RULES: tuple[Rule, ...] = (
         r"|nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)",
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.CERTAIN,
-        message="the GPUs wait for Fabric Manager, which does not run or does not fit the driver",
+        message="the GPUs wait for Fabric Manager, which is not running or does not match the driver",
         remedy=(
-            "systemctl enable --now nvidia-fabricmanager, of the driver's very version; then reset the GPUs or reboot",
+            "systemctl enable --now nvidia-fabricmanager, of exactly the driver's version; then reset the GPUs or "
+            "reboot",
         ),
         needs=("fabric-manager",),
         source="CUDA error 802",
@@ -291,7 +294,7 @@ RULES: tuple[Rule, ...] = (
         message="NVLink SHARP (NVLS) memory could not be bound: Fabric Manager or IMEX is not ready",
         remedy=(
             "systemctl restart nvidia-fabricmanager (nvidia-imex on NVLink domains), then reset the GPUs or reboot",
-            "NCCL_NVLS_ENABLE=0 goes on without it",
+            "NCCL_NVLS_ENABLE=0 runs without it",
         ),
         needs=("fabric-manager",),
         versions="2.17 and later",
@@ -312,7 +315,7 @@ RULES: tuple[Rule, ...] = (
         message="memory cannot be shared over the NVLink domain: IMEX is not ready",
         remedy=(
             "systemctl status nvidia-imex on every node of the domain; give the pod a ComputeDomain (channel device)",
-            "NCCL_MNNVL_ENABLE=0 goes on without it",
+            "NCCL_MNNVL_ENABLE=0 runs without it",
         ),
         needs=("fabric-manager",),
         versions="2.21 and later",
@@ -324,7 +327,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Driver/library version mismatch|API mismatch: the client has the version",
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.LIKELY,
-        message="the GPU driver's library and its kernel module are of different versions",
+        message="the GPU driver's library and its kernel module have different versions",
         remedy=("after a driver update: reboot, or unload and load the nvidia modules; restart the container",),
         needs=("versions",),
         source="CUDA, NVML",
@@ -342,7 +345,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
         message="the node's GPU driver is too old for the CUDA in the image",
-        remedy=("update the driver, or take an image with an older CUDA",),
+        remedy=("update the driver, or use an image with an older CUDA",),
         needs=("versions",),
         source="CUDA",
     ),
@@ -359,9 +362,9 @@ RULES: tuple[Rule, ...] = (
         message="the process sees no GPU",
         remedy=(
             "Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
-            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator())",
-            "`Failed to initialize NVML` after a while: systemd took the device cgroup away (systemctl daemon-reload); "
-            "use cgroupfs or CDI",
+            "on a machine without one: let the program use what exists (torch.accelerator.current_accelerator())",
+            "`Failed to initialize NVML` after a while: systemd removed the device cgroup (systemctl "
+            "daemon-reload); use cgroupfs or CDI",
         ),
         needs=("versions",),
         source="torch, CUDA, NVML",
@@ -374,10 +377,12 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Found no NVIDIA driver",
         classes=(FailureClass.NOT_STARTED, FailureClass.PROGRAM_ERROR, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
-        message="the program asks for an NVIDIA GPU, and where it ran there is none, or none was given to its container",
+        message="the program requires an NVIDIA GPU, and its machine has none, or its container was given none",
         remedy=(
-            "a machine that has none: let the program take what is there (torch.accelerator.current_accelerator()), or ask for nodes with GPUs",
-            "a machine that has some: Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker --gpus all; nvidia-smi on the host",
+            "on a machine without GPUs: let the program use what exists (torch.accelerator.current_accelerator()), "
+            "or request nodes with GPUs",
+            "on a machine with GPUs: Kubernetes: resources.limits nvidia.com/gpu, runtimeClassName nvidia; docker "
+            "--gpus all; nvidia-smi on the host",
         ),
         needs=("gpus-seen",),
         source="torch",
@@ -389,7 +394,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"ibv_reg_dmabuf_mr failed with error (?:\d+ )?(?:Operation|Protocol) not supported",
         classes=(FailureClass.DRIVER, FailureClass.VERSION_MISMATCH, FailureClass.GDR_MISSING),
-        message="the NIC's driver refuses GPU memory by DMA-BUF, which this NCCL tries first",
+        message="the NIC's driver refuses GPU memory through DMA-BUF, which this NCCL tries first",
         remedy=(
             "NCCL_DMABUF_ENABLE=0 with nvidia_peermem loaded, or a newer OFED (5.4, rdma-core 34) and the open GPU kernel modules",
         ),
@@ -407,7 +412,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.GDR_MISSING, FailureClass.DRIVER, FailureClass.MEMLOCK),
         message="memory, mostly of a GPU, could not be registered with the NIC",
         remedy=(
-            "modprobe nvidia_peermem, or --use_cuda_dmabuf; without --use_cuda it must work: else ulimit -l unlimited",
+            "modprobe nvidia_peermem, or --use_cuda_dmabuf; it must work without --use_cuda: else ulimit -l unlimited",
         ),
         needs=("peermem", "memlock"),
         source="perftest, gpu_direct_rdma_access",
@@ -428,7 +433,7 @@ RULES: tuple[Rule, ...] = (
         message="GPU memory cannot be registered with the NIC: nvidia_peermem or DMA-BUF is broken",
         remedy=(
             "modprobe nvidia_peermem (reinstall the driver after OFED, or build it with MLNX_OFED)",
-            "NCCL_NET_GDR_LEVEL=LOC goes on without",
+            "NCCL_NET_GDR_LEVEL=LOC runs without it",
         ),
         needs=("peermem",),
         source="NVIDIA driver, NCCL src/misc/ibvwrap.cc",
@@ -446,7 +451,7 @@ RULES: tuple[Rule, ...] = (
         message="GPUs that are connected cannot reach each other's memory",
         remedy=(
             "turn ACS off on the PCIe bridges, the IOMMU off or to passthrough (iommu=pt)",
-            "nvidia-smi topo -p2p r; NCCL_P2P_DISABLE=1 goes on without",
+            "nvidia-smi topo -p2p r; NCCL_P2P_DISABLE=1 runs without it",
         ),
         needs=("acs", "topology"),
         versions="2.12 and later",
@@ -466,7 +471,7 @@ RULES: tuple[Rule, ...] = (
         r"|PCI-P2P.{0,40}(?:ACS|redirect)",
         classes=(FailureClass.ACS_IOMMU,),
         confidence=Confidence.LIKELY,
-        message="an IOMMU or ACS stands between devices that should speak directly",
+        message="an IOMMU or ACS blocks direct traffic between devices",
         remedy=(
             "turn ACS off on the PCIe bridges (setpci), iommu=pt or off in BIOS (VT-d, AMD-Vi); in a VM ATS must be on",
         ),
@@ -478,7 +483,7 @@ RULES: tuple[Rule, ...] = (
         lines=("# Out of bounds values : 24 FAILED", "n1: Test FAILED: 128 wrong values in all_reduce"),
         pattern=r"Verification error @ element|Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
         classes=(FailureClass.ACS_IOMMU, FailureClass.GPU_XID, FailureClass.DRIVER),
-        message="nccl-tests got wrong values: something between the devices redirects or damages what they write",
+        message="nccl-tests got wrong values: something between the devices redirects or corrupts their writes",
         needs=("acs", "xid"),
         source="nccl-tests common.cu",
     ),

@@ -1,4 +1,4 @@
-"""Rules for what was recorded of a rank that stands still: flight recorder dumps, and stacks."""
+"""Rules for records of a hung rank: flight recorder dumps and stacks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FLIGHT_MISMATCH = Rule(
     confidence=Confidence.CERTAIN,
     message="the ranks made different calls as collective {seq} of group {group}",
     remedy=(
-        "look at the two calls: ranks took different ways through the program (an `if` on the rank, uneven data, an "
-        "unused parameter), or gave tensors of different shapes",
+        "compare the two calls: ranks took different branches of the program (an `if` on the rank, uneven data, "
+        "an unused parameter), or passed tensors of different shapes",
     ),
     versions=_TORCH_VERSIONS,
     source=_TORCH,
@@ -33,8 +33,8 @@ FLIGHT_BEHIND = Rule(
 FLIGHT_ABSENT = Rule(
     code="flight-absent",
     classes=(FailureClass.HANG_UNKNOWN, FailureClass.NODE_LOST, FailureClass.STRAGGLER),
-    message="the others wait in {op}, collective {seq} of group {group}, and one rank of it has left no dump",
-    remedy=("look at the end of that rank's log: it died, or was ended before it could dump",),
+    message="the others wait in {op}, collective {seq} of group {group}, and one of its ranks has left no dump",
+    remedy=("read the end of that rank's log: it died, or was killed before it could dump",),
     needs=("all-ranks",),
     versions=_TORCH_VERSIONS,
     source=_TORCH,
@@ -42,9 +42,9 @@ FLIGHT_ABSENT = Rule(
 FLIGHT_ALL_WAITING = Rule(
     code="flight-all-waiting",
     classes=(FailureClass.HANG_UNKNOWN, FailureClass.NETWORK_LOSS, FailureClass.GPU_XID),
-    message="every rank entered {op}, collective {seq} of group {group}, and none came out: not the program, but what "
-    "carries it out",
-    remedy=("look at the network and the GPUs: NCCL_DEBUG=INFO, dmesg, link counters",),
+    message="every rank entered {op}, collective {seq} of group {group}, and none completed it: not the program, "
+    "but the network or GPUs under it",
+    remedy=("check the network and the GPUs: NCCL_DEBUG=INFO, dmesg, link counters",),
     needs=("link-counters", "xid"),
     versions=_TORCH_VERSIONS,
     source=_TORCH,
@@ -60,7 +60,7 @@ STACK = Rule(
     ),
     pattern=r'^(?:\[rank(?P<rank>\d{1,7})\]: ?)?(?:Thread \S{1,20} \([\w+]{1,20}\): "MainThread"|(?:Current t|T)hread 0x[0-9a-f]{1,16} (?:\[[^\]\n]{1,80}\] )?\(most recent call first\):)',
     role=Role.CONTEXT,
-    message="where a rank stood: {stack_location}",
+    message="where a rank waited: {stack_location}",
     source="py-spy dump, Python's faulthandler",
 )
 

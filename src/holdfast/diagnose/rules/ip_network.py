@@ -1,4 +1,4 @@
-"""Rules for plain networking: interfaces, firewalls, rendezvous and names, sockets that only tell of a dead peer."""
+"""Rules for IP networking: interfaces, firewalls, rendezvous and names, sockets that only report a dead peer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
         r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|(?i:\b(?:no|(?:failed to|cannot|can't|could not|couldn't|unable to) find)(?: an?| any)?(?: \w+){0,2} (?:network|socket|net|ip|ethernet) interfaces?\b)|bad interface name|Unable to resolve hostname to a \(local\) address|No usable (?:IPv4 |IPv6 |network )?interface|ifa != nullptr|interface \S+ (?:does not exist|is down|was not found|not found)|Invalid network interface",
         classes=(FailureClass.WRONG_INTERFACE,),
         confidence=Confidence.CERTAIN,
-        message="the interface that the settings name does not exist on this node",
+        message="the configured interface does not exist on this node",
         remedy=(NAME_INTERFACE,),
         needs=("interfaces",),
         versions="all; by name since NCCL 2.24",
@@ -63,7 +63,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
         r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
-        message="NCCL chose an address that other nodes cannot reach (loopback, link-local or a container bridge): no harm on one node, none of several meets the others so",
+        message="NCCL chose an address that other nodes cannot reach (loopback, link-local or a container bridge): "
+        "harmless on one node, but several cannot connect",
         remedy=(
             NAME_INTERFACE,
             "NCCL_SOCKET_IFNAME=^lo,docker,veth; the host's own name must not resolve to 127.x in /etc/hosts",
@@ -81,7 +82,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
-        message="among the interfaces that NCCL spreads its connections over is one that other nodes cannot reach: a container's or a virtual machine's bridge",
+        message="NCCL also uses an interface that other nodes cannot reach: the bridge of a container or virtual "
+        "machine",
         remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
         needs=("interfaces", "reachable"),
         versions="all",
@@ -96,7 +98,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\][\w.-]+:fe80:",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
-        message="among the interfaces that NCCL spreads its connections over is one with nothing but a link-local address, which no other node can reach",
+        message="NCCL also uses an interface that has only a link-local address, which no other node can reach",
         remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
         needs=("interfaces", "reachable"),
         versions="all",
@@ -112,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Address family not supported|EAFNOSUPPORT|Net : [Uu]nsupported (?:IP|address) family|gloo.{0,60}address family mismatch",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.RENDEZVOUS),
         confidence=Confidence.LIKELY,
-        message="an address was offered of a kind (IPv6, or none) that this machine does not speak",
+        message="the address offered is of a family (IPv6, or none) that this machine does not support",
         remedy=("NCCL_SOCKET_FAMILY=AF_INET, and a MASTER_ADDR that is an IPv4 address", NAME_INTERFACE),
         needs=("interfaces",),
         source="the kernel",
@@ -128,7 +130,8 @@ RULES: tuple[Rule, ...] = (
         r"|socketPollConnect.{0,60}timed out|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
         classes=(FailureClass.FIREWALL, FailureClass.WRONG_INTERFACE, FailureClass.NODE_LOST),
         confidence=Confidence.LIKELY,
-        message="a TCP connection to a peer gets no answer: a firewall or network policy drops it, or that address is not routed",
+        message="a TCP connection to a peer gets no answer: a firewall or network policy drops it, or that address is "
+        "not routed",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
         needs=("reachable", "interfaces"),
         versions="all",
@@ -143,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:No route to host|Network is unreachable|Host is unreachable)"
         r"|socketPollConnect.{0,60}(?:No route|unreachable)",
         classes=(FailureClass.FIREWALL, FailureClass.WRONG_INTERFACE, FailureClass.NODE_LOST),
-        message="a peer's address is answered with `no route`: a firewall refuses so, or no way leads there from this interface",
+        message="connecting to a peer returns `no route`: a firewall rejects it, or this interface has no route there",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
         needs=("reachable", "interfaces"),
         versions="all",
@@ -163,8 +166,9 @@ RULES: tuple[Rule, ...] = (
             FailureClass.PROGRAM_ERROR,
             FailureClass.RENDEZVOUS,
         ),
-        message="nobody listens at a peer's address: its process is gone, or a firewall refuses, or the address is another host's",
-        remedy=("look at the peer's own log first", *OPEN_PORTS),
+        message="nothing listens at a peer's address: its process is gone, a firewall refuses, or the address is "
+        "another host's",
+        remedy=("read the peer's own log first", *OPEN_PORTS),
         needs=("peer-log", "reachable", "interfaces"),
         versions="all",
         source="NCCL src/misc/socket.cc",
@@ -181,7 +185,7 @@ RULES: tuple[Rule, ...] = (
         r"|BlackHoleCluster|PassthroughCluster|linkerd2?_(?:proxy|app)",
         classes=(FailureClass.FIREWALL,),
         confidence=Confidence.LIKELY,
-        message="a service mesh's proxy stands in the ranks' connections",
+        message="a service mesh's proxy intercepts the ranks' connections",
         remedy=(
             'annotation sidecar.istio.io/inject: "false" (Linkerd: linkerd.io/inject: disabled) on the job\'s pods',
         ),
@@ -211,8 +215,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"[Ww]rong (?:magic|socket type|type)\b|socket magic mismatch|unexpected magic",
         classes=(FailureClass.OTHER, FailureClass.FIREWALL, FailureClass.VERSION_MISMATCH),
-        message="somebody else connected to a port of NCCL's: a scanner, a health probe, or another job",
-        remedy=("keep scanners and probes away from the job's ports; give jobs their own ports",),
+        message="another program connected to an NCCL port: a scanner, a health probe, or another job",
+        remedy=("keep scanners and probes away from the job's ports; give each job its own ports",),
         needs=("net-plugin", "versions"),
         versions="2.16 and later",
         source="NCCL src/misc/socket.cc",
@@ -231,7 +235,8 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="the name of the master or of a peer does not resolve: {name}",
         remedy=(
-            "is it the right name? `getent hosts NAME` on every node; MASTER_ADDR, --master-addr or --rdzv-endpoint says it",
+            "check the name: `getent hosts NAME` on every node; it comes from MASTER_ADDR, --master-addr or "
+            "--rdzv-endpoint",
             "Kubernetes: a headless service with publishNotReadyAddresses: true, hostname and subdomain on the pods; wait with nslookup in an init container",
             "Slurm: MASTER_ADDR=$(scontrol show hostnames $SLURM_NODELIST | head -1); /etc/hosts or DNS on every node",
         ),
@@ -257,9 +262,10 @@ RULES: tuple[Rule, ...] = (
         r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
         classes=(FailureClass.RENDEZVOUS, FailureClass.FIREWALL, FailureClass.RANK_COUNT),
         confidence=Confidence.LIKELY,
-        message="not all ranks met at the rendezvous in time",
+        message="not all ranks reached the rendezvous in time",
         remedy=(
-            "the same endpoint and id on every node, the master's port open, its name resolvable before the others start",
+            "the same endpoint and id on every node, the master's port open, its name resolvable before the others "
+            "start",
             "the number of nodes started must be --nnodes; raise --rdzv-conf join_timeout when images are slow to pull",
         ),
         needs=("resolves", "reachable", "who-joined"),
@@ -279,7 +285,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.HANG_UNKNOWN,
         ),
         message="a process waited at a barrier for others that did not come in time",
-        remedy=("the lines below name the tasks that were late or never came: look at their logs first",),
+        remedy=("the lines below name the tasks that were late or never came: read their logs first",),
         needs=("peer-log", "all-ranks", "stacks"),
         source="JAX, XLA coordination service",
         fallback=True,
@@ -294,9 +300,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network address.{0,60}code: -98|store server failed: port \d+ already",
         classes=(FailureClass.RENDEZVOUS,),
         confidence=Confidence.LIKELY,
-        message="the rendezvous port is taken by another process: an earlier run that has not ended, or another job",
+        message="another process holds the rendezvous port: an earlier run that has not ended, or another job",
         remedy=(
-            "ss -ltnp | grep PORT, end what is left over; or another --master-port (torchrun --rdzv-endpoint HOST:0 picks a free one)",
+            "ss -ltnp | grep PORT, end the old process; or use another --master-port (torchrun --rdzv-endpoint "
+            "HOST:0 picks a free one)",
         ),
         needs=("port-holder",),
         source="torch c10d socket.cpp",
@@ -311,9 +318,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.RENDEZVOUS, FailureClass.WRONG_INTERFACE),
         confidence=Confidence.LIKELY,
         message="rank 0 was started on a host that is not MASTER_ADDR",
-        remedy=(
-            "node rank 0 must run on the host that MASTER_ADDR names; use the c10d rendezvous to let torchrun choose",
-        ),
+        remedy=("node rank 0 must run on the host that MASTER_ADDR names; the c10d rendezvous lets torchrun choose",),
         needs=("resolves",),
         source="torch c10d socket.cpp",
     ),
@@ -326,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Gloo connectFullMesh failed|gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting)|gloo.{0,60}[Tt]imed out waiting \d+ms for connect",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
-        message="Gloo could not connect the ranks: mostly it took an interface or address that others cannot reach",
+        message="Gloo could not connect the ranks: mostly it chose an interface or address that others cannot reach",
         remedy=(NAME_INTERFACE, *OPEN_PORTS),
         needs=("interfaces", "reachable"),
         source="Gloo transport/tcp/pair.cc",

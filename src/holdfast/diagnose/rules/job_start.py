@@ -1,4 +1,6 @@
-"""Rules for what keeps a job from starting: schedulers that refuse, containers without a GPU, launchers without a shell."""
+"""Rules for faults that keep a job from starting: schedulers that refuse, containers without a GPU, launchers without a
+shell.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ RULES: tuple[Rule, ...] = (
         r"|(?:sbatch|srun|salloc): (?:unrecognized|invalid) option|admission webhook \S{1,200} denied|no matches for kind \"|the server could not find the requested resource|Matched 0/\d+ workers by|There are not enough slots available|EvictedDueToPodsReadyTimeout|couldn't assign flavors|Couldn't schedule PodGang",
         classes=(FailureClass.NOT_STARTED,),
         confidence=Confidence.LIKELY,
-        message="the scheduler or the node refused what the job asks for",
+        message="the scheduler or the node refused the job's request",
         remedy=(
-            "ask for what is there: `sinfo -o '%P %D %G %c %m'`, `kubectl describe node | grep -A8 Allocatable`; fewer ranks per node",
-            "an option or kind that it does not know is of a plugin or operator that is not installed there: pyxis for --container-image, the training operator for PyTorchJob",
+            "request what exists: `sinfo -o '%P %D %G %c %m'`, `kubectl describe node | grep -A8 Allocatable`; "
+            "fewer ranks per node",
+            "an unknown option or kind belongs to a plugin or operator that is not installed: pyxis for "
+            "--container-image, the training operator for PyTorchJob",
         ),
         needs=("pod-status",),
         source="Slurm, kubelet, Kubernetes API, Kueue, Open MPI, GPUStack",
@@ -44,8 +48,9 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="Slurm could not start the ranks of a node",
         remedy=(
-            "scontrol show node NODE; journalctl -u slurmd on it: an expired credential is a clock that is off (chronyc tracking) or munge (munge -n | ssh NODE unmunge)",
-            "until it is mended: sbatch --exclude=NODE",
+            "scontrol show node NODE; journalctl -u slurmd on it: an expired credential means a wrong clock "
+            "(chronyc tracking) or munge (munge -n | ssh NODE unmunge)",
+            "until it is fixed: sbatch --exclude=NODE",
         ),
         needs=("pod-status",),
         source="Slurm, srun launch.c, slurmstepd",
@@ -64,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"could not select device driver|nvidia-container-cli: (?:initialization|mount|detection|device) error|nvidia-container-runtime.{0,80}(?:error|fail)|Command not found: nvidia-container-cli|Could not find any (?:nv|NVIDIA|rocm|ROCm) (?:files|binaries|libraries) on this host|CUDA driver initialization failed|Failed to open libnvidia-ml|Failed to find CUDA library|nvmlInit\w*\(\) failed|CUDA unknown error - this may be due",
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.LIKELY,
-        message="the driver does not reach the container, or does not run",
+        message="the driver is not visible in the container, or is not running",
         remedy=(
             "nvidia-smi on the node, then in the container; install or restart the NVIDIA container toolkit (nvidia-ctk runtime configure), reload nvidia_uvm",
         ),
@@ -84,7 +89,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NOT_STARTED, FailureClass.RENDEZVOUS, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="the launcher cannot start its ranks on another node: ssh refuses or fails",
-        remedy=("ssh NODE true must work from the launcher's node without a question: keys, known_hosts, user, port",),
+        remedy=("ssh NODE true must work from the launcher's node without a prompt: keys, known_hosts, user, port",),
         needs=("reachable", "who-joined"),
         source="OpenSSH, pdsh, Open MPI",
     ),
@@ -94,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Could not resolve hostname \S{1,200}:\d{1,3}: ",
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.NOT_STARTED),
         confidence=Confidence.LIKELY,
-        message="a host and its number of slots were taken for one name: the mpirun that was found does not know host:slots",
+        message="a host with its number of slots was read as one name: this mpirun does not support host:slots",
         remedy=("`mpirun --version`: Open MPI 3 or later, and no other MPI before it on the PATH; or a hostfile",),
         needs=("versions",),
         source="horovodrun, Open MPI, OpenSSH",
@@ -106,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.RENDEZVOUS, FailureClass.NOT_STARTED, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="mpirun could not start its daemons on another node",
-        remedy=("ssh NODE which orted must work from the launcher's node without a question: names, keys, PATH",),
+        remedy=("ssh NODE which orted must work from the launcher's node without a prompt: names, keys, PATH",),
         needs=("reachable", "who-joined"),
         source="Open MPI, PRRTE",
     ),
@@ -118,7 +123,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Waiting in store based barrier.{0,80}rank: (?P<rank>\d+), key: \S+ \(world_size=(?P<world>\d+), worker_count=(?P<came>\d+)",
         role=Role.SYMPTOM,
         classes=(FailureClass.RENDEZVOUS, FailureClass.PROGRAM_ERROR, FailureClass.STRAGGLER, FailureClass.RANK_COUNT),
-        message="{came} of {world} ranks have come to make a process group, and wait for the others",
+        message="{came} of {world} ranks have reached the process group's barrier, and wait for the others",
         needs=("who-joined", "stacks", "all-ranks"),
         versions="torch 1.8 to 2.1",
         source="torch distributed_c10d.py",
@@ -132,9 +137,11 @@ RULES: tuple[Rule, ...] = (
         pattern=r"environment variable MASTER_(?:ADDR|PORT) expected",
         classes=(FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT),
         confidence=Confidence.LIKELY,
-        message="a rank was not told where the ranks meet: it was started without a launcher, or its environment was lost on the way",
+        message="a rank has no rendezvous address: it was started without a launcher, or lost its environment on the "
+        "way",
         remedy=(
-            "start it with torchrun, or hand MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to every rank (srun --export=ALL, ssh passes none)",
+            "start it with torchrun, or pass MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to every rank (srun "
+            "--export=ALL, ssh passes none)",
         ),
         needs=("who-joined",),
         source="torch rendezvous.py",

@@ -6,7 +6,7 @@ from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.rules.rule import Confidence, Role, Rule
 
 FREE_MEMORY_FOR_NCCL = (
-    "leave 1 to 2 GB of GPU memory to NCCL: smaller batch or activation checkpointing; nobody else on the GPU"
+    "leave 1 to 2 GB of GPU memory to NCCL: smaller batch or activation checkpointing; no other process on the GPU"
 )
 
 RULES: tuple[Rule, ...] = (
@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = (
         r"|RESOURCE_EXHAUSTED: Out of memory|HIP out of memory",
         classes=(FailureClass.OOM_GPU,),
         confidence=Confidence.CERTAIN,
-        message="GPU memory ran out in the program",
+        message="the program ran out of GPU memory",
         remedy=(
             "make the step smaller: micro batch, sequence length, activation checkpointing, sharding",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but not allocated",
@@ -39,10 +39,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Free memory on device \S+ \([\d.]+/[\d.]+ GiB\) on startup is",
         classes=(FailureClass.OOM_GPU,),
         confidence=Confidence.LIKELY,
-        message="less GPU memory is free than the program sets aside at its start: something else holds a part of it",
+        message="less GPU memory is free than the program reserves at its start: another process holds part of it",
         remedy=(
-            "nvidia-smi names who holds it: end what was left, or lower `gpu_memory_utilization`",
-            "GPUs that share the host's memory: free that as well",
+            "nvidia-smi names that process: end it if it is left over, or lower `gpu_memory_utilization`",
+            "on GPUs that share the host's memory, free host memory as well",
         ),
         needs=("memory-use",),
         source="vLLM gpu_worker.py",
@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         r"|while creating shared memory segment \S+ \(size \d+\)|No space left on device.*/dev/shm|/dev/shm.*No space left",
         classes=(FailureClass.SHM_TOO_SMALL,),
         confidence=Confidence.CERTAIN,
-        message="there was no room left in /dev/shm",
+        message="/dev/shm was full",
         remedy=(
             "docker run --shm-size=16g (or --ipc=host)",
             "Kubernetes: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}], mounted at /dev/shm",
@@ -93,7 +93,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"while attaching to shared memory segment|Could not unlink shared memory segment|shm_open.{0,60}(?:failed|No such file)",
         classes=(FailureClass.SHM_TOO_SMALL, FailureClass.OTHER),
-        message="a rank could not attach to shared memory that another one of its host had made: full, or not the same /dev/shm",
+        message="a rank could not attach to a shared memory segment of another rank on its host: /dev/shm is full, or "
+        "not the same for both",
         remedy=("let ranks of one host share /dev/shm and the IPC namespace, or NCCL_SHM_DISABLE=1",),
         needs=("shm",),
         source="NCCL src/misc/shmutils.cc",
@@ -131,7 +132,7 @@ RULES: tuple[Rule, ...] = (
         message="a rank died of SIGBUS, as happens when /dev/shm is full",
         remedy=("docker run --shm-size=16g, or on Kubernetes an emptyDir with medium: Memory at /dev/shm",),
         needs=("shm",),
-        source="the kernel: a page of a mapped file cannot be had",
+        source="the kernel: a page of a mapped file is not available",
     ),
     Rule(
         code="memory-registration",
@@ -168,7 +169,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"[Tt]oo many open files|inotify\w{0,20}.{0,40}No space left|received 0 items of ancdata",
         classes=(FailureClass.MEMLOCK,),
         confidence=Confidence.CERTAIN,
-        message="a process may not open as many files and sockets as it needs",
+        message="a process reached its limit on open files and sockets",
         remedy=("ulimit -n 1048576 (LimitNOFILE of the service or container runtime)",),
         source="the kernel, EMFILE",
     ),
@@ -182,7 +183,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"pthread_create failed|failed to create thread|Thread creation failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC|(?:OSError|fork\w*): \[Errno 11\] Resource temporarily unavailable",
         classes=(FailureClass.MEMLOCK,),
         confidence=Confidence.LIKELY,
-        message="a process may not start as many threads as it needs",
+        message="a process reached its limit on threads",
         remedy=("ulimit -u unlimited; pids limit of the container (kubelet podPidsLimit, docker --pids-limit)",),
         needs=("memlock",),
         source="the kernel, EAGAIN",
@@ -207,7 +208,7 @@ RULES: tuple[Rule, ...] = (
         r"|memory\.events.*oom_kill [1-9]|System OOM encountered|OOMKilling|container init was OOM-killed|OOM-killed|memory limit too low|(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit|Killed process \d+ \(|[Mm]emory (?:limit|usage).{0,40}OOM|\boom_kill\b [1-9]|srun: error: \S+ tasks? \S+: Out Of Memory|oom_score_adj.{0,40}[Kk]illed|PBS: job killed: [pv]*mem\b|exceeded a memory resource limit|TERM_MEMLIMIT|TERM_SWAP\b",
         classes=(FailureClass.OOM_HOST,),
         confidence=Confidence.CERTAIN,
-        message="a process was killed because host memory, or what the job may have of it, ran out",
+        message="a process was killed because the host, or the job's memory limit, had no memory left",
         remedy=(
             "raise the memory limit of the pod or Slurm step, or use less: fewer DataLoader workers, smaller shuffle buffers, "
             "no copy of the dataset or checkpoint per rank",
@@ -221,7 +222,10 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.OOM_HOST, FailureClass.PREEMPTED),
         confidence=Confidence.LIKELY,
         message="the node ran short of memory, and pods are evicted from it",
-        remedy=("resources.requests.memory of what the rank really uses, so that it is placed where there is room",),
+        remedy=(
+            "set resources.requests.memory to what the rank really uses, so that it is scheduled on a node with "
+            "enough memory",
+        ),
         needs=("pod-status", "kernel-log"),
         source="kubelet",
     ),
@@ -241,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         r"|node running low on memory|System memory low at node|exceeds the memory usage threshold|std::bad_alloc|NCCL WARN Failed to malloc \d|malloc\(size=\d+\) returned null",
         classes=(FailureClass.OOM_HOST,),
         confidence=Confidence.LIKELY,
-        message="host memory ran out in the program",
+        message="the program ran out of host memory",
         remedy=("raise the memory limit, or use less: fewer workers, smaller buffers, stream the data",),
         needs=("kernel-log",),
         source="Python, torch, numpy",
@@ -261,10 +265,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"exitcode *: *-9\b|Signal 9 \(SIGKILL\)|return code = (?:-9|247)\b|exit(?:ed with)? ?code:? 247\b|exit ?code:? 137\b|exit status 137|[Ee]xit [Cc]ode: +137"
         r"|exited on signal 9|status 137\b|died with <Signals.SIGKILL|^(?:\S+: line \d+: +\d+ +)?Killed(?:\s|$)|srun: error: \S+ tasks? \S+: Killed|[Ww]orker died or was killed|terminated with signal SIGKILL",
         classes=(FailureClass.OOM_HOST, FailureClass.PREEMPTED, FailureClass.NODE_LOST),
-        message="a rank was killed with SIGKILL; the line alone does not say by whom",
+        message="a rank was killed with SIGKILL; the line alone does not show the sender",
         remedy=(
             "if the kernel log shows it: raise the memory limit or use less host memory",
-            "if nothing there: look for preemption or a cancelled job",
+            "if it does not: look for preemption or a cancelled job",
         ),
         needs=("kernel-log", "who-sent-signal"),
         source="torch elastic, DeepSpeed, mpirun, Kubernetes",
@@ -278,10 +282,10 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\dx.]{1,12})[\d, ]*\) (?:is killed by signal: (?:Killed|Segmentation fault|Aborted|Terminated)|exited unexpectedly)|Pin memory thread exited unexpectedly",
         classes=(FailureClass.OOM_HOST, FailureClass.PROGRAM_ERROR, FailureClass.KILLED),
-        message="a process that loads data for a rank (pid {pid}) died; the line does not say of what",
+        message="a data-loading process of a rank (pid {pid}) died; the line does not show the reason",
         remedy=(
             "if the kernel log shows it: raise the memory limit, or fewer workers (num_workers) and less prefetching",
-            "else load the same sample with num_workers=0: then its error is seen",
+            "else load the same sample with num_workers=0, which shows its error",
         ),
         needs=("kernel-log", "first-traceback"),
         source="torch utils/data",
@@ -291,7 +295,7 @@ RULES: tuple[Rule, ...] = (
         lines=("RuntimeError: DataLoader timed out after 120 seconds",),
         pattern=r"DataLoader timed out after",
         classes=(FailureClass.STORAGE, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN, FailureClass.PROGRAM_ERROR),
-        message="a process that loads data gave no batch in the time that it was given",
+        message="a data-loading process returned no batch within its timeout",
         remedy=("py-spy dump of the loader's workers while it waits: a file server, a lock, or the sample itself",),
         needs=("stacks", "kernel-log"),
         source="torch utils/data",
@@ -306,9 +310,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Received 1 death signal|closing signal SIGHUP|got signal: 1\b|Signal 1 \(SIGHUP\)|exitcode *: *-1\b|exited on signal 1\b",
         classes=(FailureClass.KILLED,),
         confidence=Confidence.LIKELY,
-        message="the launcher was hung up: the terminal or ssh session that it was started from was closed",
+        message="the launcher got SIGHUP: the terminal or ssh session that started it was closed",
         remedy=(
-            "start it where nothing closes: tmux, `setsid` or a batch job (`nohup` is not enough: torchrun sets its own handler)",
+            "start it in a session that stays open: tmux, `setsid` or a batch job (`nohup` is not enough: torchrun "
+            "sets its own handler)",
         ),
         needs=("who-sent-signal",),
         source="the kernel, torch elastic",
@@ -325,7 +330,7 @@ RULES: tuple[Rule, ...] = (
         r"|exit ?code:? 143\b|exited on signal 15|Received Signals\.SIGTERM|Termination signal received|Signal 2 \(SIGINT\)|[Bb]ypassing (?:signal \d|SIGTERM)|srun: error: \S+ tasks? \S+: Terminated|srun: Force Terminated|terminated with signal SIGTERM|[Rr]eceived SIGTERM",
         role=Role.SYMPTOM,
         classes=(FailureClass.PREEMPTED,),
-        message="a rank was told to stop, as its agent does after another rank has failed",
+        message="a rank was stopped, as its agent does after another rank has failed",
         needs=("who-sent-signal", "all-ranks"),
         source="torch elastic",
     ),

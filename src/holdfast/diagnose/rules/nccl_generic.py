@@ -1,6 +1,7 @@
-"""Rules for what NCCL says in words that no row knows: it is quoted, and the part of NCCL that wrote it says where to look.
+"""Rules for NCCL messages that no other rule matches: the message is quoted, and the NCCL component that wrote it shows
+where to look.
 
-Whatever NCCL warns of ends a communicator or comes right before that, unless it says that it goes on.
+Any NCCL warning ends a communicator or comes right before that, unless it says that NCCL continues.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ NOT_FATAL_PATTERN = (
     r"|\bcontinu(?:e|ing)\b|\bdefault(?:s|ing) to|not dumping|\bdisabling\b|\bskipping\b|\binstead\b|user asked for|not using it"
     r"|enabling pre-posting|retrying|is now disabled"
 )
-"""Words of a warning that says what NCCL does in place of what it could not: nothing fails by it."""
+"""Words of a warning that names NCCL's fallback: nothing fails because of it."""
 _WARN_PREFIX = r"\S{0,60}:\d{1,5} (?:\([^)]{0,80}\) )?NCCL WARN "
-"""What stands between the file of NCCL that warns and what it says."""
+"""The text between NCCL's source file and its message."""
 
 RULES: tuple[Rule, ...] = (
     *(
@@ -25,7 +26,7 @@ RULES: tuple[Rule, ...] = (
             pattern=r"NCCL INFO " + files + r"\S{0,40}:\d{1,5} -> [12]\b",
             role=Role.SYMPTOM,
             classes=classes,
-            message=f"a call of NCCL's failed {where}; its warning, which stands above, says of what",
+            message=f"an NCCL call failed {where}; the warning above it gives the reason",
             needs=decides,
             versions="all",
             source="NCCL src/include/checks.h",
@@ -56,7 +57,7 @@ RULES: tuple[Rule, ...] = (
             ),
             (
                 "failed-in-socket",
-                "in its sockets, or where its ranks meet",
+                "in its sockets or bootstrap",
                 ("n1:8:9 [0] NCCL INFO misc/socket.cc:565 -> 2", "n1:8:9 [0] NCCL INFO bootstrap.cc:245 -> 2"),
                 r"(?:misc/socket|transport/net_socket|bootstrap\.)",
                 (
@@ -84,7 +85,7 @@ RULES: tuple[Rule, ...] = (
             ),
             (
                 "failed-in-p2p",
-                "where GPUs of a node reach one another",
+                "between GPUs of one node",
                 ("n1:8:9 [0] NCCL INFO transport/p2p.cc:275 -> 1", "n1:8:9 [0] NCCL INFO transport/nvls.cc:169 -> 1"),
                 r"(?:transport/(?:p2p|nvls)|include/alloc)",
                 (
@@ -117,7 +118,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.VERSION_MISMATCH,
             FailureClass.COLLECTIVE_MISMATCH,
         ),
-        message="NCCL warns of its RDMA network in words that no rule knows",
+        message="NCCL warns about its RDMA network in words that no rule knows",
         remedy=("NCCL_IB_DISABLE=1 for one run shows whether it is that network",),
         needs=("gid", "net-plugin", "versions"),
         source="NCCL src/transport/net_ib",
@@ -140,7 +141,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.VERSION_MISMATCH,
             FailureClass.OTHER,
         ),
-        message="NCCL warns of its sockets, or of how its ranks meet, in words that no rule knows",
+        message="NCCL warns about its sockets or bootstrap in words that no rule knows",
         remedy=("NCCL_SOCKET_IFNAME names the one interface that all nodes share",),
         needs=("interfaces", "reachable", "all-ranks"),
         source="NCCL src/misc/socket.cc, src/bootstrap.cc",
@@ -162,10 +163,11 @@ RULES: tuple[Rule, ...] = (
             FailureClass.RDMA_DEVICE_MISSING,
             FailureClass.RANK_COUNT,
         ),
-        message="NCCL cannot make sense of the machine's topology",
+        message="NCCL cannot interpret the machine's topology",
         remedy=(
-            "unset NCCL_TOPO_FILE; the whole of /sys in the container; NCCL_TOPO_DUMP_FILE=topo.xml shows what it sees",
-            "a newer NCCL where the machine is newer than it",
+            "unset NCCL_TOPO_FILE; mount the whole of /sys in the container; NCCL_TOPO_DUMP_FILE=topo.xml shows "
+            "what it sees",
+            "use a newer NCCL if the machine is newer than it",
         ),
         needs=("topology", "versions"),
         source="NCCL src/graph",
@@ -189,8 +191,10 @@ RULES: tuple[Rule, ...] = (
             FailureClass.VERSION_MISMATCH,
             FailureClass.OTHER,
         ),
-        message="NCCL warns of memory that it shares within a node, in words that no rule knows",
-        remedy=("df -h /dev/shm in the container; NCCL_P2P_DISABLE=1, then NCCL_CUMEM_ENABLE=0, show which way it is",),
+        message="NCCL warns about memory that it shares within a node, in words that no rule knows",
+        remedy=(
+            "df -h /dev/shm in the container; NCCL_P2P_DISABLE=1, then NCCL_CUMEM_ENABLE=0, show which path it is",
+        ),
         needs=("shm", "acs", "memory-use"),
         source="NCCL src/misc/shmutils.cc, src/transport, src/include/alloc.h",
         fallback=True,
@@ -235,7 +239,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.COLLECTIVE_MISMATCH,
         ),
         message="NCCL warns in words that no rule knows",
-        remedy=("the same NCCL on every rank, then a newer one; NCCL's issues for the words of the line",),
+        remedy=("use the same NCCL on every rank, then a newer one; search NCCL's issues for the line",),
         needs=("all-ranks", "versions"),
         source="NCCL",
         fallback=True,

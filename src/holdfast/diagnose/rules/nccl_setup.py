@@ -1,4 +1,6 @@
-"""Rules for what the set-up logs of all ranks, read together, say of the fabric (transport/): no line says it alone."""
+"""Rules for what the set-up logs of all ranks together show about the fabric (nccl_transport/): no single line shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -64,4 +66,4 @@ FOR_CAUSE: Mapping[str, Rule] = MappingProxyType(
         "p2p-disabled": _BY_CODE["fabric-without-p2p"],
     }
 )
-"""The rule for what spoilt the fabric, by the finding's code; what is not here makes no run slow by itself."""
+"""The rule for a degraded fabric, by the finding's code; a finding without one slows no run by itself."""

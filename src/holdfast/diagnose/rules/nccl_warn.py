@@ -1,4 +1,4 @@
-"""Rules for NCCL's warnings by what they are about, a row for each family; what none of them knows is in quoted.py."""
+"""Rules for NCCL's warnings by topic, a row for each family; nccl_generic.py covers the rest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ RULES: tuple[Rule, ...] = (
             FailureClass.RDMA_DEVICE_MISSING,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="an RDMA connection was refused: the GID index is not there in this container or on that node, or the device is not one to use",
+        message="an RDMA connection was refused: the GID index does not exist in this container or on that node, or the "
+        "device is the wrong one",
         remedy=(
-            "NCCL_IB_GID_INDEX that show_gids lists inside the container, on each node its own where they differ (/etc/nccl.conf)",
-            "NCCL_IB_HCA=^DEVICE leaves out a device that this container may not use",
+            "set an NCCL_IB_GID_INDEX that show_gids lists inside the container, per node where they differ "
+            "(/etc/nccl.conf)",
+            "NCCL_IB_HCA=^DEVICE excludes a device that this container may not use",
         ),
         needs=("gid", "which-pairs"),
         versions="all; device and GID index since 2.24",
@@ -45,7 +47,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.NETWORK_LOSS,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="a call to the RDMA device failed: its driver, what the container may do with it, or the limit on locked memory",
+        message="a call to the RDMA device failed: its driver, the container's permissions, or the limit on locked "
+        "memory",
         remedy=(*GIVE_DEVICES, "the same rdma-core, driver and firmware in image and host: ibv_devinfo in both"),
         needs=("rdma-on-node", "memlock", "versions"),
         versions="all",
@@ -61,8 +64,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"net devices with different link_layer|NICs (?:with|of only) one (?:type of )?link|device is incompatible with the local \[|with different link_layer properties",
         classes=(FailureClass.WRONG_INTERFACE,),
         confidence=Confidence.LIKELY,
-        message="devices of two kinds (InfiniBand and RoCE) were taken for one network",
-        remedy=("NCCL_IB_HCA names the devices of the one kind that all nodes share",),
+        message="NCCL uses devices of two kinds (InfiniBand and RoCE) as one network",
+        remedy=("set NCCL_IB_HCA to the devices of the one kind that all nodes share",),
         needs=("which-pairs",),
         versions="2.19 and later",
         source="NCCL src/transport/net_ib.cc",
@@ -74,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"has a different number of devices ?=|NET/TOPO : Couldn't find net with name|Only matched \d+ devices, \d+ requested",
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.WRONG_INTERFACE),
-        message="the nodes do not have the same RDMA devices, or are not told to use the same",
+        message="the nodes have different RDMA devices, or are configured to use different ones",
         remedy=("`ibv_devices` on each node; the same NCCL_IB_HCA and NCCL_NET_FORCE_MERGE on all",),
         needs=("which-pairs", "net-plugin"),
         versions="2.20 and later",
@@ -89,8 +92,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Invalid NCCL_COMM_ID|Net : No valid (?:<IPv4|\[IPv6\])|Net : error encountered when getting address info",
         classes=(FailureClass.RENDEZVOUS,),
         confidence=Confidence.LIKELY,
-        message="the address at which NCCL's ranks are to meet is none, or its name does not resolve",
-        remedy=("unset NCCL_COMM_ID where a launcher hands the id around; else HOST:PORT of rank 0",),
+        message="the address of NCCL's bootstrap is invalid, or its name does not resolve",
+        remedy=("unset NCCL_COMM_ID if a launcher passes the id around; else HOST:PORT of rank 0",),
         needs=("resolves",),
         versions="all",
         source="NCCL src/bootstrap.cc, src/misc/socket.cc",
@@ -103,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"NCCL WARN (?:\w+ ?: )?(?:Socket creation|Call to (?:bind|listen|socket|getsockname)) failed|(?:Net|socket\w+) ?: Connect to \S+ (?:failed|returned)|socketPollConnect (?:to \S+ failed|poll\(\))",
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL, FailureClass.MEMLOCK, FailureClass.OTHER),
-        message="a socket to a peer could not be made or connected",
+        message="a socket to a peer could not be created or connected",
         remedy=("NCCL_SOCKET_IFNAME names the interface that reaches the other nodes; `ip -br addr` in the container",),
         needs=("interfaces", "reachable"),
         versions="all",
@@ -119,8 +122,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"exceeds device/fn maxSharedMem|[Nn]o algorithm/protocol available|FP8 reduction support begins",
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.OTHER),
-        message="this NCCL has no kernel that fits: a GPU that is newer than it, or settings that leave no algorithm",
-        remedy=("an NCCL that knows this GPU; unset NCCL_ALGO, NCCL_PROTO and what limits its threads",),
+        message="this NCCL has no matching kernel: the GPU is newer than it, or settings exclude every algorithm",
+        remedy=("use an NCCL that supports this GPU; unset NCCL_ALGO, NCCL_PROTO and what limits its threads",),
         needs=("versions", "settings"),
         versions="2.19 and later",
         source="NCCL src/enqueue.cc",
@@ -134,7 +137,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"failed to peer with device \d|cudaIpc(?:Get|Open)MemHandle failed|NCCL WARN UDS: |ncclProxyClient(?:ConvertFd|GetFd|QueryFd)\w* call to",
         classes=(FailureClass.ACS_IOMMU, FailureClass.DRIVER, FailureClass.OTHER, FailureClass.GPU_XID),
-        message="one GPU's memory could not be handed to another process of the node",
+        message="one GPU's memory could not be shared with another process of the node",
         remedy=(
             "ranks of one node in one container, or with a shared IPC and network namespace (hostIPC, hostNetwork)",
             "NCCL_P2P_DISABLE=1, then NCCL_CUMEM_ENABLE=0, show whether it is that path",
@@ -154,8 +157,9 @@ RULES: tuple[Rule, ...] = (
             FailureClass.ACS_IOMMU,
             FailureClass.WRONG_INTERFACE,
         ),
-        message="two ranks have no way to each other: peer access and shared memory are off or cannot be had, and no network is left",
-        remedy=("unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, or give a network that works within the node too",),
+        message="two ranks cannot reach each other: peer access and shared memory are off or unavailable, and no "
+        "network remains",
+        remedy=("unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, or provide a network that also works within the node",),
         needs=("transport", "shm"),
         versions="all",
         source="NCCL src/transport.cc",
@@ -176,10 +180,12 @@ RULES: tuple[Rule, ...] = (
             FailureClass.COLLECTIVE_MISMATCH,
             FailureClass.GPU_XID,
         ),
-        message="NCCL was called with what it cannot use: memory of the host or of another GPU, a rank or type that there is not, or by a program that was built for another version",
+        message="NCCL received an invalid argument: memory of the host or of another GPU, a rank or type that does not "
+        "exist, or a call from a program built for another version",
         remedy=(
             "every tensor on this rank's own GPU (torch.cuda.set_device(LOCAL_RANK) first); roots below the group's size",
-            "`invalid type` or `invalid reduction operation` with a program that others run: two versions of NCCL are loaded",
+            "`invalid type` or `invalid reduction operation` from a program that works elsewhere: two versions of "
+            "NCCL are loaded",
         ),
         needs=("first-traceback", "versions"),
         versions="all",
@@ -190,7 +196,7 @@ RULES: tuple[Rule, ...] = (
         lines=("n1:8:9 [0] misc/nvmlwrap.cc:190 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",),
         pattern=r"nvml[A-Z]\w+\([^)\n]{0,80}\) failed: ",
         classes=(FailureClass.DRIVER, FailureClass.GPU_XID, FailureClass.VERSION_MISMATCH),
-        message="the GPU driver did not answer as it should",
+        message="the GPU driver returned an unexpected answer",
         remedy=("nvidia-smi on the node, then in the container; `dmesg -T | grep NVRM`",),
         needs=("xid", "gpus-seen", "versions"),
         versions="all",
@@ -215,7 +221,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.OOM_HOST,
             FailureClass.WRONG_INTERFACE,
         ),
-        message="NCCL gives a communicator up after something had failed, here or at a peer",
+        message="NCCL aborts a communicator after an earlier failure, here or at a peer",
         needs=("nccl-warn", "all-ranks"),
         versions="all",
         source="NCCL src/init.cc, src/proxy.cc, src/group.cc",

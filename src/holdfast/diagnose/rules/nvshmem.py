@@ -1,4 +1,4 @@
-"""Rules for what NVSHMEM writes, and what stands on it (DeepEP): GPUs that start RDMA themselves."""
+"""Rules for NVSHMEM and libraries built on it (DeepEP): GPUs that start RDMA themselves."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ RULES: tuple[Rule, ...] = (
             FailureClass.NETWORK_LOSS,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="NVSHMEM found no way to the other GPUs: IBGDA wants mlx5 devices, peer memory, and a driver that lets GPUs ring the NIC",
+        message="NVSHMEM found no path to the other GPUs: IBGDA needs mlx5 devices, peer memory, and a driver that lets "
+        "GPUs ring the NIC's doorbell",
         remedy=(
             "/dev/infiniband in the container; lsmod | grep peermem; the driver's options NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1",
-            "NVSHMEM_DEBUG=INFO says which device it left out; NVSHMEM_HCA_LIST names those to use",
+            "NVSHMEM_DEBUG=INFO shows which device it skipped; NVSHMEM_HCA_LIST names those to use",
         ),
         needs=("rdma-on-node", "peermem", "versions"),
         source="NVSHMEM src/host/transport",
@@ -57,7 +58,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.DRIVER,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="NVSHMEM did not come up; an earlier line of a rank says at what",
+        message="NVSHMEM did not start; an earlier line of a rank shows the failing step",
         needs=("rdma-on-node", "peermem", "all-ranks"),
         source="NVSHMEM src/host/init",
     ),
@@ -75,7 +76,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.STRAGGLER,
             FailureClass.COLLECTIVE_MISMATCH,
         ),
-        message="a kernel of DeepEP waited for tokens of another rank that did not come",
+        message="a DeepEP kernel waited for tokens of another rank that did not arrive",
         remedy=(
             "the same calls and sizes on all ranks; test_internode.py of DeepEP alone on the same nodes shows whether it is the network",
         ),

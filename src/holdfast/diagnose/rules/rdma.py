@@ -1,4 +1,4 @@
-"""Rules for RDMA: verbs completions and queue pairs, devices, libraries, plugins, GPUDirect, and falling back to TCP.
+"""Rules for RDMA: verbs completions and queue pairs, devices, libraries, plugins, GPUDirect, and fallback to TCP.
 
 A long file, because it is one table.
 """
@@ -26,7 +26,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"LOC_LEN_ERR|Got completion .*(?:with error |status=)1\b|local length error",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.COLLECTIVE_MISMATCH),
         confidence=Confidence.LIKELY,
-        message="an RDMA message was longer than the receiver takes: the MTU differs between the ports, or the ranks' calls do",
+        message="an RDMA message was longer than its receive buffer: the MTU differs between the ports, or the ranks' "
+        "calls differ",
         remedy=("set the same MTU on every RDMA port and switch; compare `ibv_devinfo | grep active_mtu`",),
         needs=("mtu", "last-collectives"),
         versions="all",
@@ -41,7 +42,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"LOC_PROT_ERR|Got completion .*(?:with error |status=)4\b|local protection error",
         classes=(FailureClass.ACS_IOMMU, FailureClass.NETWORK_LOSS, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
-        message="the NIC was refused access to GPU memory (local protection error): ACS or an IOMMU redirects it",
+        message="the NIC was denied access to GPU memory (local protection error): ACS or an IOMMU redirects it",
         remedy=(
             "turn ACS off on the PCIe bridges between GPU and NIC; iommu=pt",
             "NCCL_NET_GDR_LEVEL=LOC shows whether it is that path",
@@ -61,7 +62,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry count(?:er)? exceeded|Failed status 12\b",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.GPU_XID, FailureClass.NODE_LOST, FailureClass.OTHER),
         confidence=Confidence.LIKELY,
-        message="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, or the peer is gone",
+        message="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, "
+        "or the peer is gone",
         remedy=(
             "NCCL_IB_GID_INDEX of a routable RoCE v2 GID (show_gids; mostly 3); check PFC/ECN, cables and `ibqueryerrors`",
             "NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7 bridges short interruptions",
@@ -79,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"RNR_RETRY_EXC_ERR|Got completion .*(?:with error |status=)13\b|RNR retry counter exceeded",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.STRAGGLER, FailureClass.COLLECTIVE_MISMATCH),
         message="the peer was not ready to receive for too long",
-        remedy=("look at what the peer's process did at that time",),
+        remedy=("check what the peer's process did at that time",),
         needs=("peer-log", "link-counters"),
         versions="all",
         source="NCCL src/transport/net_ib.cc",
@@ -94,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"REM_(?:OP|ACCESS|INV_REQ)_ERR|Got completion .*(?:with error |status=)(?:9|10|11)\b|remote (?:access|operation|invalid request) error"
         r"|local access violation work queue error|invalid request local work queue error",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.ACS_IOMMU, FailureClass.VERSION_MISMATCH),
-        message="the remote side refused an RDMA operation; its own log says why",
+        message="the remote side refused an RDMA operation; its own log gives the reason",
         remedy=("compare MTU, NCCL version and settings of both nodes; ACS off on the peer",),
         needs=("mtu", "acs", "peer-log"),
         versions="all",
@@ -109,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"WR_FLUSH_ERR|Got completion .*(?:with error |status=)5\b|Work Request Flushed",
         role=Role.SYMPTOM,
         classes=(FailureClass.NETWORK_LOSS,),
-        message="RDMA work was flushed after a queue pair had failed",
+        message="RDMA requests were flushed after a queue pair had failed",
         needs=("all-ranks", "peer-log"),
         versions="all",
         source="NCCL src/transport/net_ib.cc",
@@ -120,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Got completion .*(?:with error|vendor err|status=)",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.ACS_IOMMU, FailureClass.DRIVER),
         message="RDMA work failed",
-        remedy=("the number of the error says which way",),
+        remedy=("the error number shows the kind",),
         needs=("link-counters", "gid", "acs"),
         versions="all",
         source="NCCL src/transport/net_ib.cc",
@@ -139,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         remedy=(
             "NCCL_IB_GID_INDEX=3 where index 3 is the IPv4 RoCE v2 GID (show_gids)",
             "rail-only fabric: NCCL_CROSS_NIC=0; several fabrics: NCCL_IB_HCA names the devices",
-            "a line from ibvwrap.c (not .cc) is HPC-X's plugin: NCCL_IBEXT_DISABLE=1 takes it out",
+            "a line from ibvwrap.c (not .cc) comes from HPC-X's plugin: NCCL_IBEXT_DISABLE=1 disables it",
         ),
         needs=("gid", "which-pairs", "net-plugin"),
         versions="all; device and GID index since 2.24",
@@ -186,7 +188,7 @@ RULES: tuple[Rule, ...] = (
         r"|Port module event.{0,40}(?:[Uu]nplugged|[Ee]rror)|NIC Link is [Dd]own|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
         classes=(FailureClass.NETWORK_LOSS,),
         confidence=Confidence.LIKELY,
-        message="an RDMA port lost its link or changed its address under the job",
+        message="an RDMA port lost its link or changed its address during the job",
         remedy=(
             "check cable, transceiver and switch port of that device; keep addresses static (no DHCP renewal) on RoCE",
         ),
@@ -202,7 +204,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"state DOWN physical_state (?:POLLING|LINK_UP|LINK_ERROR_RECOVER)|Physical state: (?:Polling|LinkErrorRecovery)|phys_state:\s{0,8}(?:POLLING|LINK_ERROR_RECOVERY)",
         classes=(FailureClass.NETWORK_LOSS, FailureClass.RDMA_DEVICE_MISSING),
-        message="a port of an RDMA device finds no partner at the other end of its cable: a fault only where that port is used",
+        message="a port of an RDMA device has no link: a fault only if that port is used",
         remedy=(
             "ibstat and rdma link on every node; the cable, the switch's port and the subnet manager; NCCL_IB_HCA without that port",
         ),
@@ -222,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
         r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|sys files not found \(/sys/class/infiniband|Failed to get IB devices list|\b0 HCAs found",
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
-        message="no RDMA device is visible to the process, so NCCL goes over TCP: a loss only where the node has some",
+        message="no RDMA device is visible to the process, so NCCL uses TCP: slower only if the node has RDMA devices",
         remedy=GIVE_DEVICES,
         needs=("rdma-on-node",),
         versions="all",
@@ -238,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"NCCL_IB_(?:HCA|GID_INDEX) ?(?:set |=)|NCCL_IB_DISABLE ?(?:set by environment to |=) ?0|NCCL_NET set by environment to IB",
         role=Role.CONTEXT,
-        message="the job was told to use RDMA",
+        message="the job is configured for RDMA",
         source="NCCL src/misc/param.cc",
     ),
     Rule(
@@ -246,7 +248,7 @@ RULES: tuple[Rule, ...] = (
         lines=("n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",),
         pattern=r"NCCL_IB_DISABLE ?(?:set by environment to |=) ?1\b",
         classes=(FailureClass.TCP_FALLBACK,),
-        message="the environment has NCCL leave RDMA alone and go over TCP: a loss only where the node has RDMA devices",
+        message="the environment disables RDMA in NCCL, which uses TCP: slower only if the node has RDMA devices",
         remedy=("unset NCCL_IB_DISABLE in the job, the image and /etc/nccl.conf",),
         needs=("rdma-on-node", "settings"),
         versions="all",
@@ -265,7 +267,7 @@ RULES: tuple[Rule, ...] = (
         r"|Failed to get IB devices list|[Nn]o HCAs? (?:devices?|ports?)|ibv_get_device_list\(?\)?.{0,30}failed|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|fi_getinfo: -61|fi_getinfo\W.{0,40}No data available|provider efa output empty list",
         classes=(FailureClass.RDMA_DEVICE_MISSING,),
         confidence=Confidence.LIKELY,
-        message="an RDMA device that is wanted cannot be found or opened by the process, so that it goes over TCP or ends",
+        message="the process cannot find or open a required RDMA device, so it uses TCP or ends",
         remedy=GIVE_DEVICES,
         needs=("rdma-on-node", "net-plugin"),
         versions="all",
@@ -282,7 +284,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.RDMA_DEVICE_MISSING,),
         confidence=Confidence.CERTAIN,
         message="a rank has fewer network devices than the others",
-        remedy=("bring the missing NIC back on that node, or take the node out",),
+        remedy=("bring the missing NIC back on that node, or take the node out of use",),
         versions="2.30 and later",
         source="NCCL src/init.cc",
     ),
@@ -315,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"Failed to open libibverbs|libibverbs\.so\S* ?: cannot open shared object",
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
-        message="the image has no libibverbs, so NCCL goes over TCP: a loss only where the node has RDMA devices",
+        message="the image has no libibverbs, so NCCL uses TCP: slower only if the node has RDMA devices",
         remedy=(VERBS_LIBRARIES,),
         needs=("rdma-on-node",),
         versions="all",
@@ -331,7 +333,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx\d|efa|irdma|bnxt_re|/libibverbs)",
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
         confidence=Confidence.LIKELY,
-        message="the image has no driver of libibverbs for the RDMA device, so that nobody in it sees one, and NCCL goes over TCP",
+        message="the image has no libibverbs driver for the RDMA device, so no process in it sees one, and NCCL uses "
+        "TCP",
         remedy=(VERBS_LIBRARIES,),
         needs=("net-plugin",),
         versions="all",
@@ -349,7 +352,7 @@ RULES: tuple[Rule, ...] = (
         r"|NET/OFI .*[Nn]o (?:suitable )?providers? found",
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
         confidence=Confidence.LIKELY,
-        message="the libfabric plugin found no EFA provider or device, so NCCL goes over TCP",
+        message="the libfabric plugin found no EFA provider or device, so NCCL uses TCP",
         remedy=(
             "install the EFA software in the image (aws-efa-installer) and aws-ofi-nccl; `fi_info -p efa` must list devices",
             "Kubernetes: resources.limits vpc.amazonaws.com/efa; the security group must allow all traffic to itself",
@@ -368,7 +371,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|find_ofi_provider Line: \d+: NET/OFI Could(?: not|n't) find|No valid EFA devices found|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)",
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
         confidence=Confidence.LIKELY,
-        message="libfabric sees no device of the fast network that it can open, so NCCL goes over TCP",
+        message="libfabric can open no device of the fast network, so NCCL uses TCP",
         remedy=(
             "the container must have the devices: docker --device /dev/infiniband, Kubernetes resources.limits vpc.amazonaws.com/efa",
             "`fi_info -p efa` in the container must list devices; the security group must allow all traffic to itself",
@@ -406,10 +409,10 @@ RULES: tuple[Rule, ...] = (
             FailureClass.VERSION_MISMATCH,
             FailureClass.WRONG_INTERFACE,
         ),
-        message="none of the networks that NCCL was allowed to use is there: no device, no plugin, or no interface",
+        message="none of the networks that NCCL may use is available: no device, no plugin, or no interface",
         remedy=(
             "ls /dev/infiniband in the container: the device must be passed in (--device /dev/infiniband)",
-            "NCCL_NET, NCCL_IB_HCA and NCCL_SOCKET_IFNAME must name what there is; unset them to let NCCL choose",
+            "NCCL_NET, NCCL_IB_HCA and NCCL_SOCKET_IFNAME must name what exists; unset them to let NCCL choose",
         ),
         needs=("rdma-on-node", "net-plugin", "interfaces"),
         versions="2.26 and later",
@@ -424,8 +427,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"Using network Socket|via NET/Socket/|(?:Initialized|Assigned) NET plugin Socket",
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
-        message="NCCL goes over plain TCP sockets",
-        remedy=(VERBS_LIBRARIES, *GIVE_DEVICES, "if these nodes have no RDMA network, this is as it should be"),
+        message="NCCL uses plain TCP sockets",
+        remedy=(VERBS_LIBRARIES, *GIVE_DEVICES, "if these nodes have no RDMA network, this is expected"),
         needs=("net-plugin",),
         versions="all",
         source="NCCL src/init.cc, src/transport/net.cc",
@@ -456,7 +459,7 @@ RULES: tuple[Rule, ...] = (
         message="NCCL does not use GPUDirect RDMA with this NIC",
         remedy=(
             "modprobe nvidia_peermem on the host (or a kernel, driver and NCCL with DMA-BUF)",
-            "where the distance is too large: NCCL_NET_GDR_LEVEL=SYS, or a topology file in a VM",
+            "if the distance is too large: NCCL_NET_GDR_LEVEL=SYS, or a topology file in a VM",
         ),
         needs=("peermem", "topology"),
         versions="all; by HCA since 2.13",
@@ -491,8 +494,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"NET/OFI Couldn't set FI_OPT|NET/OFI .*(?:incompatible|required API version|libfabric version)|version [`']?FABRIC_\d|undefined symbol: (?:fi_|efa)",
         classes=(FailureClass.VERSION_MISMATCH,),
         confidence=Confidence.LIKELY,
-        message="the plugin was built for another libfabric than the one that is loaded",
-        remedy=("take libfabric and aws-ofi-nccl from one EFA installer, in image and host; check LD_LIBRARY_PATH",),
+        message="the plugin was built for another libfabric than the loaded one",
+        remedy=("use libfabric and aws-ofi-nccl from one EFA installer, in image and host; check LD_LIBRARY_PATH",),
         needs=("versions",),
         source="aws-ofi-nccl",
     ),
@@ -544,9 +547,11 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"\bAttribute \w+ of node \w+ not found|Error : too many XML (?:sub)?nodes|XML parser is limited to \d+|XML (?:Topology|Graph) has wrong version|KV Convert to str : could not find",
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.OTHER),
-        message="the topology that NCCL was given has not the form that this version of it wants: the network plugin or the file is of another time",
+        message="the topology has not the format that this NCCL expects: the network plugin or the file is from another "
+        "version",
         remedy=(
-            "a plugin of NCCL's own time (aws-ofi-nccl 1.11 and later makes the topology itself), the same in image and host",
+            "use a plugin from this NCCL's release (aws-ofi-nccl 1.11 and later writes the topology itself), the "
+            "same in image and host",
             "unset NCCL_TOPO_FILE, if the job or the image sets it",
         ),
         needs=("versions", "topology"),
@@ -560,7 +565,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"NET/OFI .{0,20}[Uu]nable to register memory",
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.DRIVER, FailureClass.GDR_MISSING, FailureClass.MEMLOCK),
-        message="the network could not register memory: libfabric is too old for this NCCL, GPU memory cannot be shared with the NIC, or too little may be locked",
+        message="the network could not register memory: libfabric is too old for this NCCL, GPU memory cannot be shared "
+        "with the NIC, or the locked-memory limit is too low",
         remedy=(
             "EFA installer 1.29 or later with NCCL 2.19 or later, or FI_EFA_SET_CUDA_SYNC_MEMOPS=0",
             "ulimit -l unlimited",
@@ -578,10 +584,8 @@ RULES: tuple[Rule, ...] = (
         r"|No NVLink switch found|Could not find (?:real )?path of",
         classes=(FailureClass.OTHER,),
         confidence=Confidence.LIKELY,
-        message="NCCL was given, or found, a topology that is not the machine's",
-        remedy=(
-            "unset NCCL_TOPO_FILE, or take the file that belongs to this machine type; mount /sys in the container",
-        ),
+        message="NCCL was given, or found, a topology of another machine",
+        remedy=("unset NCCL_TOPO_FILE, or use the file for this machine type; mount /sys in the container",),
         needs=("topology",),
         source="NCCL src/graph/xml.cc",
     ),

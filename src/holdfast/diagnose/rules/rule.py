@@ -1,4 +1,4 @@
-"""Owns the form of a rule: one row that says which line it recognises and what that line means."""
+"""The schema of a rule: one row with the lines that it matches and what they mean."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ NO_FAULT_PATTERN = (
     r"|[:=]\s*(?:none|no|not active|n/a|false)\s*$"
     r"|(?:error|fail|fatal|ecc|count|slow|corrupt|incomplete|detected|crashloop|sequence)\w*\s{0,40}[:=]?\s*0\s*$"
 )
-"""A line that names a fault to say that there is none: a counter at zero, `Not Active`, `none`, `0 failed`."""
+"""A line that names a fault in order to deny it: a counter at zero, `Not Active`, `none`, `0 failed`."""
 
 
 class Role(StrEnum):
-    """What a line can be to a failure."""
+    """The role of a line in a failure."""
 
     CAUSE = "cause"
     """It can be the cause."""
     SYMPTOM = "symptom"
-    """It follows from something that happened elsewhere; never the cause."""
+    """It follows from a failure elsewhere; never the cause."""
     CONTEXT = "context"
-    """It says how things are, and proves or rules out what others say."""
+    """It describes the environment, and supports or rules out other lines."""
 
 
 class Confidence(StrEnum):
-    """How sure an answer is."""
+    """The confidence of a diagnosis."""
 
     CERTAIN = "certain"
-    """The line has one cause, and nothing seen speaks against it."""
+    """The line has one cause, and no evidence contradicts it."""
     LIKELY = "likely"
     """The usual cause; another one is possible and is named."""
     UNSURE = "unsure"
-    """Several causes write this line; it takes another fact to choose."""
+    """Several causes write this line; deciding needs other evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,34 +42,38 @@ class Rule:
     """One kind of line, or of structured record, and what it means."""
 
     code: str
-    """Stable kebab-case name; what `explain` takes and evidence carries."""
+    """Stable kebab-case name; `explain` accepts it and evidence carries it."""
     lines: tuple[str, ...] = ()
-    """Real lines that it recognises, as they were written."""
+    """Real lines that it matches, verbatim."""
     pattern: str = ""
-    """RE2 pattern searched in a line; named groups become values, and `rank`, `host` and `pid` say whom it is about.
-    Empty for what only a structured reader finds."""
+    """RE2 pattern searched in a line; named groups become values, and `rank`, `host` and `pid` identify the process.
+    Empty where only a structured reader finds it.
+    """
     role: Role = Role.CAUSE
     classes: tuple[FailureClass, ...] = ()
-    """What it speaks for, the likeliest first."""
+    """The failure classes that it indicates, the likeliest first."""
     confidence: Confidence = Confidence.UNSURE
-    """How sure the first class is from this line alone."""
+    """The confidence in the first class from this line alone."""
     also_possible: tuple[FailureClass, ...] = ()
-    """What it may also come of, which only other logs would show: named where nothing decides, and never weighed."""
+    """Other possible causes, which only other logs would show: named where nothing decides, and never weighed."""
     message: str
     """What happened, as a sentence; `{name}` is a captured value."""
     remedy: tuple[str, ...] = ()
-    """What to do, in order; commands and changes as they are typed."""
+    """What to do, in order; commands and changes as typed."""
     needs: tuple[str, ...] = ()
-    """Names of the facts (rules/deciding.py) that would confirm it, or choose between its classes."""
+    """Names of the evidence requests (rules/evidence_requests.py) that would confirm it, or choose between its classes.
+    """
     versions: str = ""
-    """Where the line exists: versions of the library that writes it."""
+    """The versions of the library that writes the line."""
     source: str = ""
-    """Who writes it: a file of a library, or an address."""
+    """The origin of the line: a file of a library, or an address."""
     exclude: str = ""
-    """RE2 pattern of lines that have the same words and tell of nothing: on those the row does not count."""
+    """RE2 pattern of lines with the same words but no meaning here: the rule ignores them."""
     fallback: bool = False
-    """Whether it counts only on a line that no other rule recognises; of several such the first."""
+    """Whether it counts only on a line that no other rule matches; the first such rule counts."""
     peer_death_symptom: bool = False
-    """Whether its lines also come where a peer has ended: an error that ended a rank, and was not later, explains them."""
+    """Whether its lines also appear when a peer has ended: an earlier or simultaneous error that ended a rank explains
+    them.
+    """
     performance_only: bool = False
-    """Whether it makes a run slow rather than ending it: the cause only where nothing else is found."""
+    """Whether it slows a run rather than ending it: the cause only if nothing else is found."""

@@ -1,4 +1,4 @@
-"""Rules for what a run's own log says of its end: how holdfast's agents and controller saw it."""
+"""Rules for the end of a run as its event log records it: what holdfast's agents and controller saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.KILLED, FailureClass.PREEMPTED),
         confidence=Confidence.LIKELY,
         message="{what}",
-        remedy=("look for who sent the signal: no out-of-memory kill was seen on the node",),
+        remedy=("find the sender of the signal: no out-of-memory kill was seen on the node",),
         needs=("who-sent-signal", "kernel-log"),
         source=_SOURCE,
     ),
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.KILLED,),
         confidence=Confidence.CERTAIN,
         message="{what}",
-        remedy=("nothing is lost: it had saved; if it comes again, look for who sends SIGTERM",),
+        remedy=("nothing is lost: it had saved; if it happens again, find the sender of SIGTERM",),
         needs=("who-sent-signal",),
         source=_SOURCE,
     ),
@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.UNSURE,
         message="{what}",
-        remedy=("the rank's own last lines say why: holdfast logs --rank {rank}",),
+        remedy=("the rank's own last lines give the reason: holdfast logs --rank {rank}",),
         needs=("first-traceback",),
         source=_SOURCE,
     ),
@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.HANG_UNKNOWN, FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER),
         confidence=Confidence.LIKELY,
         message="{what}",
-        remedy=("the stacks that were taken show where it stands; `holdfast events` names their file",),
+        remedy=("the stacks show where it waits; `holdfast events` names their file",),
         needs=("stacks",),
         source=_SOURCE,
     ),
@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="{what}",
         remedy=(
-            "see why that rank was done before the others: fewer batches, an early return, a branch by rank",
+            "find out why that rank finished before the others: fewer batches, an early return, a branch by rank",
             "every rank must make the same calls: equal numbers of batches, or `Join` for uneven ones",
         ),
         needs=("last-collectives",),
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NODE_LOST,),
         confidence=Confidence.CERTAIN,
         message="{what}",
-        remedy=("look at the node before it is used again: its kernel log, its power, its network",),
+        remedy=("check the node before it is used again: its kernel log, its power, its network",),
         source=_SOURCE,
     ),
     Rule(
@@ -86,8 +86,8 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.CERTAIN,
         message="{what}",
         remedy=(
-            "mount the file system in the line read-write (`mount -o remount,rw`), or write elsewhere; `dmesg` tells "
-            "whether the kernel made it read-only after an error",
+            "mount the file system in the line read-write (`mount -o remount,rw`), or write elsewhere; `dmesg` "
+            "shows whether the kernel made it read-only after an error",
         ),
         source=_SOURCE,
     ),
@@ -112,7 +112,9 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NOT_STARTED,),
         confidence=Confidence.CERTAIN,
         message="{what}",
-        remedy=("look at the node's disk and at its way to the controller: nodes/NODE/agent.log in the run's folder",),
+        remedy=(
+            "check the node's disk and its connection to the controller: nodes/NODE/agent.log in the run's folder",
+        ),
         source=_SOURCE,
     ),
     Rule(
@@ -120,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.RENDEZVOUS,),
         confidence=Confidence.CERTAIN,
         message="{what}",
-        remedy=("end the process that holds the port; a new attempt takes another one",),
+        remedy=("end the process that holds the port; a new attempt uses another one",),
         source=_SOURCE,
     ),
     Rule(
@@ -134,4 +136,4 @@ RULES: tuple[Rule, ...] = (
 FOR_FINDING = {
     "node-never-joined": "run-node-lost",
 }
-"""Findings of a run that have the row of another; any other has `run-` and its code, or else only names the rank."""
+"""Run findings that use another rule; any other finding uses `run-` and its code, or only names the rank."""

@@ -1,4 +1,5 @@
-"""Rules for torch's and other launchers' words: watchdog, store, elastic, NCCL errors seen through torch, world arithmetic.
+"""Rules for messages of torch and other launchers: watchdog, store, elastic, NCCL errors reported by torch, world
+sizes.
 
 A long file, because it is one table.
 """
@@ -15,7 +16,7 @@ LAUNCHER_ROOT_CAUSE = Rule(
     lines=("Root Cause (first observed failure):",),
     pattern=r"Root Cause \(first observed failure\):",
     role=Role.CONTEXT,
-    message="the launcher saw this rank end first ({how}), and no line says why",
+    message="the launcher saw this rank end first ({how}), and no line gives the reason",
     source="torch elastic",
 )
 
@@ -54,8 +55,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.OOM_GPU,
             FailureClass.GPU_XID,
         ),
-        message="a rank waited for the others in a collective ({op}) until its time was up; this rank is one that waited",
-        remedy=("look for the rank that never came: it printed no such line, or its last enqueued work is lower",),
+        message="a rank waited for the others in a collective ({op}) until its timeout; this rank is one that waited",
+        remedy=("find the rank that never joined: it printed no such line, or its last enqueued work is lower",),
         needs=("last-collectives", "all-ranks"),
         versions="torch 1.13 and later",
         source="torch ProcessGroupNCCL.cpp",
@@ -91,8 +92,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"Ranks? (?P<rank>\d+)[\d, ]* failed to pass monitoredBarrier|^Missing ranks:|\bMissing ranks: ?\n?|waiting for remainder of ranks for more than \d+ seconds",
         classes=(FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER),
         confidence=Confidence.LIKELY,
-        message="some ranks never reached a collective that the others waited in",
-        remedy=("look at what the missing ranks did; all ranks must make the same calls in the same order",),
+        message="some ranks never reached a collective in which the others waited",
+        remedy=("check what the missing ranks did; all ranks must make the same calls in the same order",),
         needs=("stacks", "all-ranks"),
         source="torch ProcessGroupGloo.cpp, Horovod stall_inspector.cc",
     ),
@@ -113,7 +114,8 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="ranks called different collectives, or the same with different sizes",
         remedy=(
-            "make every rank take the same branch and the same shapes; TORCH_DISTRIBUTED_DEBUG=DETAIL names the first call that differs",
+            "make every rank take the same branch and the same shapes; TORCH_DISTRIBUTED_DEBUG=DETAIL names the "
+            "first call that differs",
         ),
         needs=("last-collectives",),
         source="torch ProcessGroupWrapper.cpp, NCCL net_ib.cc and net_socket.cc, Horovod",
@@ -144,7 +146,8 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="parameters took no part in the loss, or took part twice, so DDP cannot finish its reduction",
         remedy=(
-            "DistributedDataParallel(find_unused_parameters=True), or leave out what is not used; static_graph=True with checkpointing",
+            "DistributedDataParallel(find_unused_parameters=True), or remove unused parameters; static_graph=True "
+            "with checkpointing",
         ),
         needs=("all-ranks",),
         source="torch reducer.cpp",
@@ -183,7 +186,9 @@ RULES: tuple[Rule, ...] = (
             FailureClass.OOM_HOST,
         ),
         message="a rank waited for another one that did not come in time",
-        remedy=("see what the awaited rank did meanwhile; long work on one rank needs a longer timeout of that group",),
+        remedy=(
+            "check what the awaited rank did meanwhile; long work on one rank needs a longer timeout of that group",
+        ),
         needs=("all-ranks", "step-times", "who-joined"),
         source="Gloo unbound_buffer.cc, torch TCPStore",
     ),
@@ -202,7 +207,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.OOM_HOST,
         ),
         also_possible=(FailureClass.WRONG_INTERFACE, FailureClass.RANK_COUNT, FailureClass.COLLECTIVE_MISMATCH),
-        message="a rank waited for rank 0 to begin the first collective, and it did not come",
+        message="a rank waited for rank 0 to begin the first collective, and rank 0 did not come",
         needs=("peer-log", "stacks"),
         versions="torch 1.10 and later",
         source="torch ProcessGroupNCCL.cpp",
@@ -240,7 +245,7 @@ RULES: tuple[Rule, ...] = (
         r"|joined twice|Invalid node_rank|node_rank.{0,30}(?:out of range|must be)|local_rank.{0,40}(?:>=|exceeds).{0,20}(?:nproc|device_count)",
         classes=(FailureClass.RANK_COUNT,),
         confidence=Confidence.LIKELY,
-        message="the ranks do not agree on how many they are, or two have one rank",
+        message="the ranks disagree on the world size, or two have one rank",
         remedy=(
             "WORLD_SIZE = nodes x ranks per node on every node; RANK unique; one launcher starts the ranks, not two",
         ),
@@ -256,7 +261,8 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"Duplicate GPU detected ?: rank (?P<rank>\d+)|Multiple [Rr]anks (?:are|detected) using the same GPU|multiple ranks (?:per gpu|using the same NVML device)",
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR),
-        message="two ranks have one GPU: more ranks than GPUs on the node, or a program that takes the same one in every rank",
+        message="two ranks share one GPU: more ranks than GPUs on the node, or a program that selects the same one in "
+        "every rank",
         remedy=(
             "--nproc-per-node no larger than the visible GPUs; torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
         ),
@@ -270,7 +276,8 @@ RULES: tuple[Rule, ...] = (
         pattern=r"invalid device ordinal|device < num_gpus|AssertionError: Invalid device id|torch\.cuda\.device_count\(\) is \d",
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR),
         also_possible=(FailureClass.DRIVER,),
-        message="a rank asked for a GPU that it does not see: more ranks than GPUs on the node, or the wrong number in the program",
+        message="a rank selected a GPU that it does not see: more ranks than GPUs on the node, or the wrong number in "
+        "the program",
         remedy=(
             "--nproc-per-node no larger than the visible GPUs; torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
         ),
@@ -306,10 +313,11 @@ RULES: tuple[Rule, ...] = (
             FailureClass.COLLECTIVE_MISMATCH,
             FailureClass.OTHER,
         ),
-        message="ranks do not understand what they tell one another while they meet: other versions of NCCL, other calls, addresses that are none, or a fault of NCCL's own",
+        message="ranks cannot parse each other's bootstrap messages: different NCCL versions, different calls, invalid "
+        "addresses, or an NCCL bug",
         remedy=(
-            "the same image on every node; the same order in which every rank makes its groups",
-            "where all have one version and it happens now and then: another version (2.19.3 mixes such messages up)",
+            "the same image on every node; the same order of creating groups on every rank",
+            "if all have one version and it happens now and then: use another version (2.19.3 mixes such messages up)",
         ),
         needs=("versions", "interfaces"),
         versions="all",
@@ -333,9 +341,10 @@ RULES: tuple[Rule, ...] = (
         r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist|CUDAMismatchException",
         classes=(FailureClass.VERSION_MISMATCH,),
         confidence=Confidence.LIKELY,
-        message="a library does not fit the one that loads it",
+        message="a library is incompatible with the library that loads it",
         remedy=(
-            "take matching versions of torch, CUDA, NCCL and what was compiled against them; keep other CUDA libraries off LD_LIBRARY_PATH",
+            "use matching versions of torch, CUDA, NCCL and what was compiled against them; keep other CUDA "
+            "libraries off LD_LIBRARY_PATH",
         ),
         needs=("versions",),
         source="the dynamic linker, Python imports",
@@ -353,8 +362,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.ACS_IOMMU,
             FailureClass.NETWORK_LOSS,
         ),
-        message="torch's own watchdog was stuck: a CUDA or NCCL call did not return, or the GIL was held",
-        remedy=("py-spy dump --native --pid PID on that rank; TORCH_NCCL_ENABLE_MONITORING=0 only to look closer",),
+        message="torch's own watchdog was stuck: a CUDA or NCCL call did not return, or held the GIL",
+        remedy=("py-spy dump --native --pid PID on that rank; TORCH_NCCL_ENABLE_MONITORING=0 only for debugging",),
         needs=("stacks", "xid"),
         versions="torch 2.2 and later",
         source="torch ProcessGroupNCCL.cpp",
@@ -399,7 +408,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.DRIVER,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="a call of NCCL's to the system or the network failed, and this line only passes it on: in a container mostly /dev/shm, between nodes interface or firewall",
+        message="an NCCL call to the system or the network failed; this line only reports it: in a container mostly "
+        "/dev/shm, between nodes interface or firewall",
         needs=("nccl-warn", "shm", "interfaces"),
         versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
@@ -422,7 +432,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.ACS_IOMMU,
             FailureClass.SHM_TOO_SMALL,
         ),
-        message="a CUDA call of NCCL's failed, and this line only passes it on: mostly a driver too old for it, or no GPU memory left",
+        message="a CUDA call of NCCL failed; this line only reports it: mostly a driver that is too old, or no GPU "
+        "memory left",
         needs=("nccl-warn", "versions", "memory-use"),
         versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
@@ -444,7 +455,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.RDMA_DEVICE_MISSING,
             FailureClass.FIREWALL,
         ),
-        message="a check inside NCCL failed, and this line only passes it on: a plugin or topology of another time, or an interface that cannot be used",
+        message="a check inside NCCL failed; this line only reports it: a plugin or topology of another version, or an "
+        "unusable interface",
         needs=("nccl-warn", "versions", "interfaces"),
         versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
@@ -465,7 +477,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.DRIVER,
         ),
         also_possible=(FailureClass.PROGRAM_ERROR, FailureClass.WRONG_INTERFACE),
-        message="NCCL was called in a way that it does not allow: two ranks on one GPU, a rank beyond the world's size, sizes that differ",
+        message="the program used NCCL in an unsupported way: two ranks on one GPU, a rank beyond the world size, sizes "
+        "that differ",
         needs=("nccl-warn",),
         versions="all",
         source="torch NCCLUtils.hpp",
@@ -516,7 +529,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.RANK_COUNT,
             FailureClass.NAN_DATA,
         ),
-        message="a rank ended with an error, and its launcher tells so; the rank's own words say why",
+        message="a rank ended with an error, and its launcher reports it; the rank's own log gives the reason",
         needs=("first-traceback", "all-ranks"),
         source="torch elastic, DeepSpeed, srun",
     ),
@@ -553,7 +566,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.VERSION_MISMATCH, FailureClass.OTHER),
         also_possible=(FailureClass.DRIVER, FailureClass.GPU_XID, FailureClass.SHM_TOO_SMALL),
         message="a rank died of a segmentation fault in native code",
-        remedy=("look for libraries that do not fit; undo the last upgrade; always the same node: test its memory",),
+        remedy=("look for incompatible libraries; undo the last upgrade; always the same node: test its memory",),
         needs=("native-stack", "versions"),
         source="the kernel",
     ),
@@ -577,7 +590,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"^NCCL version \d|NCCL INFO NCCL version \d|vLLM is using nccl==\d",
         role=Role.CONTEXT,
-        message="NCCL was loaded, and began to set a communicator up",
+        message="NCCL was loaded, and began to set up a communicator",
         versions="all",
         source="NCCL src/init.cc, vLLM pynccl.py",
     ),
@@ -590,7 +603,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:--|\b)(?P<name>WORLD_SIZE|nnodes)[=: ]{1,2}['\"]?(?P<said>\d{1,7})\b|(?:GLOBAL_RANK: (?P<rank>\d{1,7}), )?MEMBER: \d+/(?P<members>\d{1,7})\b",
         role=Role.CONTEXT,
-        message="how many ranks or nodes somebody was told there are",
+        message="the number of ranks or nodes that a process was given",
         source="torchrun, Lightning, the job's script",
     ),
     Rule(
@@ -613,7 +626,8 @@ RULES: tuple[Rule, ...] = (
             FailureClass.PROGRAM_ERROR,
             FailureClass.OOM_GPU,
         ),
-        message="a rank waited in a collective until its time was up; these lines do not say in which, nor who never came",
+        message="a rank waited in a collective until its timeout; these lines do not show which collective, nor which "
+        "rank never came",
         needs=("last-collectives", "all-ranks", "stacks"),
         versions="torch 1.13 and later",
         source="torch ProcessGroupNCCL.cpp",

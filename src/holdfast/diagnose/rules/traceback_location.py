@@ -1,4 +1,4 @@
-"""Rules for where a traceback stands: for logs that are cut before it says what it came of. Context, never the cause."""
+"""Rules for the location of a traceback, for logs cut before the error line. Context, never the cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.WRONG_INTERFACE,
             FailureClass.PROGRAM_ERROR,
         ),
-        message="a rank stood where the ranks meet, and the line that says why it ended is missing",
+        message="a rank was in rendezvous; the line with its error is missing",
         needs=("first-traceback", "resolves", "reachable"),
         source="torch rendezvous.py",
     ),
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"torch\._C\._cuda_(?:init|setDevice|getDeviceCount)\(|, in _lazy_init$",
         role=Role.CONTEXT,
         classes=(FailureClass.DRIVER, FailureClass.RANK_COUNT, FailureClass.GPU_XID, FailureClass.VERSION_MISMATCH),
-        message="a rank stood where it takes its GPU, and the line that says why it ended is missing",
+        message="a rank was initialising its GPU; the line with its error is missing",
         needs=("first-traceback", "gpus-seen", "xid"),
         source="torch cuda",
     ),
@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.NAN_DATA,
             FailureClass.PROGRAM_ERROR,
         ),
-        message="a rank stood where processes that load data hand it over, and the line that says why it ended is missing",
+        message="a rank was receiving data from its data-loading processes; the line with its error is missing",
         needs=("first-traceback", "shm", "kernel-log"),
         source="torch utils/data, multiprocessing",
     ),
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.VERSION_MISMATCH,
             FailureClass.PROGRAM_ERROR,
         ),
-        message="a rank stood where state is saved or loaded, and the line that says why it ended is missing",
+        message="a rank was saving or loading state; the line with its error is missing",
         needs=("first-traceback", "disk-usage"),
         source="torch serialization.py, distributed/checkpoint",
     ),
@@ -92,7 +92,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.HANG_UNKNOWN,
             FailureClass.PROGRAM_ERROR,
         ),
-        message="a rank stood in a collective, and the line that says why it ended is missing",
+        message="a rank was in a collective; the line with its error is missing",
         needs=("first-traceback", "last-collectives", "nccl-warn"),
         source="torch distributed_c10d.py",
     ),

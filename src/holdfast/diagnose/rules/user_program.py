@@ -1,12 +1,13 @@
-"""Rules for the program itself: exceptions, bad numbers, bad indices, and what its storage and its cluster do to it."""
+"""Rules for the program itself: exceptions, bad numbers, bad indices, and faults of its storage and its cluster."""
 
 from __future__ import annotations
 
 from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Confidence, Role, Rule
 
-# Written out, so that one search for all rules looks for `loss: nan` and not for `nan` alone: a fifth of its speed. For the
-# same reason a number in a pattern that begins with a word of every line, such as `rank`, has at most so many digits.
+# Written out, so that the combined search for all rules matches `loss: nan` and not `nan` alone, which takes five times
+# as long. For the same reason a number in a pattern that begins with a common word, such as `rank`, has a bounded
+# number of digits.
 _NAN_PATTERN = "|".join(
     rf"{name}['\"]?{sign}['\"]?nan\b" for name in ("grad_norm", "grad norm", "loss") for sign in (":", ": ", "=", "= ")
 )
@@ -27,9 +28,11 @@ UNREACHABLE = Rule(
     r"|\b(?:429|50\d) (?:Server|Client) Error: .{0,100} for url: (?P<url>https?://[^/\s]{1,200})|urllib\.error\.HTTPError: HTTP Error (?:429|50\d)",
     classes=(FailureClass.UNREACHABLE, FailureClass.FIREWALL),
     confidence=Confidence.LIKELY,
-    message="data, a model hub or another service could not be reached: {host}: {service}: {endpoint}: {resource}: {target}: {url}",
+    message="data, a model hub or another service could not be reached: {host}: {service}: {endpoint}: {resource}: "
+    "{target}: {url}",
     remedy=(
-        "fetch it before the job and set HF_HUB_OFFLINE=1, WANDB_MODE=offline; or let the nodes out (proxy, egress policy)",
+        "fetch it before the job and set HF_HUB_OFFLINE=1, WANDB_MODE=offline; or allow egress from the nodes "
+        "(proxy, egress policy)",
     ),
     needs=("first-traceback", "service-reachable"),
     source="requests, urllib, aiohttp, httpx, huggingface_hub, datasets, wandb",
@@ -68,7 +71,7 @@ RULES: tuple[Rule, ...] = (
         r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|" + _NAN_PATTERN,
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
-        message="the loss or the gradients are no numbers any more",
+        message="the loss or the gradients are NaN or infinite",
         remedy=(
             "roll back to the last checkpoint and skip the batches since; lower the learning rate, clip gradients, check the data of that step",
         ),
@@ -81,9 +84,10 @@ RULES: tuple[Rule, ...] = (
         pattern=r"(?i:\bloss nan\b)",
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
-        message="the loss that a program prints is no number any more",
+        message="the loss that a program prints is NaN or infinite",
         remedy=(
-            "bf16 in place of fp16, or a loss scaler; clip gradients; a lower learning rate; look at the data of the first such step",
+            "bf16 in place of fp16, or a loss scaler; clip gradients; a lower learning rate; check the data of the "
+            "first such step",
         ),
         needs=("first-traceback",),
         source="training loops",
@@ -101,7 +105,7 @@ RULES: tuple[Rule, ...] = (
         r"|InvalidHeaderDeserialization|zlib\.error|tarfile\.ReadError",
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
-        message="a sample of the data is damaged or has another form",
+        message="a data sample is damaged or has another format",
         remedy=(
             "find the sample (the traceback names the reader), repair or skip it; check the dataset's files on that node",
         ),
@@ -144,9 +148,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.STORAGE,),
         confidence=Confidence.LIKELY,
         message="a disk or file system failed to read or write",
-        remedy=(
-            "look at the mount and its server (dmesg, df, mount); a damaged checkpoint: go back to the one before",
-        ),
+        remedy=("check the mount and its server (dmesg, df, mount); a damaged checkpoint: resume from the one before",),
         needs=("first-traceback",),
         source="the kernel, torch, S3 clients",
     ),
@@ -164,8 +166,9 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="the pod or its node had no room left on the local disk, and the pod was evicted",
         remedy=(
-            "save checkpoints to a volume, not to the container's own disk; resources.requests and limits of ephemeral-storage for what is written there",
-            "kubectl describe node NODE | grep -A8 Conditions: free the disk where it says DiskPressure",
+            "save checkpoints to a volume, not to the container's own disk; set requests and limits of "
+            "ephemeral-storage for the data written there",
+            "kubectl describe node NODE | grep -A8 Conditions: free the disk if it shows DiskPressure",
         ),
         needs=("pod-status",),
         source="kubelet, eviction manager",
@@ -204,7 +207,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NODE_LOST,),
         confidence=Confidence.CERTAIN,
         message="a node of the job was lost",
-        remedy=("take the node out until it is looked at; restart the job from its last checkpoint without it",),
+        remedy=("take the node out of use until it is checked; restart the job from its last checkpoint without it",),
         needs=("pod-status",),
         source="Slurm, Kubernetes, the kernel",
     ),
@@ -218,7 +221,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NODE_LOST, FailureClass.FIREWALL, FailureClass.OOM_HOST, FailureClass.OTHER),
         confidence=Confidence.LIKELY,
         message="mpirun lost its daemon on a node: the node, its network, or the daemon is gone",
-        remedy=("look at the node that the next lines name: is it up, what does its kernel log say of that time",),
+        remedy=("check the node that the next lines name: is it up, what does its kernel log show at that time",),
         needs=("kernel-log", "reachable", "pod-status"),
         source="Open MPI, PRRTE",
     ),
@@ -234,7 +237,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.NOT_STARTED,),
         confidence=Confidence.LIKELY,
         message="a pod of the job was never started",
-        remedy=("kubectl describe pod POD: its last events say what is missing (capacity, image, volume, secret)",),
+        remedy=("kubectl describe pod POD: its last events show what is missing (capacity, image, volume, secret)",),
         needs=("pod-status",),
         source="Kubernetes events",
         fallback=True,
@@ -246,7 +249,7 @@ RULES: tuple[Rule, ...] = (
         exclude=NO_FAULT_PATTERN,
         role=Role.SYMPTOM,
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.OOM_HOST, FailureClass.NOT_STARTED),
-        message="a container ends again and again",
+        message="a container crashes repeatedly",
         needs=("pod-status", "first-traceback"),
         source="kubelet",
     ),
@@ -267,7 +270,7 @@ RULES: tuple[Rule, ...] = (
             FailureClass.SHM_TOO_SMALL,
             FailureClass.VERSION_MISMATCH,
         ),
-        message="Ray or vLLM lost a process; what it lists as causes is a list of guesses",
+        message="Ray or vLLM lost a process; the causes that it lists are guesses",
         needs=("kernel-log", "peer-log"),
         source="Ray",
     ),
@@ -282,7 +285,9 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.STRAGGLER,),
         confidence=Confidence.LIKELY,
         message="one rank is slower than the others",
-        remedy=("nvidia-smi -q -d PERFORMANCE,CLOCK on that node; take it out if it stays slow without the job",),
+        remedy=(
+            "nvidia-smi -q -d PERFORMANCE,CLOCK on that node; take it out of use if it stays slow without the job",
+        ),
         needs=("step-times",),
         source="NVRx, Megatron-LM, nvidia-smi",
         performance_only=True,
@@ -306,7 +311,7 @@ RULES: tuple[Rule, ...] = (
         ),
         pattern=r"(?:Map|Filter|Tokeniz\w+|[Rr]unning tokenizer[\w ]*|Generating \w+ split|Grouping texts[\w ]*|Packing[\w ]*|Preprocessing[\w ]*|Saving (?:model )?checkpoint|Loading checkpoint shards|Building \w+ index|Extracting \w+)(?: ?\([^)]{0,40}\))?[:\w /.-]{0,60}?\d{1,3}%\||\d{1,3}%\|.{0,80}(?:examples|samples|docs|files)/s|[Tt]okeniz(?:ing|ation of) (?:the )?(?:\w+ )?(?:dataset|data|corpus|split|documents)|Saving model checkpoint to|building (?:the )?(?:shuffle|sample|document|indices|index)\w*.{0,40}(?:rank 0|on rank)|on (?:the )?(?:main process|rank 0|rank zero) (?:only|first|alone)",
         role=Role.CONTEXT,
-        message="one process does long work of its own",
+        message="one process does long work alone",
         source="datasets, transformers, Megatron-LM",
     ),
     UNREACHABLE,
@@ -331,8 +336,8 @@ RULES: tuple[Rule, ...] = (
         exclude=r"unrecognized arguments: --local[-_]rank",
         classes=(FailureClass.USAGE,),
         confidence=Confidence.CERTAIN,
-        message="the program refused its command line: {complaint}: {refused}: {boxed}: {override}: {unused}: {flag}",
-        remedy=("change the command of the job; the program's own --help lists what it takes",),
+        message="the program rejected its command line: {complaint}: {refused}: {boxed}: {override}: {unused}: {flag}",
+        remedy=("change the job's command; the program's own --help lists its options",),
         needs=("first-traceback",),
         source="argparse, click, typer, tyro, hydra, transformers, absl",
     ),
@@ -356,8 +361,9 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.LIKELY,
         message="a module is missing where the rank ran: {module}",
         remedy=(
-            "which interpreter ran is in `holdfast render`: install the module there, in the image or the environment of every node",
-            "a module of your own: it must lie where the job runs, and its folder on PYTHONPATH",
+            "`holdfast render` shows the interpreter: install the module there, in the image or the environment of "
+            "every node",
+            "your own module: it must exist where the job runs, with its folder on PYTHONPATH",
         ),
         needs=("first-traceback",),
         source="Python",
@@ -372,7 +378,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.LIKELY,
         message="the program could not open {path}: {message}",
-        remedy=("the path must exist and be allowed on every node: a mount, a volume, the working folder of the job",),
+        remedy=("the path must exist and be accessible on every node: a mount, a volume, the job's working folder",),
         needs=("first-traceback",),
         source="Python",
     ),
@@ -383,11 +389,11 @@ RULES: tuple[Rule, ...] = (
             "holdfast: error [checkpoint-store-unreachable]: the store of checkpoints does not answer",
         ),
         pattern=r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-upload-failed|checkpoint-store-unreachable|no-valid-checkpoint|checkpoints-lost-with-pod|data-cache-unwritable)\]: (?P<message>.+)$",
-        exclude=r"; where: ",  # told in one line, and gone on after
+        exclude=r"; where: ",  # logged in one line, and the run continued
         classes=(FailureClass.STORAGE,),
         confidence=Confidence.CERTAIN,
         message="a holdfast.train Session ended the rank: {message}",
-        remedy=("what to do stands in the lines below that one; `holdfast explain {finding}` says more",),
+        remedy=("the lines below that one tell what to do; `holdfast explain {finding}` gives details",),
         source="holdfast.train",
     ),
     Rule(
@@ -397,11 +403,11 @@ RULES: tuple[Rule, ...] = (
             "holdfast: error [data-smaller-than-batch]: a step takes 64 samples, and the dataset has 10",
         ),
         pattern=r"holdfast: error \[(?P<finding>[a-z\d-]+)\]: (?P<message>.+)$",
-        exclude=r"; where: ",  # told in one line, and gone on after
+        exclude=r"; where: ",  # logged in one line, and the run continued
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.CERTAIN,
         message="a holdfast.train Session ended the rank: {message}",
-        remedy=("what to do stands in the lines below that one; `holdfast explain {finding}` says more",),
+        remedy=("the lines below that one tell what to do; `holdfast explain {finding}` gives details",),
         source="holdfast.train",
         fallback=True,
     ),
@@ -426,7 +432,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.LIKELY,
         message="the program raised {type}: {message}",
-        remedy=("mend what raised it: the traceback above the line has every frame on the way there",),
+        remedy=("fix the error: the traceback above the line has every frame that led to it",),
         needs=("first-traceback",),
         source="Python",
         fallback=True,
