@@ -1,1 +1,1 @@
-"""What happened, read from logs: which rank failed first, what is only a consequence, and what to do."""
+"""Root-cause analysis of logs: which rank failed first, which failures only follow, and what to do."""

@@ -1,7 +1,7 @@
-"""Owns what the words of many ranks' watchdogs and their stacks say together: who waited, in what, and who never came.
+"""Joins the watchdog lines and stacks of many ranks: who waited, in which collective, and who never came.
 
-A watchdog's line names a rank that waited, never the one at fault. That one has a lower last enqueued collective, or
-the same one enqueued and completed, or stands elsewhere in its program, or says nothing at all.
+A watchdog's line names a rank that waited, never the faulty one. The faulty rank has a lower last enqueued collective,
+or has completed the one it enqueued last, or waits elsewhere in its program, or logs nothing at all.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from holdfast.diagnose.rules.hang_records import STACK
 from holdfast.diagnose.rules.rule import Role
 
 _TIMEOUT_RULES = {"watchdog-timeout", "gloo-timeout"}
-"""Rules whose lines are those of a rank that waited in vain."""
+"""Rules whose lines come from a rank that waited until its timeout."""
 _POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
-"""Calls between two ranks: those that wait in them stand at different places in a sound program too."""
+"""Calls between two ranks: those that wait in them are at different lines in a correct program too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectivePosition:
-    """How far one rank was in one group's collectives."""
+    """A rank's position in the collectives of one group."""
 
     rank: int
     enqueued: int
@@ -35,26 +35,26 @@ class CollectivePosition:
 
 @dataclass(frozen=True, kw_only=True)
 class Desync:
-    """What the ranks' watchdogs say together; empty tuples for what cannot be told."""
+    """What the ranks' watchdogs show together; empty tuples where they do not show it."""
 
     waiting: tuple[int, ...]
     lagging: tuple[CollectivePosition, ...]
-    """Ranks that had not entered the collective that others waited in."""
+    """Ranks that had not entered the collective in which others waited."""
     outside_collective: tuple[Fact, ...]
-    """Stacks of ranks that stood in no collective while others waited in one."""
+    """Stacks of ranks outside any collective while others waited in one."""
     inside_collective: tuple[Fact, ...]
     """Stacks of ranks that waited."""
     mismatched: tuple[Fact, ...]
-    """Lines of ranks that waited in different collectives at one number of the sequence."""
+    """Lines of ranks that waited in different collectives with the same sequence number."""
     waiting_apart: tuple[Fact, ...]
-    """Stacks of one rank that waited where no other did, and of one of the others; empty where some did not wait."""
+    """Stacks of one rank that waited where no other did, and of one other rank; empty where some did not wait."""
     silent: tuple[int, ...]
-    """Ranks that wrote nothing of waiting nor of an error, where most others did."""
+    """Ranks that logged neither waiting nor an error, where most others did."""
     facts: tuple[Fact, ...]
 
 
 def find_desync(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world_size: int | None) -> Desync | None:
-    """Join the watchdogs' facts and the stacks over ranks; None when no watchdog spoke and no stack waits."""
+    """Joins the watchdogs' matches and the stacks over ranks; None without a watchdog line or a waiting stack."""
     facts = list(facts)
     said = [fact for fact in facts if _reports_wait(fact)]
     stacks = {fact.process.rank: fact for fact in facts if fact.rule is STACK and "stack_location" in fact.values}
@@ -90,13 +90,13 @@ def _reports_wait(fact: Fact) -> bool:
 
 
 def _reports_own_failure(fact: Fact) -> bool:
-    """Whether a line tells of a failure of its rank's own, rather than of its having waited."""
+    """Whether a line reports a failure of its own rank, not only that it waited."""
     of_run = fact.rule.code.startswith("run-")
     return fact.rule.role is Role.CAUSE and not of_run and not _reports_wait(fact)
 
 
 def _positions(facts: Sequence[Fact]) -> list[CollectivePosition]:
-    """The last stand of each rank in the group that most of them speak of."""
+    """The last position of each rank in the group that most of them name."""
     groups: dict[str, dict[int, CollectivePosition]] = {}
     for fact in facts:
         if fact.rule.code != "collective-status" or fact.process.rank is None:
@@ -113,7 +113,7 @@ def _positions(facts: Sequence[Fact]) -> list[CollectivePosition]:
 
 
 def _waiting_apart(inside: Sequence[Fact]) -> tuple[Fact, ...]:
-    """The stack of the one rank that waits at a place of its own, and of one of the others, who all wait at another."""
+    """The stack of the only rank that waits at its line, and of one of the others, which all wait at another."""
     places: dict[str, list[Fact]] = {}
     for fact in inside:
         places.setdefault(fact.values["stack_location"], []).append(fact)

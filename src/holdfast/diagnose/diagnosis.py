@@ -1,7 +1,4 @@
-"""Owns the form of a diagnosis: frozen, complete, and the same for a terminal, a report and a machine.
-
-Refuses to own how it is reached (reason.py) and how it is shown (cli).
-"""
+"""The form of a diagnosis: frozen, complete, and the same for a terminal, a report and JSON."""
 
 from __future__ import annotations
 
@@ -16,23 +13,23 @@ from holdfast.diagnose.nccl_transport import to_dict as transport_document
 from holdfast.diagnose.rules.rule import Confidence
 
 MOST_MAY_BE = 3
-"""Classes that a person is given where nothing decides; `missing` has all of them."""
+"""How many classes an undecided diagnosis lists; `missing` has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One line that speaks for what is said, and where it stands."""
+    """One line that supports the diagnosis, and its location."""
 
     where: str
     """`file:line`."""
     text: str
     code: str
-    """The rule that recognised it."""
+    """The rule that matched it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFailure:
-    """Who was first, as far as that is known."""
+    """The process that failed first, as far as that is known."""
 
     rank: int | None = None
     node: str | None = None
@@ -50,7 +47,7 @@ class FirstFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class NextEvidence:
-    """A fact that would decide, how to get it, and between what it decides."""
+    """Evidence that would decide, how to get it, and between which classes it decides."""
 
     what: str
     how: str
@@ -59,7 +56,7 @@ class NextEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """Lines that only follow from what happened, told once for all of a kind."""
+    """Lines that only follow from the failure, listed once for all of a kind."""
 
     message: str
     code: str
@@ -69,19 +66,19 @@ class Symptom:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRun:
-    """How another run ended that is in the same pile."""
+    """How another run in the same input ended."""
 
     what: str
     failure_class: FailureClass
     confidence: Confidence
     ended_at: str
-    """When, by the clock of the line that says so; empty where it has none."""
+    """The time by the clock of its line; empty where it has none."""
     first: Evidence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a person is told about a pile of logs."""
+    """The diagnosis of one set of logs."""
 
     what: str
     """What happened, as one sentence."""
@@ -92,24 +89,24 @@ class Diagnosis:
     first_failure: FirstFailure | None = None
     evidence: tuple[Evidence, ...] = ()
     last_lines: tuple[Evidence, ...] = ()
-    """The last lines of the rank that failed first, where nothing better is known."""
+    """The last lines of the rank that failed first, where there is no better evidence."""
     symptoms: tuple[Symptom, ...] = ()
     remedy: tuple[str, ...] = ()
-    """What to do, in order, as commands or changes where there are any."""
+    """What to do, in order, as commands or changes where possible."""
     next_evidence: tuple[NextEvidence, ...] = ()
-    """Which facts would decide, or make sure; never empty when the class is `unknown`."""
+    """Evidence that would decide or confirm; never empty when the class is `unknown`."""
     also_seen: tuple[Evidence, ...] = ()
-    """Other causes seen, for a second look."""
+    """Other possible causes found."""
     other_runs: tuple[OtherRun, ...] = ()
-    """Other runs in the same pile, mostly earlier ones, and how they ended; nothing of them speaks for this answer."""
+    """Other runs in the same input, mostly earlier ones, and how they ended; they do not support this diagnosis."""
     transport: TransportReport | None = None
-    """What the fabric did, where NCCL's set-up lines were among what was read."""
+    """What the fabric did, if the input has NCCL's set-up lines."""
     notes: tuple[str, ...] = ()
-    """What was not read, and what else a reader should know of how this was reached."""
+    """What was not read, and other notes on how the input was read."""
 
     @property
     def may_be(self) -> tuple[FailureClass, ...]:
-        """Of an `unknown` with evidence: what it may be, the likeliest first (`reason.py` has the order)."""
+        """For an `unknown` with evidence: possible causes, the likeliest first (root_cause_analysis.py sorts)."""
         if self.failure_class is not FailureClass.UNKNOWN or not self.evidence:
             return ()
         return tuple(
@@ -118,7 +115,7 @@ class Diagnosis:
 
 
 def to_dict(answer: Diagnosis) -> dict[str, Any]:
-    """The answer as plain lists and words for a machine."""
+    """The diagnosis as plain lists and strings for JSON."""
     plain: dict[str, Any] = msgspec.to_builtins(replace(answer, transport=None))
     plain["transport"] = transport_document(answer.transport) if answer.transport else None
     return plain

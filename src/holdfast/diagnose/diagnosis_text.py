@@ -1,4 +1,4 @@
-"""Owns how facts are put into an answer: their lines as evidence, who wrote them, and sentences with values in them."""
+"""Renders facts into a diagnosis: their lines as evidence, who wrote them, and sentences with values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VALUE = re.compile(r"(: )?\{(\w+)\}")
 
 
 def next_evidence(names: Iterable[str], classes: tuple[FailureClass, ...]) -> tuple[NextEvidence, ...]:
-    """The facts of these names that would decide between classes, and how to get them."""
+    """The evidence of these names that would decide between classes, and how to get it."""
     return tuple(
         NextEvidence(what=EVIDENCE_REQUESTS[name].what, how=EVIDENCE_REQUESTS[name].how, distinguishes=classes)
         for name in names
@@ -23,7 +23,7 @@ def next_evidence(names: Iterable[str], classes: tuple[FailureClass, ...]) -> tu
 
 
 def evidence(facts: Iterable[Fact]) -> tuple[Evidence, ...]:
-    """Each line once, no more than a person reads."""
+    """Each line once, no more than a user reads."""
     found: dict[tuple[str, int], Evidence] = {}
     for fact in facts:
         found.setdefault((fact.source, fact.line), as_evidence(fact))
@@ -33,13 +33,13 @@ def evidence(facts: Iterable[Fact]) -> tuple[Evidence, ...]:
 
 
 def as_evidence(fact: Fact) -> Evidence:
-    """Its line, and where it stands."""
+    """Its line and location."""
     where = f"{fact.source}:{fact.line}" if fact.line else fact.source
     return Evidence(where=where, text=fact.text, code=fact.rule.code)
 
 
 def first_failure_among(facts: Sequence[Fact]) -> FirstFailure | None:
-    """Who wrote the first of these lines; where that says no rank and all others that do say one, that one."""
+    """The writer of the first line; if it names no rank and all other lines name the same one, that rank."""
     ranks = {fact.process.rank for fact in facts} - {None}
     return first_failure_of(
         next((fact for fact in facts if len(ranks) == 1 and fact.process.rank is not None), facts[0])
@@ -47,7 +47,7 @@ def first_failure_among(facts: Sequence[Fact]) -> FirstFailure | None:
 
 
 def first_failure_of(fact: Fact) -> FirstFailure | None:
-    """Who wrote its line; None where nothing tells."""
+    """The writer of its line; None where unknown."""
     who = fact.process
     if (who.rank, who.node, who.host, who.pid) == (None, None, None, None):
         return None
@@ -55,11 +55,11 @@ def first_failure_of(fact: Fact) -> FirstFailure | None:
 
 
 def fill_values(text: str, fact: Fact) -> str:
-    """A sentence with the captured values in it."""
+    """A sentence with the captured values filled in."""
     return _VALUE.sub(lambda name: f"{name[1] or ''}{value}" if (value := fact.values.get(name[2])) else "", text)
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """`rank 1, 3`, or how many they are and the first of them."""
+    """`rank 1, 3`, or the number of ranks and the first of them."""
     first = ", ".join(map(str, ranks[:4]))
     return f"rank {first}" if len(ranks) <= 4 else f"{len(ranks)} ranks ({first}, ...)"

@@ -1,7 +1,7 @@
-"""Owns the form of what any reader has found: one fact, by which rule, on which line, about whom.
+"""The form of what any reader has found: one fact, its rule, its line, and its process.
 
-Readers of text (scan.py), of structured files and of init logs all make these; reasoning turns them into an answer.
-Refuses to own what a fact means: that is its rule's.
+Readers of text (scanner.py), of structured files and of init logs all create facts; root_cause_analysis.py turns them
+into a diagnosis.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from holdfast.diagnose.rules.rule import Rule
 
 MAX_RANKS = 1 << 20
-"""No job has more, whatever a line says; time grows with them."""
+"""No job has more ranks, whatever a line says; time grows with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRef:
-    """Whom a line is about, or who wrote it, as far as it says."""
+    """The process that a line is about, or that wrote it, as far as the line says."""
 
     host: str | None = None
     pid: int | None = None
@@ -27,21 +27,21 @@ class ProcessRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing found in what was read."""
+    """One rule's match in the input."""
 
     rule: Rule
     source: str
     """Name of the source, as in `Source.name`."""
     line: int
-    """Its line from 1; 0 for what is said by the source as a whole."""
+    """Its line from 1; 0 for a statement about the source as a whole."""
     text: str
-    """The line as written, cut where it is long; for structured input the value in a few words."""
+    """The line as written, cut where it is long; for structured input, a short form of the value."""
     process: ProcessRef = field(default_factory=ProcessRef)
     at: float | None = None
-    """Seconds since the epoch by the writer's clock; None when nothing says."""
+    """Seconds since the epoch by the writer's clock; None where unknown."""
     has_year: bool = True
-    """Whether that clock says the year, which is guessed else."""
+    """Whether that clock includes the year, which is otherwise guessed."""
     at_of_previous_line: float | None = None
-    """The same of the line that has a clock next above, for one that has none."""
+    """The time of the nearest line above with a clock, for a line without one."""
     values: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the rule's pattern captured, by name."""
+    """Values captured by the rule's pattern, by name."""

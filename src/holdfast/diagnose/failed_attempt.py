@@ -1,7 +1,7 @@
-"""Owns what a run's own log says of how it failed, as facts beside those of its ranks' words.
+"""Reads from a run's own event log how it failed, as facts that complement the ranks' own logs.
 
-The controller has seen which rank's process ended first and how; what ranks wrote says why. Refuses to own that seeing
-(control/root_cause.py) and the reading of the log (events/log.py).
+The controller records which rank's process ended first and how; the ranks' logs show why. control/root_cause.py finds
+the first rank, and events/log.py reads the log.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from holdfast.job.fault_attribution import (
 )
 
 _SELF_INFLICTED = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b")
-"""Signals that a process brings upon itself: nobody sent them."""
+"""Signals that a process raises itself: no other process sent them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedAttempt:
-    """The attempt that failed last, and what the run's log says of it."""
+    """The last failed attempt, as the run's event log describes it."""
 
     replica: int
     attempt: int
@@ -48,22 +48,22 @@ class FailedAttempt:
     """Ranks of that attempt."""
     rank: int | None
     log_rank: int | None = None
-    """The rank in whose file the output of `rank` is, where they differ: its launcher's first."""
+    """The rank whose file has the output of `rank`, where they differ: its launcher's first rank."""
     event: AnyEvent
-    """Where the log says so."""
+    """Set where the log says it."""
     fact: Fact
     drill: FaultInjected | None = None
-    """What brought it about on purpose."""
+    """The drill that caused it, if any."""
     exited_early: tuple[Fact, ...] = ()
-    """Ranks that had ended by themselves and well while others were at work."""
+    """Ranks that had ended with exit code 0 while others were running."""
     stacks: tuple[str, ...] = ()
-    """Files that hold where its ranks stood, of those that were at work."""
+    """Files with the stacks of its running ranks."""
     nodes: Mapping[int, str] = field(default_factory=dict[int, str])
-    """The node of each of its ranks that was heard of."""
+    """The node of each of its ranks that reported."""
 
 
 def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | None:
-    """The last failure that the log tells of; None for a run in which nothing failed."""
+    """The last failure in the log; None for a run in which nothing failed."""
     decided = next((event for event in reversed(events) if isinstance(event, RecoveryDecided)), None)
     if decided is not None:
         at, rank, finding = decided.failed_at, decided.first_failed_rank, decided.finding
@@ -111,13 +111,13 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
 
 
 def _attempt_started(events: Sequence[AnyEvent], replica: int, attempt: int | None = None) -> AttemptStarted | None:
-    """The start of a replica's attempt; of its last one where none is named."""
+    """The start of a replica's attempt; of its last attempt where none is named."""
     starts = (event for event in reversed(events) if isinstance(event, AttemptStarted) and event.replica == replica)
     return next((start for start in starts if attempt in (None, start.attempt)), None)
 
 
 def _early_exits(events: Sequence[AnyEvent], decided: RecoveryDecided, source: str) -> Iterator[Fact]:
-    """What is said of the ranks of an attempt that ended well before it failed."""
+    """The events about ranks of an attempt that exited with code 0 before it failed."""
     for event in events:
         if not isinstance(event, RankExited) or (event.replica, event.attempt) != (decided.replica, decided.attempt):
             continue
@@ -126,9 +126,9 @@ def _early_exits(events: Sequence[AnyEvent], decided: RecoveryDecided, source: s
 
 
 def early_exit_fact(event: RankExited, source: str) -> Fact:
-    """What is said of a rank that ended well while others were at work."""
+    """The fact for a rank that exited with code 0 while others were running."""
     rank = f"rank {event.rank}{replica_suffix(event.replica)} on node{event.node}"
-    what = f"{rank} was done, with exit code 0, while others were at work"
+    what = f"{rank} had exited with code 0 while others were running"
     who = ProcessRef(rank=event.rank, node=f"node{event.node}")
     rule, values = RULES["run-rank-left-early"], {"what": what}
     return Fact(rule=rule, source=source, line=0, text=what, process=who, at=event.at, values=values)
@@ -148,10 +148,10 @@ def _fact(
     *,
     log_rank: int | None = None,
 ) -> Fact:
-    """What a finding says of a rank; `log_owner_rank` is what `holdfast logs` calls the one that has its output."""
+    """The fact for a finding about a rank; `log_owner_rank` is the rank whose output `holdfast logs` shows."""
     rule, what = _rule(finding), finding.what
     if finding.code == "program-not-started" and finding.remedy:
-        rule = replace(rule, remedy=(finding.remedy,))  # it goes by what the operating system said
+        rule = replace(rule, remedy=(finding.remedy,))  # the operating system's error decides
     if drill is not None:
         rule = replace(rule, confidence=Confidence.CERTAIN, remedy=(remedy_for(drill),))
         what = f"{what}; {format_fault(drill)}"
@@ -175,7 +175,7 @@ def _rule(finding: Finding) -> Rule:
 
 
 def _drill(events: Sequence[AnyEvent], failure: AnyEvent) -> FaultInjected | None:
-    """The drill that brought a failure about."""
+    """The drill that caused a failure."""
     drills: InjectedFaults = ()
     for event in events:
         if event is failure:

@@ -1,4 +1,4 @@
-"""Owns the classes of failure that a diagnosis can name, and who can mend each; refuses to own how one is recognised.
+"""The failure classes that a diagnosis can name, and who can fix each.
 
 The values are the labels under which incidents are collected and scored: more may come, none is ever renamed.
 """
@@ -12,7 +12,7 @@ from holdfast.findings import Owner
 
 
 class FailureClass(StrEnum):
-    """What kind of thing went wrong."""
+    """The kind of a failure."""
 
     ACS_IOMMU = "acs/iommu"
     COLLECTIVE_MISMATCH = "collective mismatch (desync)"
@@ -35,7 +35,7 @@ class FailureClass(StrEnum):
     VERSION_MISMATCH = "version-mismatch"
     WRONG_INTERFACE = "wrong-interface"
     OTHER = "other"
-    # What the collections file under `other`, and a person acts on in different ways.
+    # These have the label `other` in the incident collections, and need different remedies.
     PROGRAM_ERROR = "program-error"
     USAGE = "usage-error"
     UNREACHABLE = "data/hub-unreachable"
@@ -44,17 +44,17 @@ class FailureClass(StrEnum):
     KILLED = "killed"
     NODE_LOST = "node-lost"
     NOT_STARTED = "not-started"
-    # No class, but an answer: what was read does not decide.
+    # Not a class, but a verdict: the input does not decide.
     UNKNOWN = "unknown"
 
     @property
     def description(self) -> str:
-        """What it is, in words for a headline."""
+        """A description for a headline."""
         return FAILURE_CLASS_INFO[self].description
 
     @property
     def owner(self) -> Owner:
-        """Who can mend it."""
+        """Who can fix it."""
         return FAILURE_CLASS_INFO[self].owner
 
     @property
@@ -73,7 +73,7 @@ _LABELLED_OTHER = frozenset(
 
 @dataclass(frozen=True)
 class FailureClassInfo:
-    """A class in words, and who can mend it."""
+    """A class in words, and who can fix it."""
 
     description: str
     owner: Owner
@@ -81,11 +81,11 @@ class FailureClassInfo:
 
 FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     FailureClass.ACS_IOMMU: FailureClassInfo(
-        "PCIe access control (ACS) or the IOMMU stands between GPU and GPU or NIC", Owner.CLUSTER
+        "PCIe access control (ACS) or the IOMMU blocks traffic between GPU and GPU or NIC", Owner.CLUSTER
     ),
-    FailureClass.COLLECTIVE_MISMATCH: FailureClassInfo("ranks did not make the same collective calls", Owner.USER),
+    FailureClass.COLLECTIVE_MISMATCH: FailureClassInfo("ranks made different collective calls", Owner.USER),
     FailureClass.DRIVER: FailureClassInfo(
-        "the GPU driver, Fabric Manager, IMEX or nvidia_peermem is not as it must be", Owner.CLUSTER
+        "the GPU driver, Fabric Manager, IMEX or nvidia_peermem is broken or misconfigured", Owner.CLUSTER
     ),
     FailureClass.FIREWALL: FailureClassInfo("something between the nodes closes or drops connections", Owner.CLUSTER),
     FailureClass.GDR_MISSING: FailureClassInfo(
@@ -104,30 +104,28 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.OOM_GPU: FailureClassInfo("GPU memory ran out", Owner.USER),
     FailureClass.OOM_HOST: FailureClassInfo("host memory ran out", Owner.USER),
-    FailureClass.RANK_COUNT: FailureClassInfo("the ranks do not agree on how many they are, or who is who", Owner.USER),
+    FailureClass.RANK_COUNT: FailureClassInfo("the ranks disagree on the world size or on rank numbers", Owner.USER),
     FailureClass.RDMA_DEVICE_MISSING: FailureClassInfo("no RDMA device, or fewer than there should be", Owner.CLUSTER),
-    FailureClass.RENDEZVOUS: FailureClassInfo("the ranks did not find one another", Owner.CLUSTER),
+    FailureClass.RENDEZVOUS: FailureClassInfo("the ranks could not complete the rendezvous", Owner.CLUSTER),
     FailureClass.SHM_TOO_SMALL: FailureClassInfo("/dev/shm is too small", Owner.USER),
     FailureClass.STRAGGLER: FailureClassInfo("one rank was far behind the others", Owner.USER),
-    FailureClass.TCP_FALLBACK: FailureClassInfo(
-        "the ranks speak over plain TCP instead of the fast network", Owner.CLUSTER
-    ),
-    FailureClass.VERSION_MISMATCH: FailureClassInfo("versions do not fit together", Owner.USER),
+    FailureClass.TCP_FALLBACK: FailureClassInfo("the ranks use plain TCP instead of the fast network", Owner.CLUSTER),
+    FailureClass.VERSION_MISMATCH: FailureClassInfo("versions are incompatible", Owner.USER),
     FailureClass.WRONG_INTERFACE: FailureClassInfo("the wrong network interface was chosen", Owner.USER),
-    FailureClass.OTHER: FailureClassInfo("a known fault with no class of its own", Owner.CLUSTER),
+    FailureClass.OTHER: FailureClassInfo("a known fault that has no separate class", Owner.CLUSTER),
     FailureClass.PROGRAM_ERROR: FailureClassInfo("the program itself failed", Owner.USER),
     FailureClass.USAGE: FailureClassInfo(
-        "the program or its launcher refused its command line or configuration", Owner.USER
+        "the program or its launcher rejected its command line or configuration", Owner.USER
     ),
     FailureClass.UNREACHABLE: FailureClassInfo(
         "data, a model hub or another service could not be reached", Owner.CLUSTER
     ),
     FailureClass.STORAGE: FailureClassInfo("a disk or file system failed", Owner.CLUSTER),
     FailureClass.PREEMPTED: FailureClassInfo(
-        "the job was told to leave: preemption, time limit or cancellation", Owner.CLUSTER
+        "the job was stopped: preemption, time limit or cancellation", Owner.CLUSTER
     ),
     FailureClass.KILLED: FailureClassInfo("a process was ended from outside", Owner.CLUSTER),
     FailureClass.NODE_LOST: FailureClassInfo("a node was lost", Owner.CLUSTER),
-    FailureClass.NOT_STARTED: FailureClassInfo("the job never got to run", Owner.CLUSTER),
-    FailureClass.UNKNOWN: FailureClassInfo("what was read does not decide", Owner.USER),
+    FailureClass.NOT_STARTED: FailureClassInfo("the job never started to run", Owner.CLUSTER),
+    FailureClass.UNKNOWN: FailureClassInfo("the input does not decide", Owner.USER),
 }

@@ -1,7 +1,6 @@
-"""Owns the frames of Python: where an exception was raised, and where a thread of a stack dump stands.
+"""Parses Python stack frames: where an exception was raised, and where a thread of a stack dump waits.
 
-What counts is the innermost frame of the user's own code. Refuses to own which lines are looked at (scan.py), and what
-it means where ranks stand (deadlock.py).
+The innermost frame of the user's own code counts.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
 LOOKBACK_BYTES = 64 << 10
-"""A traceback that begins further up is not looked for, nor frames that are further down."""
+"""Limit of the search for a traceback above a line, and for frames below it."""
 LINES_BELOW = 6
-"""Most lines between the last frame and the exception: its source, marks below it, what the exception says first."""
+"""Most lines between the last frame and the exception: its source, marks below it, the exception's first lines."""
 
 _TRACEBACK_HEADER = b"Traceback (most recent call last)"
 _FATAL_ERROR, _FATAL_ERROR_BYTES = b"Fatal Python error: ", 200
@@ -53,9 +52,10 @@ _COLLECTIVE_PATHS = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", 
 
 
 def raised_at(data: bytes, start: int, end: int) -> str | None:
-    """`file:line in function`, for the exception whose line this is; None without a whole traceback.
+    """`file:line in function`, for the exception on this line; None without a whole traceback.
 
-    What a launcher says of a process's end comes below the traceback of whichever rank wrote last, and is not of it.
+    What a launcher logs about a process's end appears below the traceback of the rank that wrote last, and is not part
+    of it.
     """
     if _EXIT_STATUS.search(data, start, end):
         return None
@@ -71,14 +71,14 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
 
 
 def _syntax_error_at(data: bytes, start: int) -> str | None:
-    """`file:line`, for a file that Python could not parse: it stands above its source and a mark, in no frame."""
+    """`file:line`, for a file that Python could not parse: it appears above its source and a mark, in no frame."""
     above = data[max(0, start - _THREAD_HEADER_BYTES) : start].splitlines()[-4:]
     found = next((found for line in reversed(above) if (found := _SYNTAX_ERROR_FILE.match(line))), None)
     return f"{PurePosixPath(found['file'].decode('utf-8', 'replace')).name}:{found['line'].decode()}" if found else None
 
 
 def service_client(data: bytes, start: int) -> str | None:
-    """The library for services on the internet in whose frames the exception was raised; None for ranks that meet."""
+    """The internet-service library in whose frames the exception was raised; None for a rendezvous between ranks."""
     begin = data.rfind(_TRACEBACK_HEADER, max(0, start - LOOKBACK_BYTES), start)
     frames = list(_FRAME.finditer(data, begin, start)) if begin >= 0 else []
     if any(part in frame["file"] for frame in frames for part in _COLLECTIVE_PATHS):
@@ -88,7 +88,7 @@ def service_client(data: bytes, start: int) -> str | None:
 
 
 def crashed_at(data: bytes, start: int, end: int) -> str | None:
-    """`file:line in function`, where this line begins what faulthandler writes of a process that dies."""
+    """`file:line in function`, where this line begins the faulthandler output of a dying process."""
     if _FATAL_ERROR not in data[start:end]:
         return None
     head = _THREAD_HEADER.search(data, end, end + _THREAD_HEADER_BYTES)
@@ -97,9 +97,10 @@ def crashed_at(data: bytes, start: int, end: int) -> str | None:
 
 
 def thread_position(data: bytes, start: int, end: int) -> Mapping[str, str]:
-    """Where the thread stands whose frames follow its line: its place, and the call in which it waits for others.
+    """The location of the thread whose frames follow its line, and the call in which it waits for others.
 
-    Empty where no frame follows, and for the frames that a process writes as it dies: it waits for nobody any more.
+    Empty where no frame follows, and for the frames that a process writes as it dies: it waits for no other rank any
+    more.
     """
     if _FATAL_ERROR in data[max(0, start - _FATAL_ERROR_BYTES) : start]:
         return {}
@@ -113,7 +114,7 @@ def thread_position(data: bytes, start: int, end: int) -> Mapping[str, str]:
 
 
 def _frames_below(data: bytes, end: int) -> Iterator[re.Match[bytes]]:
-    """The frames on the lines that follow, up to one that is none; variables that py-spy can show are passed over."""
+    """The frames on the following lines, up to the first other line; variables that py-spy can show are skipped."""
     for line in _lines(data, end):
         frame = _FRAME.search(line) or _PY_SPY_FRAME.search(line)
         if frame is not None:
@@ -127,7 +128,7 @@ def _lines(data: bytes, begin: int) -> Iterable[bytes]:
 
 
 def _is_user_code(file: bytes) -> bool:
-    """Whether it is the user's; py-spy leaves out the folder in which a package or a module of Python's lies."""
+    """Whether the frame is the user's; py-spy omits the folder of a package or a Python module."""
     first = file.partition(b"/")[0].removesuffix(b".py")
     compiled = file.endswith((b".pyx", b".pxi"))
     return not compiled and first not in _LIBRARY_NAMES and not any(part in file for part in _LIBRARY_PATHS)

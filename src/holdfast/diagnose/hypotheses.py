@@ -1,6 +1,6 @@
-"""Owns what could be the cause: of each rule's lines, of several lines together, and of what is missing among them.
+"""The possible causes: of each rule's lines, of several lines together, and of missing lines.
 
-Pure. Refuses to own which of them it is (reason.py).
+Pure. root_cause_analysis.py chooses among them.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _CAUSAL_LAYERS: tuple[tuple[FailureClass, ...], ...] = (
     (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
 )
 CAUSAL_LAYER = {each: depth for depth, classes in enumerate(_CAUSAL_LAYERS) for each in classes}
-"""What lies deeper explains what lies above it: a lost GPU a hang, never a hang a lost GPU."""
+"""Deeper layers explain those above: a lost GPU explains a hang, never a hang a lost GPU."""
 _FABRIC_CLASSES = frozenset({FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING, FailureClass.GDR_MISSING})
 HANG_FAILURE_CLASSES = frozenset(_CAUSAL_LAYERS[-1])
 _RENDEZVOUS_CLASSES = {FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT, *HANG_FAILURE_CLASSES}
-"""Classes under which it also shows that ranks were told different numbers."""
+"""Classes under which ranks also report different world sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One possible cause, with what speaks for it."""
+    """One possible cause, with its evidence."""
 
     code: str
     classes: tuple[FailureClass, ...]
@@ -73,7 +73,7 @@ class Hypothesis:
     remedy: tuple[str, ...]
     needs: tuple[str, ...]
     facts: tuple[Fact, ...]
-    """In order; the first is the first seen."""
+    """In order of appearance."""
     first_failure: FirstFailure | None
     performance_only: bool = False
 
@@ -83,11 +83,11 @@ class Hypothesis:
 
 
 def make_hypotheses(facts: Sequence[Fact], desync: Desync | None, fabric_verified: bool) -> list[Hypothesis]:
-    """Everything that facts could come from; with a sound fabric, nothing that single lines suggest of it."""
+    """All hypotheses for these facts; with a sound fabric, single lines about it suggest none."""
     by_code: dict[str, list[Fact]] = {}
     for fact in facts:
         by_code.setdefault(fact.rule.code, []).append(fact)
-    # The set-up logs of all ranks, read together, outweigh what single lines of theirs suggest.
+    # The set-up logs of all ranks, read together, outweigh what single lines suggest.
     weighed = fabric_verified or any(code in by_code for code in FABRIC_CODES)
     fast = "net-rdma" in by_code and "net-socket" not in by_code
     causes = [
@@ -123,7 +123,7 @@ def _is_fallback(rule: Rule) -> bool:
 
 
 def is_fabric_rule(rule: Rule) -> bool:
-    """Whether a single line speaks of a fabric that is not used as it could be."""
+    """Whether a single line suggests a fabric that is degraded."""
     degrades = rule.performance_only or rule.role is Role.CONTEXT
     return (
         degrades
@@ -133,7 +133,7 @@ def is_fabric_rule(rule: Rule) -> bool:
 
 
 def hypothesis_of(rule: Rule, facts: Sequence[Fact]) -> Hypothesis:
-    """What a rule makes of the lines it recognised."""
+    """The hypothesis of a rule for the lines it matched."""
     at = facts[0].values.get("raised_at")
     says = fill_values(rule.message, facts[0])
     return Hypothesis(
@@ -150,7 +150,7 @@ def hypothesis_of(rule: Rule, facts: Sequence[Fact]) -> Hypothesis:
 
 
 def _from_desync(desync: Desync) -> Hypothesis | None:
-    """What the watchdogs and stacks of several ranks say together, where they say more than that somebody waited."""
+    """The hypothesis of the ranks' watchdogs and stacks together, where they show more than that ranks waited."""
     waited = format_ranks(desync.waiting)
     if desync.mismatched:
         calls = ", ".join(f"rank {fact.process.rank} in {fact.values['op']}" for fact in desync.mismatched[:4])
@@ -161,7 +161,7 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
     if desync.lagging:
         first, late = desync.lagging[0], ", ".join(str(stand.rank) for stand in desync.lagging[:8])
         at = f"collective {first.enqueued if first.is_waiting else first.completed}"
-        says = f"rank {late} never entered the collective that {waited} waited in; it was at {at}"
+        says = f"rank {late} never entered the collective in which {waited} waited; it was at {at}"
         culprit = FirstFailure(rank=first.rank, node=first.fact.process.node, host=first.fact.process.host)
         return _collective_mismatch(says, (*(stand.fact for stand in desync.lagging), *desync.facts[:3]), culprit)
     if desync.waiting_apart:
@@ -182,19 +182,19 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
 
 
 def _outside_collective(desync: Desync, waited: str) -> Hypothesis:
-    """The stack of a rank that was not in the collective is what decides."""
+    """The stack of a rank outside the collective is the deciding evidence."""
     late, place = desync.outside_collective[0], desync.outside_collective[0].values["stack_location"]
     away = format_ranks([fact.process.rank or 0 for fact in desync.outside_collective])
     ops = (fact.values["op"] for fact in desync.inside_collective)
     op = next((f" ({call})" for call in (*ops, *(fact.values.get("raised_at") for fact in desync.facts)) if call), "")
-    # NCCL's calls return before they are done: a rank that stands at `loss.item()` waits for one all the same.
+    # NCCL's calls return before they complete: a rank that stops at `loss.item()` waits for one all the same.
     gpu = any(fact.rule.code == "watchdog-timeout" for fact in desync.facts)
     return _collective_mismatch(
-        f"{away} never entered the collective{op} that {waited} waited in; it stood at {place}",
+        f"{away} never entered the collective{op} in which {waited} waited; it was at {place}",
         (*desync.outside_collective, *desync.inside_collective[:2], *desync.facts[:3]),
         first_failure_of(late),
         confidence=Confidence.LIKELY if gpu else Confidence.CERTAIN,
-        remedy=f"see why rank {late.process.rank} stood at {place} instead of coming to the collective",
+        remedy=f"find out why rank {late.process.rank} was at {place} instead of entering the collective",
     )
 
 
@@ -205,7 +205,7 @@ def _collective_mismatch(
     *,
     code: str = "collective-not-entered",
     confidence: Confidence = Confidence.LIKELY,
-    remedy: str = "see what that rank did instead of the collective: its own last lines, `py-spy dump`",
+    remedy: str = "find out what that rank did instead of the collective: its own last lines, `py-spy dump`",
 ) -> Hypothesis:
     return Hypothesis(
         code=code,
@@ -223,7 +223,7 @@ def _collective_mismatch(
 
 
 def _from_rank_consistency(facts: Sequence[Fact], others: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
-    """What ranks say of their number and never say alone; numbers may change from one attempt to the next."""
+    """Contradictions between ranks about the world size, which no single line shows; it may change between attempts."""
     alone = all(other.confidence is Confidence.UNSURE or set(other.classes) & _RENDEZVOUS_CLASSES for other in others)
     if (found := rank_conflict(facts)) is not None:
         yield Hypothesis(
@@ -247,8 +247,8 @@ def _from_rank_consistency(facts: Sequence[Fact], others: Sequence[Hypothesis]) 
                 FailureClass.HANG_UNKNOWN,
             ),
             confidence=Confidence.UNSURE,
-            message=f"{came} of {absent.world_size} ranks began to meet; {away} never came",
-            remedy=("see whether the missing ranks were started, and what they did instead",),
+            message=f"{came} of {absent.world_size} ranks reached the rendezvous; {away} never came",
+            remedy=("check whether the missing ranks were started, and what they did instead",),
             needs=("who-joined", "stacks"),
             facts=absent.facts[:3],
             first_failure=FirstFailure(rank=absent.ranks[0]),

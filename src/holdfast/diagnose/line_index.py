@@ -1,6 +1,6 @@
-"""Owns which line of a file a byte stands in, for the few lines that anybody quotes.
+"""Maps byte offsets to line numbers, for the few quoted lines.
 
-Counting all lines of a log takes a third as long as searching it for every rule, and hardly a block of it is quoted.
+Counting all lines of a log takes a third as long as searching it for every rule, and few chunks are quoted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _READ_BYTES = 1 << 18
 
 
 class LineIndex:
-    """The lines of one file, counted as far as somebody has asked; offsets are those in its data, without its holes."""
+    """The lines of one file, counted as far as requested; offsets are those in its data, without its holes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class LineIndex:
         """Where `_offset` is in the file, holes included."""
 
     def at(self, offset: int) -> int:
-        """The number, from 1, of the line that begins at `offset`; the last one known where the file has gone."""
+        """The number, from 1, of the line that begins at `offset`; the last known one if the file is gone."""
         if offset < self._offset:
             self._offset, self._number, self._file_offset = 0, 1, 0
         try:
@@ -43,7 +43,7 @@ class LineIndex:
 
 @dataclass(frozen=True)
 class LazyLineNumber:
-    """The number of the line that begins at an offset, for who asks `int` of it."""
+    """The number of the line that begins at an offset, computed by `int`."""
 
     index: LineIndex
     offset: int

@@ -1,7 +1,7 @@
-"""Owns reading who wrote a line from whatever stands before its message.
+"""Parses line prefixes for the process that wrote a line.
 
-A line carries the prefixes of all it came through: kubectl, a launcher, torch, NCCL. Each says a part; none is needed.
-Refuses to own when it was written (clocks.py), and what the message means.
+A line carries the prefixes of all the programs it passed through: kubectl, a launcher, torch, NCCL. Each gives a part;
+none is required. timestamps.py parses the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.log_chunk import LogSource
 
 HEAD_CHARS = 400
-"""How much of a line's beginning can be prefix."""
+"""How many bytes at the start of a line can be prefix."""
 
 # n1:811:990 [3] NCCL INFO ...                                        NCCL, all versions
 _NCCL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[-?\d+\] ")
@@ -43,7 +43,7 @@ _HOSTS = (_NCCL, _NCCL_DIAG, _RAY, _SYSLOG, _RSYSLOG)
 
 
 def parse_process(line: str, source: LogSource) -> ProcessRef:
-    """Whom a line's prefixes name; what they leave out is taken from its source."""
+    """The process that a line's prefixes name; its source supplies the rest."""
     head = line[:HEAD_CHARS]
     rank, node, host, pid = source.rank, source.node, None, None
     for pattern in _HOSTS:
@@ -83,7 +83,7 @@ _ROOT_CAUSE = re.compile(
 
 
 def torchrun_root_cause(data: bytes, start: int) -> tuple[ProcessRef, str] | None:
-    """Whom torchrun names below its words `Root Hypothesis`, and with which exit code it ended."""
+    """The rank that torchrun names below `Root Cause`, and its exit code."""
     found = _ROOT_CAUSE.search(data, start, start + _SUMMARY_BYTES)
     if found is None:
         return None
@@ -92,7 +92,7 @@ def torchrun_root_cause(data: bytes, start: int) -> tuple[ProcessRef, str] | Non
 
 
 def process_of_summary(data: bytes, start: int) -> ProcessRef | None:
-    """Whom the summary of a launcher speaks of in the line that begins at `start`; None for a line of no summary."""
+    """The rank that a launcher's summary describes on the line at `start`; None for a line outside a summary."""
     found = _SUMMARY.search(data, max(0, start - _SUMMARY_BYTES), start)
     if found is None:
         return None

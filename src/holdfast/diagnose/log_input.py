@@ -1,7 +1,7 @@
-"""Owns how a pile becomes blocks: files, folders, compressed files, standard input; and what of it is not read.
+"""Turns the input into chunks: files, folders, compressed files, standard input; and notes what was not read.
 
-Everything is bounded: how much is read of a file and in all, how long a line may be, how many files there may be.
-Refuses to own what lines mean. Nothing is written, and nothing in the pile is ever run or unpickled.
+Everything is bounded: bytes per file and in all, line length, number of files. Nothing is written, and no input file is
+ever run or unpickled.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from holdfast.diagnose.structured import flight_recorder, structured_files
 from holdfast.diagnose.structured.dump_store import DumpStore
 
 CHUNK_BYTES = 1 << 18
-"""What stays in a core's own cache while several readers go over it."""
+"""Fits into a core's own cache while several readers scan it."""
 LINE_BYTES = 1 << 16
 """Longest line that is read whole; of a longer one this much, and its end: a traceback may follow a progress bar."""
 END_BYTES = 1 << 12
 """How much of the end of such a line is read."""
 UNPACKED_BYTES = 8 << 30
-"""Most that is unpacked of one compressed file."""
+"""Most bytes unpacked from one compressed file."""
 UNPACKED_TOTAL_BYTES = 32 << 30
-"""Most that is unpacked of all of them."""
+"""Most bytes unpacked from all of them."""
 STREAM_BYTES = 32 << 30
-"""Most that is read of a stream, which may have no end."""
+"""Most bytes read from a stream, which may have no end."""
 WINDOW_BYTES = 128 << 20
-"""Most memory that a zstd file may ask for."""
+"""Most memory that a zstd file may require."""
 MAX_FILES = 200_000
 MAX_NOTES = 20
-"""Files that are named of one kind of trouble; more of them are only counted."""
+"""Files named per kind of problem; further ones are only counted."""
 SEARCH_BYTES = 1 << 20
-"""How far text is looked for in a stream that begins with something else."""
+"""How far into a stream that begins with something else the reader looks for text."""
 
 _NOT_LOG_SUFFIXES = frozenset(
     (".py", ".ipynb", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".md", ".rst", ".html", ".toml", ".ini", ".cfg")
 )
-"""Endings of code and of pages about it, which quote errors without having had them."""
+"""File endings of code and of pages about it, which quote errors that did not happen."""
 _BOMS = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.= ]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE)
 _NODE = re.compile(r"(?:^|[-_./])(?P<node>(?:node|worker|host|pod|master|launcher)[-_]?\d+)", re.IGNORECASE)
@@ -69,25 +69,25 @@ Reader: TypeAlias = "io.BufferedReader[Any]"
 
 
 class LogInput:
-    """What is to be read; `notes` fills, while blocks are taken, with what was left out."""
+    """The input; `notes` collects, while chunks are read, what was left out."""
 
     def __init__(self, paths: tuple[Path, ...], *, stdin: BinaryIO | None = None, shared_logs: bool = False) -> None:
-        """`shared` is whether several ranks write into one file, which is then called after its launcher's first."""
+        """`shared`: several ranks write into one file, which is then named after its launcher's first rank."""
         self._paths = paths
         self._shared_logs = shared_logs
         self._stdin = stdin
         self.budget = MemoryBudget(FACTS_BYTES)
-        """For all that is kept of it, but for NCCL's set-up."""
+        """The memory budget for all that is kept, except NCCL's set-up."""
         self.notes: list[str] = []
         self._note_counts: Counter[str] = Counter()
         self.dumps = DumpStore(self.budget)
-        """Flight recorder dumps among the files, which are no lines; filled as `notes` is."""
+        """Flight recorder dumps among the files, which are not lines; filled like `notes`."""
         self.files = self.bytes = 0
         self._left_out: Counter[str] = Counter()
         self._unpacked_bytes = 0
 
     def chunks(self) -> Iterator[LogChunk]:
-        """Every block of every file, a file after the other."""
+        """Every chunk of every file, one file after the other."""
         for path in self._paths:
             if str(path) == "-" and self._stdin is not None:
                 yield from self._read_stream(self._stdin, LogSource(name="-"), most=STREAM_BYTES)
@@ -99,13 +99,13 @@ class LogInput:
         self.notes += self.dumps.notes()
 
     def _note(self, said: str, what: str) -> None:
-        """Say of one file, by name, what is so of few; of many it is only counted."""
+        """Notes a problem of one file: by name if there are few, else only counted."""
         self._note_counts[what] += 1
         if self._note_counts[what] <= MAX_NOTES:
             self.notes.append(said)
 
     def _read_path(self, path: Path) -> Iterator[LogChunk]:
-        """What was asked for by name: a pipe, such as the shell's <(command), a file, or a folder."""
+        """The paths named by the user: a pipe, such as the shell's <(command), a file, or a folder."""
         try:
             mode = path.stat().st_mode
             if stat.S_ISFIFO(mode):
@@ -147,7 +147,7 @@ class LogInput:
     def _read_stream(
         self, file: BinaryIO | SparseFileReader, source: LogSource, lines: LineIndex | None = None, *, most: int
     ) -> Iterator[LogChunk]:
-        """The blocks of what was opened, of which so much is read, or so much of what is packed in it as is left."""
+        """The chunks of an opened file, up to the limit per file, or to the rest of the limit for unpacked data."""
         self.files += 1
         reader = _buffered(file)
         zeros = _skip_zeros(reader, most)
@@ -164,7 +164,7 @@ class LogInput:
                 begun = _read_all(reader, structured_files.DOCUMENT_BYTES + 1)
                 try:
                     told = self._read_document(source, head, begun)
-                except Exception as error:  # whatever is in it, the other files are read
+                except Exception as error:  # whatever it contains, the other files are read
                     told = None
                     said = f"{source.name} cannot be read as a document, and is read as text: {type(error).__name__}"
                     self._note(said, "documents cannot be read as such")
@@ -184,15 +184,15 @@ class LogInput:
                     return
             self._note_hole(source, zeros + (file.first_data if isinstance(file, SparseFileReader) else 0))
             if unpack or encoding:
-                lines = None  # an offset here is none in the file
+                lines = None  # an offset here is not one in the file
             before = self.bytes
             try:
                 yield from self._whole_lines(reader, source, most, encoding, begun, lines, zeros)
             finally:
                 self._unpacked_bytes += self.bytes - before if unpack else 0
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            said = f"{source.name} is damaged, and read up to there: {error}"
-            self._note(said, "files are damaged, and read up to there")
+            said = f"{source.name} is damaged, and read up to the damage: {error}"
+            self._note(said, "files are damaged, and read up to the damage")
 
     def _note_hole(self, source: LogSource, size: int) -> None:
         if size >= SNIFF_BYTES:
@@ -202,7 +202,7 @@ class LogInput:
             self._note(said, "files begin with a hole")
 
     def _read_document(self, source: LogSource, head: bytes, data: bytes) -> Iterator[LogChunk] | None:
-        """The lines that a document comes to; None for what is none after all, or is too large for one."""
+        """The lines of a document; None if it is not one after all, or is too large."""
         if structured_files.is_too_large(data):
             return None
         if flight_recorder.is_dump(head):
@@ -223,7 +223,7 @@ class LogInput:
         lines: LineIndex | None,
         skipped: int,
     ) -> Iterator[LogChunk]:
-        """Blocks that end with a line's end, of what was `begun` to be read and the rest; only the last may not.
+        """Chunks that end with a line's end, from the `begun` data and the rest; only the last may not.
 
         `skipped` is how much was read before.
         """
@@ -259,13 +259,13 @@ class LogInput:
                 rest, passing = rest[:LINE_BYTES], True
         if taken >= most:
             said = f"{source.name}: only the first {taken >> 30} GiB were read"
-            self._note(said, "files were read only up to what is read of one")
+            self._note(said, "files were read only up to the limit per file")
         if rest:
             yield LogChunk(source=source, first_line=LazyLineNumber(lines, begins) if lines else number, data=rest)
 
 
 def _skip_zeros(reader: Reader, most: int) -> int:
-    """Pass over the zeros that stand where a hole was, or the rest of one; how many there were."""
+    """Skips the zeros of a hole, or of the rest of one; returns how many there were."""
     count = 0
     while count < most and (head := reader.peek(SNIFF_BYTES)).startswith(b"\0"):
         count += len(reader.read(len(head) - len(head.lstrip(b"\0"))))
@@ -273,7 +273,7 @@ def _skip_zeros(reader: Reader, most: int) -> int:
 
 
 def _read_all(reader: Reader, most: int) -> bytes:
-    """All that there is, and no more than this."""
+    """Reads up to this many bytes."""
     parts: list[bytes] = []
     while most > 0 and (part := reader.read(min(most, CHUNK_BYTES))):
         parts.append(part)
@@ -282,7 +282,7 @@ def _read_all(reader: Reader, most: int) -> bytes:
 
 
 def _open_pipe(path: Path) -> BinaryIO:
-    """A named pipe, opened without waiting for somebody to write to it; where nobody does, it is empty."""
+    """A named pipe, opened without waiting for a writer; without one it is empty."""
     pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(pipe, True)
     return open(pipe, "rb")
@@ -305,12 +305,12 @@ _DECOMPRESSORS: Mapping[bytes, Callable[[Reader], Reader]] = {b"\x1f\x8b": _gunz
 
 
 def _printable_path(path: Path) -> str:
-    """A path as it can be printed and sent: names of files are bytes, and not always text."""
+    """A path as it can be printed and sent: file names are bytes, and not always text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def _source(path: Path, root: Path) -> LogSource:
-    """A file's source; what its path below the pile says of rank and node."""
+    """A file's source, with the rank and node that its relative path names."""
     below = os.path.relpath(path, root) if root != path else path.name
     rank, node = _RANK.findall(below), _NODE.findall(below)
     replica = _REPLICA.findall(f"{path.parent.name}/{below}")

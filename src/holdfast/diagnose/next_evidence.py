@@ -1,6 +1,6 @@
-"""Owns which facts to ask a person for where what was read does not decide, and how many of them.
+"""Chooses the evidence to request where the input does not decide, and how much of it.
 
-Pure. Refuses to own what the facts are and how they are got (rules/deciding.py).
+Pure. rules/evidence_requests.py describes each request.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.rules import RULES
 
 MAX_OPEN_CLASSES = 8
-"""Classes that an `unknown` leaves open; facts that would decide between more have not said where to look."""
+"""Classes that an `unknown` leaves open; evidence that decides between more is too vague."""
 
 Candidate = tuple[tuple[str, ...], tuple[FailureClass, ...], tuple[FailureClass, ...]]
-"""Names of facts, between what they decide, and what the same facts may show beyond that."""
+"""Names of requests, the classes between which they decide, and what else the same evidence may show."""
 
 _NCCL_SETUP_RULES = {"comm-rank", "net-rdma", "rdma-requested"}
 """Rules whose lines NCCL writes while it sets a communicator up."""
@@ -28,18 +28,18 @@ _AFTER_NCCL_SETUP: tuple[Candidate, ...] = (
     (("interfaces",), (FailureClass.WRONG_INTERFACE,), ()),
     (("all-ranks",), (FailureClass.PROGRAM_ERROR,), ()),
 )
-"""What to ask where a set-up shows no failure: whether it hangs, is slow, or another rank failed."""
+"""What to request where a set-up shows no failure: whether it hangs, is slow, or another rank failed."""
 _DURING_NCCL_SETUP: tuple[Candidate, ...] = (
     (("stacks",), (FailureClass.HANG_UNKNOWN, FailureClass.OTHER), ()),
     (("interfaces",), (FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL), ()),
     (("all-ranks",), (FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT), ()),
     (("versions",), (FailureClass.VERSION_MISMATCH, FailureClass.DRIVER), ()),
 )
-"""What to ask where NCCL has begun and says no more."""
+"""What to request where NCCL has started and logs no more."""
 
 
 def select_evidence(candidates: Iterable[Candidate]) -> tuple[NextEvidence, ...]:
-    """The facts that would decide, each once: as many as leave no more open than a person can look after."""
+    """The evidence that would decide, each once: as many as leave no more open than a user can follow up."""
     kept: list[Candidate] = []
     left: set[FailureClass] = set()
     for each in candidates:
@@ -63,13 +63,13 @@ def select_evidence(candidates: Iterable[Candidate]) -> tuple[NextEvidence, ...]
 
 
 def also_possible(code: str) -> tuple[FailureClass, ...]:
-    """What a cause may also come of, which only other logs would show."""
+    """Other causes of the same lines, which only other logs would show."""
     rule = RULES.get(code)
     return rule.also_possible if rule else ()
 
 
 def candidates_without_failure(facts: Sequence[Fact], has_nccl_setup: bool) -> tuple[Candidate, ...]:
-    """What would decide where no line tells of a failure; `set_up` is whether NCCL wrote of its set-up."""
+    """What would decide where no line reports a failure; `set_up` is whether NCCL logged its set-up."""
     codes = {fact.rule.code for fact in facts}
     if codes & _NCCL_SETUP_RULES or (has_nccl_setup and "nccl-started" not in codes):
         return _AFTER_NCCL_SETUP

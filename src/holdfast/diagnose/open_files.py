@@ -1,4 +1,4 @@
-"""Opens the files of a pile for reading: regular files only, without their holes, and only those that hold text.
+"""Opens the input files: regular files only, without their holes, and only those that contain text.
 
 Files are untrusted: a link may point to a device, a log may begin with a hole or with binary output, and folders may
 nest deeper than Python recurses.
@@ -25,40 +25,40 @@ SAMPLE_BYTES = 512
 SAMPLES = 64
 """Samples of such a file, evenly spread; the last is its end, where an error usually is."""
 FRAGMENT_BYTES = 128
-"""What is judged at once of a sample, which may itself begin with something else."""
+"""How much of a sample is judged in one step; it may itself begin with something else."""
 
 _CONTROL_CHARACTERS = bytes(set(range(32)) - set(b"\b\t\n\r\f\x1b"))
-"""What no text holds, but for a torn byte here and there."""
+"""Bytes that no text contains, except a torn byte here and there."""
 _BINARY_MAGIC = re.compile(
     rb"\x7fELF|PK\x03\x04|\x93NUMPY|\x89PNG|\xff\xd8\xff|\x89HDF|PAR1|ARROW1|SQLite format|[\s\S]{5}\0\0\0\{"
 )
-"""Programs, core dumps, archives, pictures, tables, checkpoints (the last are safetensors): nobody logs into those."""
+"""Programs, core dumps, archives, pictures, tables, checkpoints (the last are safetensors): none of them holds logs."""
 
 
 class NotARegularFile(Exception):
-    """A socket, pipe, device, or a file that the kernel makes up as it is read, such as /proc/kmsg."""
+    """A socket, pipe, device, or a file that the kernel generates on read, such as /proc/kmsg."""
 
 
 class SparseFileReader(io.FileIO):
-    """The data of a regular file without its holes, which take as long to read as data and hold nothing."""
+    """The data of a regular file without its holes, which take as long to read as data and contain nothing."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         if not stat.S_ISREG(path.stat().st_mode):
             raise NotARegularFile
-        super().__init__(path, opener=_open_nonblocking)  # something else may have taken its place meanwhile
+        super().__init__(path, opener=_open_nonblocking)  # another file may have replaced it meanwhile
         status = os.fstat(self.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_dev == _proc_device():
             self.close()
             raise NotARegularFile
         self.size = status.st_size
         self.offset = offset
-        """Offset in the file, holes included, of what is read next."""
+        """Offset in the file, holes included, of the next read."""
         self._end = offset
         self.first_data = self.offset if self._find_data() else self.size
-        """Offset of the first data from where reading begins."""
+        """Offset of the first data from the start of reading."""
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read what is left of a stretch of data, or the beginning of the next; 0 at the end of the file."""
+        """Reads the rest of a stretch of data, or the beginning of the next; 0 at the end of the file."""
         if self.offset >= self._end and not self._find_data():
             return 0
         count = super().readinto(memoryview(buffer).cast("B")[: self._end - self.offset]) or 0
@@ -72,14 +72,14 @@ class SparseFileReader(io.FileIO):
             yield os.pread(self.fileno(), SAMPLE_BYTES, self.first_data + (last - self.first_data) * number // SAMPLES)
 
     def _find_data(self) -> bool:
-        """Go to the next stretch of data; whether there is any."""
+        """Moves to the next stretch of data; returns whether there is any."""
         try:
             self.offset = os.lseek(self.fileno(), self.offset, os.SEEK_DATA)
             self._end = os.lseek(self.fileno(), self.offset, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return False
-            self._end = 1 << 62  # a file system that knows of no holes
+            self._end = 1 << 62  # a file system without support for holes
         os.lseek(self.fileno(), self.offset, os.SEEK_SET)
         return True
 
@@ -97,7 +97,7 @@ def _proc_device() -> int | None:
 
 
 def walk_files(folder: Path, fail: Callable[[Path, OSError], None]) -> Iterator[Path]:
-    """Every file below a folder in order, those of a folder before those of its folders; links to folders are none.
+    """Every file below a folder in order, its own files before those of its subfolders; links to folders are skipped.
 
     `fail` is called with each folder that cannot be listed.
     """
@@ -123,7 +123,7 @@ def _is_folder(entry: os.DirEntry[str], *, follow: bool) -> bool:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a file that begins like this is not text, or at least does not begin with it."""
+    """Whether a file with this beginning is not text, or at least does not begin with text."""
     return _BINARY_MAGIC.match(head) is not None or _count_control_characters(head) * 20 > len(head)
 
 
@@ -138,7 +138,7 @@ def _fragments(sample: bytes) -> Iterator[bytes]:
 
 
 def _is_text(piece: bytes) -> bool:
-    """Whether it looks like lines of text: tensors hold few control characters too, but no UTF-8 with newlines."""
+    """Whether it looks like lines of text: tensors have few control characters too, but no UTF-8 with newlines."""
     text = piece.decode("utf-8", "ignore").encode()
     return b"\n" in text and (len(text) - _count_control_characters(text)) * 20 >= len(piece) * 19
 

@@ -1,4 +1,4 @@
-"""Owns one diagnosis from end to end: a pile is read once, facts are found, and the answer is reasoned from them."""
+"""Runs one diagnosis: reads the input once, finds facts, and derives the diagnosis from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.diagnose.timestamps import infer_years
 from holdfast.fabric.catalog import Fabric
 
 MAX_OTHER_RUNS = 6
-"""Other runs of a pile that are told of."""
+"""The most other runs of an input that a diagnosis lists."""
 
 
 @infrequent_gc()
@@ -36,10 +36,10 @@ def diagnose(
     fabric: Fabric | None = None,
     hide: Callable[[str], str] | None = None,
 ) -> Diagnosis:
-    """What happened in the run whose logs a pile holds.
+    """Diagnoses the run whose logs are the input.
 
-    `known` is what the run's own event log says, with the rank that failed first; `fabric` what the job was meant to
-    use, where that is known; `hide` replaces secrets in a line before it is cut.
+    `known` is what the run's own event log shows, with the rank that failed first; `fabric` is the job's intended
+    fabric, where known; `hide` replaces secrets in a line before it is cut.
     """
     scanner, reading = Scanner(logs.budget, hide), SetupLogReader()
     facts: list[Fact] = [*known]
@@ -58,7 +58,7 @@ def diagnose(
     facts = infer_years(facts)
     sound, ranks_with_logs = transport is not None and is_fabric_ok(transport), frozenset(ranks)
     notes = (*logs.notes, *_left_out(scanner, reading))
-    # What the run's own log knows of one attempt is of one run, whatever its clocks say.
+    # The event log's entries on one attempt belong to one run, whatever its clocks say.
     runs = [facts] if known else split_into_runs(facts)
     found = _diagnose_last_run(
         runs,
@@ -77,14 +77,14 @@ def diagnose(
 
 
 def _left_out(scanner: Scanner, reading: SetupLogReader) -> Iterator[str]:
-    """What was more than is held."""
+    """Notes on what exceeded the limits."""
     for count, kind in ((scanner.left_out, "lines that tell"), (reading.left_out, "lines of NCCL's set-up")):
         if count:
-            yield f"left out: {count:,} {kind}, since no more of them are held; diagnose fewer files at once"
+            yield f"left out: {count:,} {kind}, over the limit; diagnose fewer files together"
 
 
 def diagnose_chunks(chunks: Iterable[LogChunk]) -> Diagnosis:
-    """What the lines say one by one, for what is at hand already as blocks."""
+    """The facts of single lines, for chunks already in memory."""
     scanner, set_up = Scanner(), False
     facts: list[Fact] = []
     for block in chain.from_iterable(map(json_lines.to_plain_lines, chunks)):
@@ -102,14 +102,14 @@ def _diagnose_last_run(
     counts: Mapping[str, int],
     diagnose_run: Callable[[Sequence[Fact], Mapping[str, int]], Diagnosis],
 ) -> Diagnosis:
-    """What is answered of the last of the runs that failed, and in a line each of the others."""
+    """The diagnosis of the last failed run, with one line for each other run."""
     failed = [run for run in runs if any(map(is_failure, run))] or runs[-1:]
     found = diagnose_run(failed[-1], counts if len(runs) == 1 else Counter(fact.rule.code for fact in failed[-1]))
     others = tuple(_other_run(run, diagnose_run(run, counts)) for run in failed[:-1][-MAX_OTHER_RUNS:])
     notes = found.notes
     if others:
         notes = (
-            f"by clocks and launchers {len(failed)} runs that failed are in what was read; this is about the last",
+            f"by clocks and launchers the input has {len(failed)} runs that failed; this is about the last",
             *notes,
         )
     if runs[-1] is not failed[-1]:

@@ -1,6 +1,6 @@
-"""Owns what ranks say of how many they are and who they are, joined over hosts, processes and communicators.
+"""Checks what ranks log about the world size and their rank, joined over hosts, processes and communicators.
 
-Each line alone is in order; two that contradict each other are not. Refuses to own who waited for whom (deadlock.py).
+Each line alone is valid; two that contradict each other are not. desync.py finds out who waited for whom.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RankConflict:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingRanks:
-    """Ranks that most others of a communicator met without."""
+    """Ranks missing from a communicator that most of its ranks entered."""
 
     ranks: tuple[int, ...]
     world_size: int
@@ -29,7 +29,7 @@ class MissingRanks:
 
 
 def rank_conflict(facts: Sequence[Fact]) -> RankConflict | None:
-    """Two different numbers of ranks or nodes, or one rank that two processes have; None where all agree."""
+    """Two different numbers of ranks or nodes, or two processes with one rank; None where all agree."""
     said: dict[str, dict[str, Fact]] = {}
     held: dict[tuple[str, int], dict[tuple[str | None, int | None], Fact]] = {}
     for fact in facts:
@@ -43,7 +43,7 @@ def rank_conflict(facts: Sequence[Fact]) -> RankConflict | None:
     for name, numbers in said.items():
         if len(numbers) > 1:
             return RankConflict(
-                message=f"ranks were told different {name}: {', '.join(numbers)}", facts=tuple(numbers.values())
+                message=f"ranks were given different {name}: {', '.join(numbers)}", facts=tuple(numbers.values())
             )
     for (_, rank), holders in held.items():
         if len(holders) > 1:
@@ -53,7 +53,7 @@ def rank_conflict(facts: Sequence[Fact]) -> RankConflict | None:
 
 
 def missing_ranks(facts: Iterable[Fact]) -> MissingRanks | None:
-    """Who is missing in a communicator that most of its ranks began to make and none finished; None for no such."""
+    """The missing ranks of a communicator that most ranks began to create and none finished; None without one."""
     begun: dict[str, dict[int, Fact]] = {}
     done: set[str] = set()
     for fact in facts:
@@ -70,9 +70,9 @@ def missing_ranks(facts: Iterable[Fact]) -> MissingRanks | None:
 
 
 def missing_lightning_members(facts: Iterable[Fact]) -> MissingRanks | None:
-    """Who is missing where at least half of Lightning's ranks say that they begin to meet; None for nobody.
+    """The missing ranks where at least half of Lightning's ranks log the start of rendezvous; None if none is missing.
 
-    A log of one node of two looks the same, so this is worth a question where nothing else was found, and no more.
+    A log of one node of two looks the same, so this only justifies a question where nothing else was found.
     """
     came = {
         fact.process.rank: fact

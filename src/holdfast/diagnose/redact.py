@@ -1,7 +1,7 @@
-"""Makes an answer fit to be shown to strangers: the same name becomes the same stand-in wherever it appears.
+"""Makes a diagnosis fit to be shared: the same name becomes the same placeholder wherever it appears.
 
-Replaced are hosts, addresses, paths beyond their last part, users, mail addresses, and what looks like a secret.
-What is left says what happened, not where.
+It replaces hosts, addresses, paths except their last part, users, mail addresses, and what looks like a secret. The
+rest says what happened, not where.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.diagnose.diagnosis import Diagnosis, Evidence, FirstFailure, Other
 from holdfast.diagnose.nccl_transport import TransportReport
 
 _PATH_PART = r"[^\s/:'\"<>()\[\]{},;=|]"
-"""What a part of a path may hold."""
+"""Characters that a part of a path may contain."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 _HOST_KEYS = r"(?:node|remote|endpoint)"
-"""What a host follows, or a sentence."""
+"""What precedes a host name or a sentence."""
 _BEFORE_HOST = r"['\"\[]?(?:[a-z]\w*://)?"
 _USER = r"(?:user(?:[_-]?name)?|login|logname)"
 _KINDS: tuple[tuple[str, Any], ...] = tuple(
@@ -75,12 +75,12 @@ _KINDS: tuple[tuple[str, Any], ...] = tuple(
     )
 )
 _ADDRESSES = (
-    # Bounded repetitions, so that it takes no longer than RE2, which cannot look ahead
+    # Bounded repetitions, so that it takes no longer than RE2, which has no lookahead
     re.compile(r"(?<![\w.:])[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?![\w:])"),
     re2.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"),
 )
 _KEPT_VALUES = frozenset({"yes", "no", "true", "false", "none", "null", "not", "required"})
-"""What says whether there is a secret, and is none."""
+"""Words that report whether a secret is set, and are none."""
 _KEPT_PATHS = ("/bin/", "/dev/", "/proc/", "/sys/", "/usr/", "/opt/conda/", "/etc/")
 _KEPT_NAMES = frozenset(
     {
@@ -88,7 +88,7 @@ _KEPT_NAMES = frozenset(
         *("error", "errors", "code", "space", "defined", "specified", "input", "request", "requests", "interrupt"),
     }
 )
-"""Users and hosts that everybody has, and words that stand in their place in a sentence."""
+"""User and host names that everyone has, and words that appear in their place in a sentence."""
 _MODULES = sys.stdlib_module_names | {
     *("torch", "transformers", "datasets", "accelerate", "deepspeed", "lightning", "pytorch_lightning", "megatron"),
     *("nemo", "jax", "jaxlib", "numpy", "google", "botocore", "requests", "urllib3", "huggingface_hub", "torchvision"),
@@ -114,16 +114,16 @@ _FILE_SUFFIXES = {
 }
 _STAND_IN = re.compile(r"<(?:secret|mail|user|host|path|address)-\d+>")
 _PUBLIC = ("huggingface.co", "github.com", "pypi.org", "pytorch.org", "googleapis.com", "amazonaws.com", "nvidia.com")
-"""Ends of hosts that are everybody's."""
+"""Suffixes of hosts that are not private."""
 
 
 class Redactor:
-    """Stand-ins for names, alike for all texts that one redactor is given."""
+    """Placeholders for names, alike for all texts that one redactor processes."""
 
     def __init__(self) -> None:
         self._stand_ins: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
-        """Stand-ins so far, by kind."""
+        """Placeholders so far, by kind."""
         self._hosts: Any = None
 
     def text(self, text: str) -> str:
@@ -136,7 +136,7 @@ class Redactor:
         return _sub(self._hosts, text, lambda name: self._stand_in("host", name)) if self._hosts else text
 
     def secrets(self, text: str) -> str:
-        """One text with every secret in it replaced; this goes first, before anything is cut."""
+        """A text with every secret in it replaced; this runs first, before anything is cut."""
         text = text.encode("utf-8", "replace").decode()
         for pattern in secret_patterns.patterns():
             text = _replace_spans(
@@ -145,7 +145,7 @@ class Redactor:
         return _replace_spans(text, secret_patterns.random_words(text), lambda name: self._stand_in("secret", name))
 
     def learn(self, texts: Iterable[str], hosts: set[str]) -> None:
-        """Know these hosts, and those that the texts name as such, so that they are replaced wherever they stand."""
+        """Learns these hosts, and those that the texts name as such, so that they are replaced wherever they appear."""
         for text in texts:
             self.text(text)
         self._learn_hosts(hosts | {name for kind, name in self._stand_ins if kind == "host" and not name.isalpha()})
@@ -157,7 +157,7 @@ class Redactor:
 
     def _address(self, name: str) -> str:
         try:
-            address = ipaddress.ip_address(name)  # which takes no time of day, and no version with a leading zero
+            address = ipaddress.ip_address(name)  # which matches no time of day, and no version with a leading zero
         except ValueError:
             return name
         kept = address.is_loopback or address.is_unspecified
@@ -174,7 +174,7 @@ class Redactor:
 
 
 def _is_kept(kind: str, name: str) -> bool:
-    """Whether a name says nothing of anybody, or is none."""
+    """Whether a name identifies no one, or is not a name."""
     if kind == "path":
         return name.startswith(_KEPT_PATHS)
     if kind == "secret":
@@ -185,7 +185,7 @@ def _is_kept(kind: str, name: str) -> bool:
 
 
 def _is_dotted_name(parts: list[str]) -> bool:
-    """Whether a name of several parts is a module of Python, a class in it, a parameter of a model, or a file."""
+    """Whether a dotted name is a Python module, a class in it, a model parameter, or a file."""
     if len(parts) < 3:
         return False
     numbered = any(map(str.isdecimal, parts))
@@ -193,7 +193,7 @@ def _is_dotted_name(parts: list[str]) -> bool:
 
 
 def _sub(pattern: Any, text: str, stand_in: Callable[[str], str]) -> str:
-    """The text with what the pattern finds, or its group `hidden`, replaced; a stand-in is not replaced again."""
+    """The text with every match of the pattern, or of its group `hidden`, replaced; placeholders stay."""
     group = pattern.groupindex.get("hidden", 0)
     return _replace_spans(text, (found.span(group) for found in pattern.finditer(text)), stand_in)
 
@@ -209,7 +209,7 @@ def _replace_spans(text: str, spans: Iterator[tuple[int, int]], stand_in: Callab
 
 
 def redact_diagnosis(answer: Diagnosis, redactor: Redactor | None = None) -> Diagnosis:
-    """The answer with every name in it replaced; `redactor` is the one that hid secrets before lines were cut."""
+    """The diagnosis with every name in it replaced; `redactor` already hid secrets before lines were cut."""
     culprit = answer.first_failure
     hosts = {name for name in (culprit.host, culprit.node) if name} if culprit else set[str]()
     if answer.transport is not None:
@@ -242,7 +242,7 @@ def redact_diagnosis(answer: Diagnosis, redactor: Redactor | None = None) -> Dia
 
 
 def _texts(answer: Diagnosis) -> Iterator[str]:
-    """What lines of logs say of hosts."""
+    """Text in logs that names hosts."""
     yield answer.what
     for each in (
         *answer.evidence,
@@ -254,7 +254,7 @@ def _texts(answer: Diagnosis) -> Iterator[str]:
 
 
 def _redact_transport(transport: TransportReport, redactor: Redactor) -> TransportReport:
-    """The same with every text in it replaced; names of fields are no texts."""
+    """The same with every text in it replaced, except names of fields."""
 
     def walked(value: Any) -> Any:
         if isinstance(value, str):

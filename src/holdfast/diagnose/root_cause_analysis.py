@@ -1,8 +1,8 @@
-"""Owns the way from facts to one answer: who was first, what only followed, how sure, and which fact is missing.
+"""Derives one diagnosis from facts: who failed first, what only followed, the confidence, and the missing evidence.
 
-Pure: the same facts give the same answer. Rules say what a line means, causes what lines could come from (cause.py);
-here causes are weighed against one another. A line that follows from others is never the cause, an answer is only as
-sure as its line is specific, and where lines leave several causes open the answer is `unknown` with the fact that
+Pure: the same facts give the same diagnosis. Rules define what a line means and hypotheses.py which causes are
+possible; here they are weighed. A line that follows from others is never the cause, and confidence is limited by how
+specific the line is. Where lines leave several causes open, the diagnosis is `unknown` and names the evidence that
 would decide.
 """
 
@@ -32,7 +32,7 @@ from holdfast.diagnose.rules.rule import Confidence, Role
 from holdfast.diagnose.rules.torchrun import LAUNCHER_ROOT_CAUSE
 
 MAX_CLOCK_SKEW_S = 5.0
-"""Clocks of two hosts may differ so much without an order of their lines being wrong."""
+"""Clocks of two hosts may differ by this much without the order of their lines being wrong."""
 
 _CONFIDENCE_ORDER = tuple(Confidence)
 _EXIT_CLASSES = {
@@ -42,9 +42,9 @@ _EXIT_CLASSES = {
     FailureClass.KILLED,
     FailureClass.PREEMPTED,
 }
-"""Classes that lie above what their peers then say of the network."""
+"""Classes that explain their peers' network errors."""
 _LAUNCHER_RULES = {"child-failed", "terminated", "aborted"}
-"""Rules whose lines a launcher writes of a rank."""
+"""Rules whose lines a launcher writes about a rank."""
 
 
 def diagnose_facts(
@@ -57,11 +57,11 @@ def diagnose_facts(
     has_nccl_setup: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Diagnosis:
-    """Weigh all facts of a pile.
+    """Weighs all facts of an input.
 
-    `counts` is how many lines each rule recognised; `first_rank` is who failed first, where somebody watched;
-    `fabric_verified` is whether the set-up logs, read together, show that the fabric is as it should be; `set_up` whether
-    there are such lines at all.
+    `counts` is how many lines each rule matched; `first_rank` is the rank that failed first, where the controller saw
+    it. `fabric_verified` is whether the set-up logs together show that the fabric is sound; `set_up` whether there are
+    such lines at all.
     """
     facts = _with_ranks(facts)
     hang = find_desync(facts, ranks_with_logs, _world_size(facts))
@@ -94,7 +94,7 @@ def diagnose_facts(
 
 
 def _with_ranks(facts: Sequence[Fact]) -> list[Fact]:
-    """Facts with the rank filled in where host and process id were seen with one, in the order of their clocks."""
+    """Facts in the order of their clocks, with the rank filled in where host and process id were seen with one."""
     ranks: dict[tuple[str | None, int | None], int] = {
         (fact.process.host, fact.process.pid): fact.process.rank
         for fact in facts
@@ -118,21 +118,21 @@ def _with_ranks(facts: Sequence[Fact]) -> list[Fact]:
         for fact in named
     ]
     if any(fact.at is None for fact in named):
-        return named  # the order in which they were read stands
+        return named  # keeps the order in which they were read
     return sorted(named, key=lambda fact: fact.at or 0.0)
 
 
 def _world_size(facts: Iterable[Fact]) -> int | None:
-    """How many ranks there are, where a line says so."""
+    """The world size, where a line gives it."""
     said = [int(world) for fact in facts if (world := fact.values.get("world", "")).isdecimal() and len(world) < 8]
     return max(said, default=None)
 
 
-# Choosing
+# Choice
 
 
 def _of_first_rank(cause: Hypothesis, rank: int) -> Hypothesis:
-    """The cause with what the rank wrote that failed first in front; with all of its traceback nothing is left open."""
+    """The cause with the failed rank's own lines in front; with its whole traceback nothing is left open."""
     facts = tuple(sorted(cause.facts, key=lambda fact: fact.process.rank != rank))
     whole = (
         facts[0].process.rank == rank
@@ -146,7 +146,7 @@ def _of_first_rank(cause: Hypothesis, rank: int) -> Hypothesis:
 
 
 def _is_reported_by_peers(cause: Hypothesis) -> bool:
-    """Whether the culprit wrote none of the lines: a rank that those which failed had waited for in vain."""
+    """Whether the culprit wrote none of the lines: a rank for which the failed ones had waited until their timeout."""
     rank = cause.first_failure.rank if cause.first_failure else None
     wrote = {
         fact.process.rank for fact in cause.facts if fact.rule is not STACK and not fact.rule.code.startswith("run-")
@@ -155,7 +155,7 @@ def _is_reported_by_peers(cause: Hypothesis) -> bool:
 
 
 def _root_cause(causes: Sequence[Hypothesis], first_rank: int | None) -> Hypothesis | None:
-    """The cause: ends a run before slowing it, surer first, deeper first, and earlier among equals."""
+    """The cause: ending a run ranks before slowing it, then confidence, then depth, then time."""
 
     def of_another(cause: Hypothesis) -> bool:
         rank = cause.first_failure.rank if cause.first_failure else None
@@ -167,7 +167,7 @@ def _root_cause(causes: Sequence[Hypothesis], first_rank: int | None) -> Hypothe
         gone = _is_peer_death_symptom(cause, causes)
         return cause.performance_only, of_another(cause), gone, _CONFIDENCE_ORDER.index(cause.confidence)
 
-    # Of equals what a rank wrote says more than what the run saw of its end.
+    # Of equals, a rank's own log counts more than what the run saw of its end.
     ranked = sorted(
         causes, key=lambda each: (weight(each), CAUSAL_LAYER[each.failure_class], each.code.startswith("run-"))
     )
@@ -179,7 +179,7 @@ def _root_cause(causes: Sequence[Hypothesis], first_rank: int | None) -> Hypothe
 
 
 def _is_peer_death_symptom(cause: Hypothesis, causes: Sequence[Hypothesis]) -> bool:
-    """Whether its lines only say that a peer no longer answers, and another cause is what ended a rank before."""
+    """Whether its lines only report that a peer no longer answers, and another cause ended a rank before."""
     rule = RULES.get(cause.code)
     if rule is None or not rule.peer_death_symptom:
         return False
@@ -199,12 +199,12 @@ def _clearly_before(one: Hypothesis, other: Hypothesis) -> bool:
 
 
 def _may_precede(one: Hypothesis, other: Hypothesis) -> bool:
-    """Whether being earlier is enough: for what is as deep, and for what is certain."""
+    """Whether being earlier is enough: for causes as deep, and for certain ones."""
     return CAUSAL_LAYER[one.failure_class] <= CAUSAL_LAYER[other.failure_class] or one.confidence is Confidence.CERTAIN
 
 
 def _explains(cause: Hypothesis, other: Hypothesis) -> bool:
-    """Whether another cause only follows from this one, or is the same said with other words."""
+    """Whether another cause only follows from this one, or is the same in other words."""
     if other.failure_class.label is cause.failure_class.label or set(other.classes) <= HANG_FAILURE_CLASSES:
         return True
     return (
@@ -222,7 +222,7 @@ def _unknown(
     has_nccl_setup: bool,
     notes: tuple[str, ...],
 ) -> Diagnosis:
-    """What is known, and which facts would decide."""
+    """What is known, and which evidence would decide."""
     if nearest is not None:
         ordered = _by_likelihood(causes, nearest)
         votes = Counter(failure_class for cause in ordered for failure_class in cause.classes)
@@ -253,19 +253,19 @@ def _unknown(
     told.sort(key=lambda fact: fact.rule.role is not Role.SYMPTOM)
     if not told:
         return Diagnosis(
-            what="no line that was read tells of a failure",
+            what="no line in the input reports a failure",
             failure_class=FailureClass.UNKNOWN,
             code="",
             confidence=Confidence.UNSURE,
             next_evidence=select_evidence(candidates_without_failure(facts, has_nccl_setup)),
             notes=notes,
         )
-    # What a launcher says of a rank is the least of what can be said of it.
+    # A launcher's line about a rank is the weakest evidence on it.
     by_word = sorted(told, key=lambda fact: fact.rule.code in _LAUNCHER_RULES)
     asked = ((fact.rule.needs, fact.rule.classes, fact.rule.also_possible) for fact in by_word)
     secondary = told[0].rule.role is Role.SYMPTOM
     words = fill_values(told[0].rule.message, told[0])
-    what = f"only consequences are in what was read: {words}" if secondary else words
+    what = f"the input shows only consequences: {words}" if secondary else words
     first = _launcher_root_cause(facts)
     return Diagnosis(
         what=f"{what}; {fill_values(first.rule.message, first)}" if first else what,
@@ -280,10 +280,10 @@ def _unknown(
 
 
 def _by_likelihood(causes: Sequence[Hypothesis], nearest: Hypothesis) -> list[Hypothesis]:
-    """The likeliest first, of causes that no line decides between.
+    """The causes between which no line decides, the likeliest first.
 
-    That is `nearest`, then those that end a run before those that slow it; of these the ones with the stronger
-    evidence; then the ones whose first line is earlier, by more than clocks differ; then the deeper ones.
+    The order: `nearest`, then those that end a run before those that slow it; of these the ones with the stronger
+    evidence; then those whose first line is earlier by more than clocks differ; then the deeper ones.
     """
     clocks = [cause.facts[0].at for cause in causes if cause.facts[0].at is not None]
     began = min(clocks, default=0.0)
@@ -303,7 +303,7 @@ def _by_likelihood(causes: Sequence[Hypothesis], nearest: Hypothesis) -> list[Hy
 
 
 def _launcher_root_cause(facts: Iterable[Fact]) -> Fact | None:
-    """Whom the launcher saw end first; nobody where that rank itself wrote of having lost another."""
+    """The rank that the launcher saw end first; None where that rank itself logged the loss of another."""
     first = next((fact for fact in facts if fact.rule is LAUNCHER_ROOT_CAUSE and fact.process.rank is not None), None)
     own = (fact for fact in facts if fact.rule.role is Role.SYMPTOM and fact.rule.code not in _LAUNCHER_RULES)
     return None if first is None or first.process.rank in {fact.process.rank for fact in own} else first

@@ -1,7 +1,6 @@
-"""Owns where in a pile one run ends and the next begins: by jobs, long pauses, and launchers that begin once more.
+"""Finds where in the input one run ends and the next begins: by jobs, long pauses, and restarted launchers.
 
-A launcher's attempts are one run: only its own end and its next beginning part two. Pure.
-Refuses to own what the facts of a run mean (reason.py).
+A launcher's attempts are one run: only its own end and its next start separate two. Pure.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from holdfast.diagnose.rules.rule import Role
 from holdfast.diagnose.rules.torchrun import LAUNCHER_STARTED
 
 RUN_GAP_S = 12 * 3600.0
-"""Failures so far apart are of two runs, or have nothing to do with each other; less may be a clock's time zone."""
+"""Failures this far apart belong to two runs, or are unrelated; a smaller gap may be a time zone."""
 RESTART_GAP_S = 1800.0
-"""A launcher that starts its ranks again does so within this; after that it is another one."""
+"""A launcher that restarts its ranks does so within this time; after that it is another launcher."""
 
 # torch.distributed.elastic.multiprocessing.errors.ChildFailedError:      once, after the last attempt
 # subprocess.CalledProcessError: Command '[...]' returned non-zero exit status 1.
@@ -35,19 +34,18 @@ _JOB = re.compile(r"(?:^|/)(?:slurm|[\w.]+)[-_](?P<job>\d{3,12})(?:_\w+)?\.(?:ou
 _NODE_CLASSES = frozenset({FailureClass.GPU_XID, FailureClass.OOM_HOST, FailureClass.NODE_LOST, FailureClass.DRIVER})
 
 Times = Mapping[int, float]
-"""When facts were, by their `id`; those are left out of which nothing tells."""
+"""The times of facts, by their `id`, without those that show nothing."""
 
 
 def is_failure(fact: Fact) -> bool:
-    """Whether it tells of a failure, or of what follows from one."""
+    """Whether it reports a failure, or a consequence of one."""
     return fact.rule.role is not Role.CONTEXT and not fact.rule.performance_only
 
 
 def split_into_runs(facts: Sequence[Fact]) -> list[list[Fact]]:
     """The facts of each run in the order of the runs; the last one has begun and may show no failure.
 
-    What the logs of nodes alone tell of another time stands first: the run that is asked about is the last of the
-    program's own.
+    Facts from another time that only node logs have come first: the diagnosed run is the last of the program's own.
     """
     moments = _times(facts)
     jobs = _by_jobs(facts, moments)
@@ -62,9 +60,9 @@ def _of_one_job(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
 
 
 def _by_jobs(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
-    """The runs of each job of a scheduler that files are called after, the job that began last at the end.
+    """The runs of each scheduler job that files are named after, the job that began last at the end.
 
-    What is in other files may concern any; it goes with the last.
+    Facts in other files may concern any job; they join the last.
     """
     jobs: dict[int, list[Fact]] = {}
     for fact in facts:
@@ -78,7 +76,7 @@ def _by_jobs(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
 
 
 def _is_node_log(facts: Iterable[Fact]) -> bool:
-    """Whether only kernels and clusters speak of a failure, such as a node's log of three weeks."""
+    """Whether only kernels and clusters report a failure, such as in a node's log of three weeks."""
     return all(
         fact.process.rank is None and fact.rule.role is Role.CAUSE and fact.rule.classes[0] in _NODE_CLASSES
         for fact in facts
@@ -87,7 +85,7 @@ def _is_node_log(facts: Iterable[Fact]) -> bool:
 
 
 def _times(facts: Sequence[Fact]) -> Times:
-    """When each fact was: by its own clock, else by the nearest of its source."""
+    """The time of each fact: by its own clock, else by the nearest of its source."""
     found: dict[int, float] = {}
     for source in _by_source(facts).values():
         last = next((at for fact in source if (at := _logged_at(fact)) is not None), None)
@@ -112,7 +110,7 @@ def _by_source(facts: Iterable[Fact]) -> dict[str, list[Fact]]:
 
 
 def _by_pauses(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
-    """Facts between which lies no long pause; how things were before nothing had failed goes with what comes next."""
+    """Facts without a long pause between them; facts on the environment before any failure join the next group."""
     waits = (int(said) / 1000 for fact in facts if (said := fact.values.get("timeout_ms", "")).isdecimal())
     pause = max(RUN_GAP_S, 2 * max(waits, default=0.0))
     times = sorted(moments.values())
@@ -125,7 +123,7 @@ def _by_pauses(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
 
 
 def _merge_until_failure(parts: Iterable[list[Fact]]) -> list[list[Fact]]:
-    """The parts of which each but the last shows a failure."""
+    """The parts of which each except the last shows a failure."""
     found: list[list[Fact]] = []
     waiting: list[Fact] = []
     for part in parts:
@@ -137,7 +135,7 @@ def _merge_until_failure(parts: Iterable[list[Fact]]) -> list[list[Fact]]:
 
 
 def _by_launchers(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
-    """Facts of one stretch of time, cut where launchers had ended and begin once more."""
+    """Facts of one stretch of time, split where launchers had ended and start again."""
     cuts = {source: [fact.line for fact in _run_starts(each, moments)] for source, each in _by_source(facts).items()}
     leader = max(cuts, key=lambda source: len(cuts[source]), default="")
     if not cuts.get(leader):

@@ -1,4 +1,4 @@
-"""Owns what is known of a run of holdfast's own besides its logs: that they were all read, and how it ended."""
+"""What is known of holdfast's own run besides its logs: that all were read, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from holdfast.events import FaultInjected, Outcome
 from holdfast.job.fault_attribution import format_fault, remedy_for
 
 RUN_LOGS_EVIDENCE = ("all-ranks", "peer-log", "first-traceback", "who-joined")
-"""Facts (rules/deciding.py) that are at hand where the logs of all ranks of an attempt, and the run's, were read."""
+"""Evidence requests (rules/evidence_requests.py) that are already met when all ranks' logs of an attempt, and the
+run's, were read.
+"""
 STACKS_EVIDENCE = ("stacks",)
-"""The same where its agents took stacks, and they were read."""
+"""The same if its agents dumped stacks, and those were read."""
 _EXIT_REASON = "exit-reason"
 
 _NOTHING_FAILED: Mapping[Outcome | None, str] = {
-    None: "nothing has failed so far: the run goes on",
+    None: "nothing has failed so far: the run continues",
     Outcome.SUCCEEDED: "nothing failed: the run succeeded",
     Outcome.CANCELLED: "nothing failed: the run was cancelled",
 }
 
 
 def without_evidence(answer: Diagnosis, names: tuple[str, ...]) -> Diagnosis:
-    """The answer that asks for none of these facts; an unknown one asks why nobody wrote of it, if for nothing else."""
+    """The diagnosis without requests for this evidence; an unknown one still requests the reason for the end."""
     known = {EVIDENCE_REQUESTS[name].what for name in names}
     missing = tuple(each for each in answer.next_evidence if each.what not in known)
     if not missing and answer.failure_class is FailureClass.UNKNOWN:
@@ -40,12 +42,12 @@ def without_evidence(answer: Diagnosis, names: tuple[str, ...]) -> Diagnosis:
 
 
 def is_inconclusive(answer: Diagnosis) -> bool:
-    """Whether it says no more than that a rank ended: nothing that one wrote speaks for it."""
+    """Whether it shows no more than that a rank ended: no rank's log supports it."""
     return answer.failure_class is FailureClass.UNKNOWN or all(each.code.startswith("run-") for each in answer.evidence)
 
 
 def with_node(answer: Diagnosis, nodes: Mapping[int, str]) -> Diagnosis:
-    """The answer with the node of its culprit, where only the rank is known."""
+    """The diagnosis with the node of its culprit, where only the rank is known."""
     culprit = answer.first_failure
     if culprit is None or culprit.rank is None or culprit.node or culprit.host or culprit.rank not in nodes:
         return answer
@@ -53,7 +55,7 @@ def with_node(answer: Diagnosis, nodes: Mapping[int, str]) -> Diagnosis:
 
 
 def caused_by_drill(answer: Diagnosis, drill: FaultInjected) -> Diagnosis:
-    """The answer of a failure that a drill brought about: nobody is to be looked for, and nothing to be mended."""
+    """The diagnosis of a failure that a drill caused: there is no culprit and nothing to fix."""
     said = format_fault(drill)
     return replace(
         answer,
@@ -65,18 +67,18 @@ def caused_by_drill(answer: Diagnosis, drill: FaultInjected) -> Diagnosis:
 
 
 def with_standstill(answer: Diagnosis, what: str) -> Diagnosis:
-    """The answer for a run that shows no sign of work: `what` says since when, and where its ranks stand."""
+    """The diagnosis of a run without progress: `what` says since when, and where its ranks wait."""
     known = answer.failure_class is not FailureClass.UNKNOWN
-    return replace(answer, what=f"{answer.what}; {what}" if known else f"the run stands still: {what}")
+    return replace(answer, what=f"{answer.what}; {what}" if known else f"the run makes no progress: {what}")
 
 
 def nothing_failed(answer: Diagnosis, outcome: Outcome | None) -> Diagnosis:
-    """The answer for a run in which nothing failed: what its ranks wrote of errors has ended nothing.
+    """The diagnosis of a run in which nothing failed: the errors that its ranks logged ended nothing.
 
-    `outcome` is None while it goes on. What only slows a run is said all the same.
+    `outcome` is None while it continues. Causes that only slow a run are reported all the same.
     """
     rule = RULES.get(answer.code)
-    # A fallback is a warning that nobody knows: it ended nothing, and nothing says that it slows anything.
+    # A fallback rule matches an unknown warning: it ended nothing, and nothing shows that it slows the run.
     if answer.code.startswith("fabric-") or (rule is not None and rule.performance_only and not rule.fallback):
         return answer
     return Diagnosis(

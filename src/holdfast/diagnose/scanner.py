@@ -1,8 +1,7 @@
-"""Owns finding the lines that a rule recognises in blocks of logs, by one pass for all rules over each block.
+"""Finds the lines that rules match in chunks of logs, in one pass for all rules over each chunk.
 
-Hyperscan searches for all patterns at once, and its time is linear in what it reads, so no rule can be made to hang by
-what somebody logs; RE2, which is linear too, takes the values out of the few lines found.
-Refuses to own what facts mean.
+Hyperscan searches for all patterns together in time linear in its input, so no logged text can make a rule hang. RE2,
+which is linear too, extracts the values from the few lines found.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from holdfast.diagnose.rules.user_program import UNREACHABLE
 from holdfast.diagnose.timestamps import parse_timestamp, timestamp_above
 
 LINE_BYTES = 2000
-"""Longest line that is kept of one that a rule recognises; around what it recognised."""
+"""Longest part kept of a matched line, around the match."""
 REDACTED_BYTES = 16 * LINE_BYTES
-"""How much of a line is searched for secrets; what is kept of it ends far from where this does."""
+"""How much of a line is searched for secrets; the kept part ends well before this."""
 _NCCL_SETUP = rb"NCCL (?:INFO|version) "
 VALUE_BYTES = 200
-"""Longest value that is taken out of a line."""
+"""Longest value extracted from a line."""
 MAX_FACTS_PER_RULE = 20
-"""Facts kept of one rule, source and rank, of one day and launcher; more of the same are only counted."""
+"""Facts kept per rule, source and rank, per day and launcher; further ones are only counted."""
 MAX_FACTS = 50_000
-"""Facts kept in all, as far as there is room for them."""
+"""Facts kept in all, as far as memory allows."""
 _FACT_BYTES = 1536
-"""What one takes beside its text and values, until all are weighed."""
+"""Bytes per fact besides its text and values, until all are weighed."""
 
 # 2026-11-20T10:00:00   2026/11/20 10:00:00   [E1120 10:00:00   [Thu Nov 20 10:00:00 2026]
 _DAY = re.compile(rb"20\d\d[-/]\d\d[-/]\d\d|[DIWEFC][01]\d\d\d (?=\d\d:)|[JFMASOND][a-y]{2} [ \d]\d (?=\d\d:)")
@@ -50,7 +49,7 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\n]{0,256}\x07|[(
 
 
 class RuleMatcher:
-    """The rules made ready to be searched for; made once, since that takes longer than most logs."""
+    """The compiled rules; compiled once, since that takes longer than scanning most logs."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = [rule for rule in rules if rule.pattern]
@@ -64,7 +63,7 @@ class RuleMatcher:
         )
 
     def candidate_lines(self, data: bytes) -> tuple[list[tuple[int, int, list[int]]], bool]:
-        """Beginning and end of each line in which a rule may have something, and which rules, by their index.
+        """Start and end of each line in which a rule may match, and which rules, by their index.
 
         Also whether there are lines of NCCL's set-up.
         """
@@ -72,7 +71,7 @@ class RuleMatcher:
         found: dict[int, list[int]] = {}
 
         def note(index: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-            if end > ends[index]:  # the first of a rule in this line
+            if end > ends[index]:  # the first rule in this line
                 ends[index] = data.find(b"\n", end - 1) + 1 or len(data)
                 found.setdefault(ends[index], []).append(index)
 
@@ -86,12 +85,12 @@ class RuleMatcher:
         return lines, ends[-1] > 0
 
     def is_excluded(self, index: int, line: bytes) -> bool:
-        """Whether a line has a rule's words and tells of nothing."""
+        """Whether a line has a rule's words without its meaning."""
         unless = self.rules[index].exclude
         return bool(unless) and _compiled(unless).search(line) is not None
 
     def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
-        """Where a rule has something in a line, and its values, cut where they are long."""
+        """Where a rule matches in a line, and its values, cut where they are long."""
         found = _compiled(self.rules[index].pattern).search(line)
         if found is None:
             return None
@@ -109,31 +108,31 @@ def _compiled(pattern: str):
 
 @cache
 def rule_matcher() -> RuleMatcher:
-    """That of all rules."""
+    """The same for all rules."""
     return RuleMatcher(RULES.values())
 
 
 class Scanner:
-    """Turns the blocks of one pile into facts; one for a pile, fed in any order of sources."""
+    """Turns the chunks of one input into facts; one scanner per input, fed in any order of sources."""
 
     def __init__(self, budget: MemoryBudget | None = None, hide: Callable[[str], str] | None = None) -> None:
         self._matcher = rule_matcher()
         self.counts: Counter[str] = Counter()
-        """Lines recognised, by rule; also those of which no fact was kept."""
+        """Matched lines by rule; also those of which no fact was kept."""
         self.has_nccl_setup = False
-        """Whether the block that was fed last holds lines of NCCL's set-up, for whom those concern."""
+        """Whether the last chunk holds lines of NCCL's set-up, for their readers."""
         self._fact_counts: Counter[tuple[str, str, str]] = Counter()
         self._days: dict[str, str] = {}
         self._launcher_starts: Counter[str] = Counter()
         self._fact_count = 0
         self._budget = budget or MemoryBudget(FACTS_BYTES)
         self._hide = hide
-        """Replaces secrets in a line before it is cut: of half a key nobody can tell that it is one."""
+        """Replaces secrets in a line before it is cut: half a key no longer looks like one."""
         self.left_out = 0
-        """Lines that tell of which no fact was kept, since there were enough in all."""
+        """Matched lines of which no fact was kept, over the limit."""
 
     def feed(self, block: LogChunk) -> Iterator[Fact]:
-        """The facts of one block, in the order of its lines."""
+        """The facts of one chunk, in the order of its lines."""
         data = block.data
         if b"\x1b" in data:
             data = _ESCAPES.sub(b"", data)
@@ -168,7 +167,7 @@ class Scanner:
             self.left_out += 1
             return None
         found = self._matcher.search(index, line)
-        if found is None:  # the match went over the line's end
+        if found is None:  # the match crossed the line's end
             return None
         self.counts[rule.code] += 1
         if names_rank:
@@ -195,14 +194,14 @@ class Scanner:
         return replace(fact, at=clock.at, has_year=clock.has_year) if clock else fact
 
     def _period(self, source: LogSource, line: bytes) -> str:
-        """The day of a line, else of the last before it in its source, and how many launchers had begun there."""
+        """The day of a line, else of the last one before it in its source, and how many launchers had started there."""
         if day := _DAY.search(line, 0, _DAY_BYTES):
             self._days[source.name] = day[0].decode()
         return f"{self._days.get(source.name)} {self._launcher_starts[source.name]}"
 
 
 def _with_context(fact: Fact, data: bytes, start: int, end: int) -> Fact:
-    """The fact with what the lines above or below its own say: frames, of whom a summary speaks, when that was."""
+    """The fact with details from the lines above or below: frames, the rank of a summary, the time."""
     if fact.at is None and (clock := timestamp_above(data, start)) is not None:
         fact = replace(fact, at_of_previous_line=clock.at, has_year=clock.has_year)
     if fact.rule is STACK:
@@ -222,7 +221,7 @@ def _with_context(fact: Fact, data: bytes, start: int, end: int) -> Fact:
 
 
 def _excerpt(line: bytes, start: int, most: int = LINE_BYTES) -> bytes:
-    """The line; where it is long, its beginning and what surrounds the place that was recognised."""
+    """The line; where it is long, its beginning and the surroundings of the match."""
     if len(line) > most:
         half = most // 2
         begin = max(half, start - most // 20)

@@ -1,8 +1,8 @@
-"""Finds secrets in lines of logs: by the name before them, by their form, and by looking random.
+"""Finds secrets in log lines: by the name before them, by their form, and by randomness.
 
-Rules of detect-secrets are used beside our own: it knows the tokens of some twenty vendors, and is loaded only where an
-answer is redacted. Its rules for entropy and keywords are made for source code, and take too many words of a log.
-All patterns are RE2's, whose time is linear in what anybody logs.
+It also uses the rules of detect-secrets, which knows the tokens of some twenty vendors; they are loaded only where a
+diagnosis is redacted. Its rules for entropy and keywords are made for source code, and match too many words of a log.
+All patterns are RE2's, whose time is linear in its input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUOTE = r"(?:\\?['\"])?"
 _VALUE = r"(?P<hidden>[^\s,;&'\"<>\\(){}\[\]][^\s,;&'\"\\]*)"
 _IS = _QUOTE + r"\s?(?::=|=>|=|:)\s?"
 _LONG = r"(?P<hidden>[^\s,;&'\"<>\\(){}\[\]0-9][^\s,;&'\"\\]{7,}|[0-9]+[^\s0-9,.;&'\"\\][^\s,;&'\"\\]{5,})"
-"""Longer than the special tokens of a tokenizer, and no number: logs count other tokens."""
+"""Longer than the special tokens of a tokenizer, and not a number: logs count other tokens."""
 
 _OWN_PATTERNS = (
     # Authorization: Basic YWxpY2U6aHVudGVyMg==      'Authorization': 'Bearer abc'      proxy-authorization: abc
@@ -49,33 +49,35 @@ _OWN_PATTERNS = (
     r"\b(?P<hidden>(?:hf_|api_org_|gh[pousr]_|github_pat_|gl(?:pat|dt|rt|cbt|ptt|agent|soat|ft|imt|ffct)-|GR1348941|sk-"
     r"|[rsp]k_(?:live|test)_|xox[abeoprs][-.]|xapp-|AIza|ya29\.|GOCSPX-|eyJ|npm_|pypi-|dop_v1_|SG\.|nvapi-"
     r"|dckr_(?:pat|oat)_|tskey-|shp(?:at|ss|ca)_|lin_api_|pplx-|gsk_|r8_|ntn_|dapi|PMAK-|sq0[a-z]{3}-|key-|wandb_v1_)"
-    r"[a-z_.~+/=-]*[A-Z0-9][A-Za-z0-9_.~+/=-]{7,})",  # words such as sk-learn-pipeline have small letters only
+    r"[a-z_.~+/=-]*[A-Z0-9][A-Za-z0-9_.~+/=-]{7,})",  # words such as sk-learn-pipeline have only small letters
     r"\b(?P<hidden>(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{8,})",
     # W&B's keys, digests of images and commits
     r"\b(?P<hidden>[A-Fa-f0-9]{40,})\b",
 )
 _SENTENCE = re.compile(r".*(?:Error|Exception|Warning)|(?:.*\.)?(?:Invalid|Missing|Expired|Unknown|No)[A-Z]\w*")
-"""Names of exceptions, which a sentence follows."""
+"""Names of exceptions, after which a sentence follows."""
 _MEASURE = re.compile(r".*[_-](?:size|bits|bytes|length|len|count|version)", re.IGNORECASE)
 _LOOK_AROUND = re.compile(r"\(\?![^()]+\)|\(\?:\(\?<=\\W\)\|\(\?<=\^\)\)")
-"""What patterns of detect-secrets have and RE2 has not; without, they match a little more."""
+"""Constructs of detect-secrets patterns that RE2 lacks; without them, the patterns match a little more."""
 _MANY = re.compile(r"\{(\d+),\d{4,}\}")
-"""More repetitions than RE2 counts."""
+"""More repetitions than RE2 supports."""
 _WORD = re2.compile(r"[A-Za-z0-9+/_=-]{24,}")
 _KNOWN = re.compile(r"_Z|(?:[A-Z]{3,4}-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """Mangled names of C++, ids of GPUs."""
 _MIN_ALTERNATION = 0.42
-"""Least part of neighbours in a random word that are of two kinds: of base64 it is 0.6, of CUDACachingAllocator 0.3."""
+"""Minimum share of neighbouring characters of different kinds in a random word: 0.6 in base64, 0.3 in
+CUDACachingAllocator.
+"""
 
 
 @cache
 def patterns() -> tuple[Any, ...]:
-    """Every pattern; what it finds, or its group `hidden`, is a secret."""
+    """Every pattern; its match, or the match's group `hidden`, is a secret."""
     return tuple(map(re2.compile, _OWN_PATTERNS)) + tuple(_detect_secrets_patterns())
 
 
 def secret_spans(pattern: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Where one of the patterns has secrets in a text."""
+    """Where one of the patterns finds secrets in a text."""
     hidden = pattern.groupindex.get("hidden", 0)
     named = "name" in pattern.groupindex
     for found in pattern.finditer(text):
@@ -84,14 +86,14 @@ def secret_spans(pattern: Any, text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Whether a value is none that anybody hides, though the name before it has such words."""
+    """Whether a value is not a secret, though the name before it suggests one."""
     if value.isdecimal():
         return len(value) < 4 or _MEASURE.fullmatch(name) is not None
     return value.isalpha() and value.istitle() and _SENTENCE.fullmatch(name) is not None
 
 
 def is_random(word: str) -> bool:
-    """Whether a word looks like a key of any vendor: capitals, small letters and digits that alternate at random."""
+    """Whether a word looks like a vendor's key: capitals, small letters and digits that alternate at random."""
     kinds = [_kind(char) for char in word]
     if not {0, 1, 2} <= set(kinds) or _KNOWN.match(word):
         return False
@@ -100,7 +102,7 @@ def is_random(word: str) -> bool:
 
 
 def random_words(text: str) -> Iterator[tuple[int, int]]:
-    """Where such words stand in a text."""
+    """Where such words occur in a text."""
     return (found.span() for found in _WORD.finditer(text) if is_random(str(found[0])))
 
 
@@ -113,7 +115,7 @@ def _detect_secrets_patterns() -> Iterator[Any]:
     from detect_secrets.plugins.base import RegexBasedDetector
 
     for module in pkgutil.iter_modules(detect_secrets.plugins.__path__):
-        if module.name == "ip_public":  # addresses are no secrets, and have stand-ins of their own
+        if module.name == "ip_public":  # addresses are not secrets, and have their own placeholders
             continue
         for kind in vars(importlib.import_module(f"detect_secrets.plugins.{module.name}")).values():
             if not (isinstance(kind, type) and issubclass(kind, RegexBasedDetector)):
@@ -123,7 +125,7 @@ def _detect_secrets_patterns() -> Iterator[Any]:
 
 
 def _as_re2(pattern: Any) -> Any:
-    """The pattern for RE2; None where that has no words for it: a newer version of those rules breaks nothing."""
+    """The pattern for RE2; None where RE2 cannot express it: a newer version of those rules breaks nothing."""
     text = _MANY.sub(r"{\1,}", _LOOK_AROUND.sub("", str(pattern.pattern)))
     options = re2.Options()
     options.case_sensitive = not pattern.flags & re.IGNORECASE

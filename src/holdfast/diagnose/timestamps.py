@@ -1,7 +1,4 @@
-"""Owns when lines were written, by the clock that each says; and which year that was, where it says none.
-
-Refuses to own whose clock it is (prefix.py), and how far two may differ (reason.py).
-"""
+"""Parses the times of lines, and guesses the year where a line has none."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from statistics import median_low
 from holdfast.diagnose.fact import Fact
 
 HEAD_CHARS = 400
-"""How much of a line's beginning can hold its clock."""
+"""How many bytes at the start of a line can hold its time."""
 
 # 2026-11-20T10:00:00.123Z   2026-11-20 10:00:00,123   [2026-11-20 10:00:00]   2026/11/20 10:00:00
 _ISO = re.compile(
@@ -37,7 +34,7 @@ _TIME, _TIMESTAMP_BYTES, _LOOKBACK_BYTES = re.compile(rb"\d\d:\d\d:\d\d"), 20, 8
 
 @dataclass(frozen=True)
 class Timestamp:
-    """What a line's own clock says; a time without zone is taken for UTC, one without year for the last such day.
+    """The time that a line itself gives; a time without zone counts as UTC, one without year as the last such day.
 
     Only differences between such times are ever used.
     """
@@ -45,11 +42,11 @@ class Timestamp:
     at: float
     """Seconds since the epoch."""
     has_year: bool
-    """Whether it says the year."""
+    """Whether the line gives the year."""
 
 
 def parse_timestamp(line: str) -> Timestamp | None:
-    """When a line says that it was written; None for one without a clock."""
+    """The time that a line gives; None for a line without one."""
     head = line[:HEAD_CHARS]
     found = _ISO.search(head) or _GLOG.search(head) or _MONTH.search(head)
     if found is None:
@@ -69,7 +66,7 @@ def parse_timestamp(line: str) -> Timestamp | None:
 
 
 def timestamp_above(data: bytes, start: int) -> Timestamp | None:
-    """That of the line next above `start` that has one, no further up than a long traceback begins."""
+    """The time of the nearest line with one above `start`, no further up than a long traceback begins."""
     begin = max(0, start - _LOOKBACK_BYTES)
     for found in reversed(list(_TIME.finditer(data, begin, start))):
         line = data[data.rfind(b"\n", begin, found.start()) + 1 : found.end() + _TIMESTAMP_BYTES]
@@ -86,7 +83,7 @@ def _offset_s(zone: str | None) -> float:
 
 
 def infer_years(facts: Sequence[Fact]) -> list[Fact]:
-    """The facts, those whose clocks say no year in the one in which they come closest to those whose clocks do."""
+    """The facts; those without a year get the year that brings them closest to those with one."""
     dated = [
         at
         for fact in facts

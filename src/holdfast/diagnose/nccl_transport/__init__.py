@@ -1,7 +1,7 @@
-"""What the fabric did: which transport joined which ranks, read from the lines NCCL prints while it sets itself up.
+"""The fabric's set-up: which transport connected which ranks, read from the lines that NCCL prints.
 
-`read` takes blocks of lines and gives a frozen `Transport`; `lines` says it to a person, `document` to a machine, and
-`facts` to the reasoning about what went wrong.
+`read` takes chunks of lines and returns a frozen `Transport`; `lines` renders it as text, `document` as JSON data, and
+`facts` as input to the root-cause analysis.
 """
 
 from holdfast.diagnose.nccl_transport.setup_log_reader import SetupLogReader, read_setup_logs

@@ -1,7 +1,6 @@
-"""Owns making connections of what their lines say: all at once that a thread has told of, when somebody needs to know.
+"""Parses the connection lines that a thread has written, all together when first needed.
 
-Lines of one connection differ in the number of the channel, so what follows it is parsed once for all of them.
-Refuses to own who wrote a line (reading.py) and its wording (grammar.py).
+Lines of one connection differ in the channel number, so the rest is parsed once for all of them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from holdfast.diagnose.nccl_transport.process_records import (
 from holdfast.diagnose.nccl_transport.transport_report import Link
 
 _MAX_ROUTES = 256
-"""Kinds of ways by their names, of which a job has ten."""
+"""Distinct link types by name; a job has ten."""
 
 
 class ConnectionParser:
-    """Turns what threads have told into connections, for all threads of a pile."""
+    """Turns the threads' lines into connections, for all threads of an input."""
 
     def __init__(self, room: MemoryBudget, processes: Sequence[ProcessRecord]) -> None:
         self._budget, self._processes = room, processes
@@ -35,10 +34,10 @@ class ConnectionParser:
         self.truncated = 0
         """Lines that were cut or mixed with others."""
         self.left_out = 0
-        """Lines for which there was no room."""
+        """Lines over the memory budget."""
 
     def parse_pending(self, thread: ThreadRecord, quoter: LineQuoter) -> None:
-        """Parse what the thread has told in the block that `quoting` quotes."""
+        """Parses the thread's lines of the chunk that `quoting` quotes."""
         connections, process = thread.connections, self._processes[thread.process]
         for said, (channels, number) in thread.unparsed.items():
             end, _, words = said.partition(b" : ")
@@ -65,11 +64,11 @@ class ConnectionParser:
         thread.unparsed.clear()
 
     def count_truncated(self, said: bytes) -> None:
-        """A line ends with the pile itself; what is missing could be `/GDRDMA`."""
+        """A line ends with the input itself; the missing part could be `/GDRDMA`."""
         self.truncated += said.partition(b" : ")[0] in line_patterns.ENDS
 
     def _admits(self, route: str) -> bool:
-        """Whether there are not too many kinds of ways yet."""
+        """Whether the number of link types is still within its limit."""
         if len(self._routes) < _MAX_ROUTES:
             self._routes.add(route)
         return route in self._routes

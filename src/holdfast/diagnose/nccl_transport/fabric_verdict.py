@@ -1,6 +1,6 @@
-"""Owns the one sentence: whether the logs prove that the fabric carried the job, and if not, what is missing.
+"""Decides in one sentence whether the logs prove that the fabric carried the job, and if not, what is missing.
 
-Nothing is claimed without a line that says it. Refuses to own the differences that it weighs (differences.py).
+Every claim has a line that supports it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TCP = "TCP"
 _SOCKETS = ("NET/Socket", "NET/Socket/GDRDMA")
 ONE_NODE = "one-node"
 """The cause of a verdict where no network was needed."""
-# What makes NCCL take sockets, with what to do; the first that is found is named.
+# Reasons why NCCL chooses sockets, with remedies; the first that applies is named.
 _CAUSES: tuple[tuple[str, str], ...] = (
     ("NCCL_IB_DISABLE", "Unset NCCL_IB_DISABLE."),
     ("NCCL_NET", "Unset NCCL_NET, or set it to the fabric's network."),
     ("no libibverbs", "Install libibverbs1 and ibverbs-providers in the image."),
     (
         "no device",
-        "No RDMA device was found in the container: ask for the device resource (such as rdma/hca: 1), mount "
+        "No RDMA device was found in the container: request the device resource (such as rdma/hca: 1), mount "
         "/dev/infiniband, and add IPC_LOCK. With EFA or TCPX instead, the image lacks the network plugin.",
     ),
     ("no plugin", "With EFA or TCPX the image lacks the network plugin; with InfiniBand see `ibv_devinfo`."),
@@ -60,7 +60,9 @@ def build_report(
     verdict = _verdict(seen, findings, info_lines, expected)
     proven = verdict.evidence and not (left_out and verdict.outcome is FabricOutcome.VERIFIED)
     if verdict.outcome is not FabricOutcome.UNKNOWN and not proven:
-        missing = "the logs of a part of the job: so many lines were read that those that prove it were left out"
+        missing = (
+            "the logs of a part of the job: the input exceeded the limit, and the lines that prove it were left out"
+        )
         what = f"{left_out:,} lines were left out; by the others {verdict.what}"
         verdict = FabricVerdict(outcome=FabricOutcome.UNKNOWN, what=what, expected=verdict.expected, missing=missing)
     return TransportReport(
@@ -103,42 +105,42 @@ def _verdict(seen: MergedSetup, findings: Sequence[Finding], info_lines: int, ex
     if _TCP in used and (wanted is None or wanted.name != _TCP):
         return tell.fallback(wanted)
     if wanted is not None and wanted.name != _TCP and wanted.name not in used and used != {"NVLink"}:
-        what = f"{_many(used)} joined the nodes instead of {wanted.name}"
+        what = f"{_many(used)} connected the nodes instead of {wanted.name}"
         return tell.degraded("other-network", what, wanted.remedy)
     wrong = {hca for process in seen.processes for hca in process.hcas if layer and not hca.endswith(f"/{layer}")}
     if wrong and "IB" in used:
         return tell.degraded(
             "other-link-layer",
-            f"{len(wrong)} of the devices used do not speak {layer}: {', '.join(sorted(wrong)[:_MAX_QUOTED])}",
-            "Name those that do in NCCL_IB_HCA.",
+            f"{len(wrong)} of the devices used are not {layer}: {', '.join(sorted(wrong)[:_MAX_QUOTED])}",
+            "Name those that are in NCCL_IB_HCA.",
         )
     worse = [finding for finding in findings if finding.code in DEGRADING]
     if worse:
-        what = f"{_many(used)} joined the nodes, but {worse[0].what}"
+        what = f"{_many(used)} connected the nodes, but {worse[0].what}"
         return tell.degraded(worse[0].code, what, worse[0].remedy)
     if unseen := _unverified(seen):
         what, missing = unseen
-        return tell.unknown(f"what was seen ran over {_many(used)}, but {what}", missing)
+        return tell.unknown(f"the connections seen used {_many(used)}, but {what}", missing)
     gdr = (
         ", GPUDirect RDMA everywhere"
         if seen.links.inter_node_routes and all(map(_direct, seen.links.inter_node_routes))
         else ""
     )
-    return tell.verified(f"{_many(used)} joined the nodes{gdr}")
+    return tell.verified(f"{_many(used)} connected the nodes{gdr}")
 
 
 def _unverified(seen: MergedSetup) -> tuple[str, str] | None:
-    """What keeps the whole fabric from being verified, and which fact would decide; None where all of it was seen."""
+    """What keeps the fabric from being verified, and which evidence would decide; None where all of it was seen."""
     for one in seen.communicators:
         if one.missing or not one.size:
             absent = (
-                f"rank {format_ranges(one.missing)} of {one.name}" if one.size else "every rank, from the beginning on"
+                f"rank {format_ranges(one.missing)} of {one.name}" if one.size else "every rank, from the beginning"
             )
             return f"only {len(one.members):,} ranks were seen", f"the set-up log of {absent}"
         begun = [member.rank for member in one.members if not member.complete]
         if begun:
             return (
-                f"{len(begun):,} ranks of {one.name} did not end their set-up",
+                f"{len(begun):,} ranks of {one.name} did not finish their set-up",
                 f"the rest of the log of rank {format_numbers(begun)}, or why it ended there",
             )
     silent = sorted(node for node in _multi_node(seen) if not seen.links.nodes[node].inter_node_links)
@@ -151,13 +153,13 @@ def _unverified(seen: MergedSetup) -> tuple[str, str] | None:
 
 
 def _multi_node(seen: MergedSetup) -> set[str]:
-    """The nodes that have a communicator with others."""
+    """The nodes that share a communicator with others."""
     members = ({seen.nodes[member.process] for member in one.members} for one in seen.communicators)
     return {node for nodes in members if len(nodes) > 1 for node in nodes}
 
 
 def _expected_network(seen: MergedSetup, used: set[str], expected: Fabric | None) -> tuple[Network | None, str, str]:
-    """The network that should be used, its link layer, and why; None where nothing says so."""
+    """The expected network, its link layer, and why; None where nothing names it."""
     if expected is not None:
         wanted, layer = expected_network(expected)
         return wanted, layer, f"the job's fabric is {expected.name}"
@@ -170,7 +172,7 @@ def _expected_network(seen: MergedSetup, used: set[str], expected: Fabric | None
     if any(process.hcas for process in seen.processes):
         return network_by_label("IB"), "", "NCCL found RDMA devices"
     if any(process.plugin for process in seen.processes):
-        return network_by_label("OFI"), "", "the network plugin is there"
+        return network_by_label("OFI"), "", "the network plugin was loaded"
     return None, "", ""
 
 
@@ -182,7 +184,7 @@ def _nothing_used(
     tell = _VerdictBuilder(seen, f"the job's fabric is {expected.name}" if expected else "")
     if not info_lines:
         return tell.unknown(
-            "NCCL wrote nothing about its set-up here", "NCCL's set-up lines: run with NCCL_DEBUG=INFO on every rank"
+            "the input has no NCCL set-up lines", "NCCL's set-up lines: run with NCCL_DEBUG=INFO on every rank"
         )
     spanned = _multi_node(seen)
     if chosen == {_TCP} and (spanned or counted > 1):
@@ -196,7 +198,7 @@ def _nothing_used(
         if worse:
             return tell.degraded(worse[0].code, worse[0].what, worse[0].remedy)
         return tell.unknown(
-            "every communicator is within one node, so that no network was needed",
+            "every communicator is within one node, so no network was needed",
             "the set-up of a run over two nodes",
             ONE_NODE,
         )
@@ -213,7 +215,7 @@ def _nothing_used(
 
 
 class _VerdictBuilder:
-    """Makes verdicts, with the lines that prove them."""
+    """Builds verdicts, with the lines that prove them."""
 
     def __init__(self, seen: MergedSetup, expected: str) -> None:
         self._seen = seen
@@ -263,8 +265,8 @@ class _VerdictBuilder:
         ]
         what = f"plain TCP sockets carry the traffic {where}{_format_socket_communicators(self._seen)}"
         if wanted is None:
-            what += "; NCCL takes them when it finds nothing better"
-            remedy = f"{remedy} If these nodes have no other fabric, say so with NCCL_NET=Socket.".strip()
+            what += "; NCCL uses them when it finds nothing better"
+            remedy = f"{remedy} If these nodes have no other fabric, set NCCL_NET=Socket.".strip()
         return FabricVerdict(
             outcome=FabricOutcome.TCP_FALLBACK,
             what=what,
@@ -280,13 +282,14 @@ class _VerdictBuilder:
 
 
 def _format_socket_communicators(seen: MergedSetup) -> str:
-    """Which communicators use sockets, where others do not."""
+    """The communicators that use sockets, where others do not."""
     slow = [one.name for one in seen.communicators if any(link.link_type.route in _SOCKETS for link in one.links)]
     if not slow or len(slow) == sum(
         any(link.link_type.kind is TransportKind.NET for link in one.links) for one in seen.communicators
     ):
         return ""
-    return f", of {'; '.join(slow[:_MAX_QUOTED])}{f'; and {len(slow) - _MAX_QUOTED:,} more' if len(slow) > _MAX_QUOTED else ''}"
+    more = f"; and {len(slow) - _MAX_QUOTED:,} more" if len(slow) > _MAX_QUOTED else ""
+    return f", of {'; '.join(slow[:_MAX_QUOTED])}{more}"
 
 
 def _on_tcp(process: NcclProcess) -> bool:
@@ -294,7 +297,7 @@ def _on_tcp(process: NcclProcess) -> bool:
 
 
 def _gives_cause(process: NcclProcess, name: str) -> bool:
-    """Whether a process gives this cause; a variable set to 0 or to nothing is none."""
+    """Whether a process shows this cause; a variable set to 0 or to nothing is none."""
     if name == "NCCL_NET":
         return process.env.get(name) == "Socket"
     return name in process.evidence and process.env.get(name, "1") not in {"0", ""}

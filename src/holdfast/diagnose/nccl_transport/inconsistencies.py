@@ -1,6 +1,6 @@
-"""Owns what differs between ranks and nodes that ought to be alike: one function for each difference, each a Finding.
+"""Finds differences between ranks and nodes that should be alike: one function for each difference, each a Finding.
 
-Refuses to own whether the fabric is good enough (verdict.py).
+fabric_verdict.py decides whether the fabric is good enough.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from holdfast.findings import Finding, Owner, Severity
 DEGRADING = frozenset(
     {"gdr-missing", "rdma-device-missing", "link-layer-mixed", "network-mixed", "transport-asymmetric", "p2p-disabled"}
 )
-"""The codes that make a fabric worse than it ought to be."""
+"""The codes that mean a degraded fabric."""
 _MAX_NAMED = 4
 """How many of a kind are named."""
 _MAX_FINDINGS = 8
-"""How many findings of a kind are told one by one."""
+"""How many findings of a kind are listed separately."""
 _MOST_NAMES = 512
 """Of variables, of which NCCL has some 300."""
 _PER_RANK_VARIABLES = {"NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE"}
-"""Variables that may rightly differ from node to node."""
+"""Variables that may differ from node to node."""
 # NCCL_SOCKET_IFNAME=docker0, or nothing set on a node where the first interface is a container's bridge
 _NODE_LOCAL_INTERFACE = re.compile(
     r"(lo|docker\d*|veth\w*|virbr\d*|cni\d*|flannel[\w.]*|cali\w*|br-\w+|tunl\d*|ip6tnl\d*):"
@@ -39,7 +39,7 @@ _NODE_LOCAL_INTERFACE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class MergedSetup:
-    """All that was read, as the differences look at it."""
+    """All that was read, indexed for the comparisons."""
 
     processes: Sequence[NcclProcess]
     """Those that are ranks of a communicator."""
@@ -50,12 +50,12 @@ class MergedSetup:
 
 
 def find_inconsistencies(seen: MergedSetup) -> tuple[Finding, ...]:
-    """What ought to be alike and is not, the worst kinds first."""
+    """What should be alike and is not, the worst kinds first."""
     return tuple(finding for rule in _RULES for finding in _limit(iter(rule(seen))))
 
 
 def _limit(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The first of a kind, and how many more there are: a job has hundreds of communicators, a hostile file any."""
+    """The first of a kind, and how many more there are: a job has hundreds of communicators, a hostile file more."""
     told = 0
     for finding in islice(findings, _MAX_FINDINGS):
         told += 1
@@ -73,8 +73,8 @@ def _network_mixed(seen: MergedSetup) -> Iterator[Finding]:
             what=f"ranks chose different networks: {_shares(by_name)}",
             where=_nodes(by_name.get("Socket") or _rarest(by_name)),
             evidence=_quotes(by_name, "network"),
-            remedy="NCCL takes the first network that works, so the better one could not be had on some nodes: compare "
-            "their lines above `Using network`.",
+            remedy="NCCL uses the first network that works, so the better one failed on some nodes: compare their "
+            "lines above `Using network`.",
             owner=Owner.CLUSTER,
         )
 
@@ -84,11 +84,11 @@ def _transport_asymmetric(seen: MergedSetup) -> Iterator[Finding]:
     if found:
         yield Finding(
             code="transport-asymmetric",
-            what=f"{len(found):,} connections are not the same at both ends or in both directions",
+            what=f"{len(found):,} connections differ between their ends or directions",
             severity=Severity.WARNING,
             where=", ".join(sorted({node for one in found[:64] for node in one.nodes})[:_MAX_NAMED]),
             evidence=tuple(_format_disagreement(one) for one in found[:_MAX_NAMED]),
-            remedy="Look at the node that most of them have in common.",
+            remedy="Check the node that most of them have in common.",
             owner=Owner.CLUSTER,
         )
 
@@ -106,7 +106,7 @@ def _gdr_missing(seen: MergedSetup) -> Iterator[Finding]:
         able = [route for route in used.routes if _may_gdr(route)]
         plain = [route for route in able if not route.endswith("/GDRDMA")]
         using += bool(able)
-        # Where GPUs have no NVLink, NCCL receives into GPU memory and sends from the host's on purpose
+        # Where GPUs have no NVLink, NCCL receives into GPU memory and sends from host memory on purpose
         # (NCCL_NET_GDR_READ).
         sends = {side for route in plain for side in used.routes[route]} == {Direction.SEND}
         if plain and not (sends and len(plain) < len(able) and node not in linked):
@@ -141,7 +141,7 @@ def _device_missing(seen: MergedSetup) -> Iterator[Finding]:
             what=f"nodes have different numbers of RDMA devices: {_shares(by_count)}",
             where=_nodes(fewest),
             evidence=_quotes(by_count, "hcas"),
-            remedy="`ibv_devinfo` on the node with fewer: a port that is down, a device that the pod does not get, or "
+            remedy="`ibv_devinfo` on the node with fewer: a port that is down, a device missing from the pod, or "
             "NCCL_IB_HCA.",
             owner=Owner.CLUSTER,
         )
@@ -154,7 +154,7 @@ def _device_missing(seen: MergedSetup) -> Iterator[Finding]:
             what=f"the network plugin found different numbers of devices: {_shares(by_nics)}",
             where=_nodes(by_nics[min(by_nics, key=int)]),
             evidence=_quotes(by_nics, "nics"),
-            remedy="Compare the devices of the nodes, `fi_info -p efa` for EFA, and what the pods ask for.",
+            remedy="Compare the devices of the nodes, `fi_info -p efa` for EFA, and what the pods request.",
             owner=Owner.CLUSTER,
         )
 
@@ -176,7 +176,7 @@ def _link_layer_mixed(seen: MergedSetup) -> Iterator[Finding]:
 
 def _fewer_nics(seen: MergedSetup) -> Iterator[Finding]:
     if any(communicator.missing or not communicator.size for communicator in seen.communicators):
-        return  # the missing ranks may be those that use the others
+        return  # the missing ranks may be those that use the other devices
     counts: dict[str, dict[str, int]] = defaultdict(dict)
     for node, used in seen.links.nodes.items():
         for name, nics in used.nics.items():
@@ -208,12 +208,12 @@ def _p2p_disabled(seen: MergedSetup) -> Iterator[Finding]:
         names = sorted({name for process in chosen[:64] for name in process.evidence if name.startswith("SHM/")})
         yield Finding(
             code="p2p-disabled",
-            what=f"{len(odd):,} of {len(shared | direct):,} nodes join their GPUs through host memory",
+            what=f"{len(odd):,} of {len(shared | direct):,} nodes connect their GPUs through host memory",
             severity=Severity.WARNING,
             where=_format_nodes(odd),
             evidence=_first(chosen, ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", *names, "path")),
-            remedy="Unset NCCL_P2P_DISABLE; else turn PCIe ACS off, IOMMU to pass-through, and let the container see "
-            "all GPUs of the node. `nvidia-smi topo -p2p r` shows what is allowed.",
+            remedy="Unset NCCL_P2P_DISABLE; else turn PCIe ACS off, set the IOMMU to passthrough, and let the "
+            "container see all GPUs of the node. `nvidia-smi topo -p2p r` shows the allowed paths.",
             owner=Owner.CLUSTER,
         )
 
@@ -226,10 +226,10 @@ def _version_mismatch(seen: MergedSetup) -> Iterator[Finding]:
             what=f"ranks load different versions of NCCL: {_shares(by_version)}",
             where=_nodes(_rarest(by_version)),
             evidence=_quotes(by_version, "nccl"),
-            remedy="One image for all nodes; LD_LIBRARY_PATH and LD_PRELOAD must not name another libnccl.",
+            remedy="Use one image for all nodes; LD_LIBRARY_PATH and LD_PRELOAD must not name another libnccl.",
         )
     for name, what in (("driver", "CUDA drivers"), ("plugin", "network plugins")):
-        by_value = _grouped(seen.processes, lambda process: str(getattr(process, name)))  # noqa: B023 - used at once
+        by_value = _grouped(seen.processes, lambda process: str(getattr(process, name)))  # noqa: B023 - used immediately
         if len(by_value) > 1:
             yield Finding(
                 code=f"{name}-mismatch",
@@ -268,12 +268,12 @@ def _env_skew(seen: MergedSetup) -> Iterator[Finding]:
             severity=Severity.WARNING,
             where=where,
             evidence=_quotes(by_value, name),
-            remedy=f"Set {name} to one value for all ranks, or for none.",
+            remedy=f"Set {name} to one value on all ranks, or on none.",
         )
 
 
 def _complete_nodes(seen: MergedSetup) -> set[str]:
-    """The nodes whose variables are all known: NCCL told of some, and every set-up there came to its end."""
+    """The nodes whose variables are all known: NCCL logged some, and every set-up there finished."""
     ended: dict[str, bool] = {}
     for communicator in seen.communicators:
         for member in communicator.members:
@@ -288,11 +288,11 @@ def _wrong_interface(seen: MergedSetup) -> Iterator[Finding]:
     if inward and len(nodes) > 1:
         yield Finding(
             code="wrong-interface",
-            what=f"{len(inward):,} ranks meet over {inward[0].bootstrap}, which no other node can reach",
+            what=f"{len(inward):,} ranks bootstrap over {inward[0].bootstrap}, which no other node can reach",
             where=_nodes(inward),
             evidence=_first(inward, ("bootstrap", "NCCL_SOCKET_IFNAME")),
-            remedy="Set NCCL_SOCKET_IFNAME to the interface that joins the nodes, such as NCCL_SOCKET_IFNAME=eth0, or "
-            "shut these out: NCCL_SOCKET_IFNAME=^lo,docker,virbr.",
+            remedy="Set NCCL_SOCKET_IFNAME to the interface that connects the nodes, such as "
+            "NCCL_SOCKET_IFNAME=eth0, or exclude these: NCCL_SOCKET_IFNAME=^lo,docker,virbr.",
         )
 
 
@@ -301,11 +301,11 @@ def _ranks_missing(seen: MergedSetup) -> Iterator[Finding]:
         if gaps := communicator.missing:
             yield Finding(
                 code="ranks-missing",
-                what=f"{communicator.name}: {sum(map(len, gaps)):,} of {communicator.size:,} ranks are not here",
+                what=f"{communicator.name}: {sum(map(len, gaps)):,} of {communicator.size:,} ranks have no logs",
                 severity=Severity.WARNING,
                 where=f"rank {format_ranges(gaps)}",
                 evidence=tuple(str(member.evidence) for member in communicator.members[:1]),
-                remedy="Add their logs. If they are here, these ranks never began: see why they did not start.",
+                remedy="Add their logs. If the input has them, these ranks never started their set-up: find out why.",
             )
 
 
@@ -315,10 +315,10 @@ def _setup_unfinished(seen: MergedSetup) -> Iterator[Finding]:
         if begun and communicator.size:
             yield Finding(
                 code="comm-init-unfinished",
-                what=f"{communicator.name}: {len(begun):,} of {communicator.size:,} ranks did not end their set-up",
+                what=f"{communicator.name}: {len(begun):,} of {communicator.size:,} ranks did not finish their set-up",
                 where=f"rank {format_numbers([member.rank for member in begun])}",
                 evidence=tuple(str(member.evidence) for member in begun[:_MAX_NAMED]),
-                remedy="A set-up waits for every rank: look first at a rank that is missing here, then at the last "
+                remedy="A set-up waits for every rank: check first for a rank that is missing here, then the last "
                 "lines of these.",
                 owner=Owner.PEER,
             )
@@ -341,7 +341,7 @@ _RULES: tuple[Callable[[MergedSetup], Iterable[Finding]], ...] = (
 
 
 def _grouped(processes: Iterable[NcclProcess], key: Callable[[NcclProcess], str]) -> dict[str, list[NcclProcess]]:
-    """Processes by what they say, without those that say nothing."""
+    """Processes by value, without those that log none."""
     groups: dict[str, list[NcclProcess]] = defaultdict(list)
     for process in processes:
         if value := key(process):
@@ -356,7 +356,7 @@ def _shares(groups: Mapping[str, Sequence[NcclProcess]]) -> str:
 
 
 def _rarest(groups: Mapping[str, Sequence[NcclProcess]]) -> Sequence[NcclProcess]:
-    """The smallest group; nobody where no group is smaller than all others."""
+    """The smallest group; None where no group is smaller than all others."""
     first, second = sorted(groups.values(), key=len)[:2] if len(groups) > 1 else (*groups.values(), ())
     return first if len(groups) == 1 or len(first) < len(second) else ()
 

@@ -1,7 +1,7 @@
-"""Owns the wording of NCCL's set-up lines, from 2.10 to 2.32: a pattern for each, under the line it matches.
+"""Patterns of NCCL's set-up lines, from 2.10 to 2.32, each under the line it matches.
 
-Lines are quoted from public threads; the forms of every version are in the format tables that the tests generate
-logs from. Refuses to own what a line means.
+Lines are quoted from public threads; the forms of every version are in the format tables from which the tests generate
+logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.diagnose.nccl_transport.transport_report import RECEIVE, Direction
 _T = TypeVar("_T")
 MARK = b" NCCL INFO "
 _CACHED_BYTES = 64
-"""What is longer is no rank, and hardly a way."""
+"""A longer number is not a rank, and hardly a link type."""
 SWITCH = -1
 """The receiver of a connection to a switch that reduces (CollNet)."""
 
@@ -37,9 +37,9 @@ REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
 
 
 def rare_lines(data: bytes) -> Sequence[tuple[int, int]]:
-    """Where lines that are rare, and stand outside NCCL's messages too, may be: which of them, and where its words end.
+    """Where rare lines, which also appear outside NCCL's messages, may be: which of them, and where their words end.
 
-    Hyperscan looks for both at once, in a sixth of the time that `find` takes for each alone.
+    Hyperscan looks for both together, in a sixth of the time that `find` takes for each alone.
     """
     found: list[tuple[int, int]] = []
 
@@ -67,14 +67,14 @@ _END = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn
 
 
 CHANNEL_BYTES = len(b"Channel 00")
-# What may stand between that and ` : `, as in `AgentClient 00/0 : `. The number is the connection's (0 collective, 1 point
+# What may stand between that and ` : `, as in `Channel 00/0 : `. The number is the connection's (0 collective, 1 point
 # to point); up to 2.13, and for SHM, there is none; in the order of a ring it is how many channels there are.
 ENDS = frozenset((b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10))))
 
 
 @cache
 def channels() -> Mapping[bytes, int]:
-    """The bit of each channel by its name, such as `AgentClient 00`; NCCL has at most 64 channels."""
+    """The bit of each channel by its name, such as `Channel 00`; NCCL has at most 64 channels."""
     return {b"%s %02d" % (kind, channel): 1 << channel for kind in (b"Channel", b"CollNet") for channel in range(64)}
 
 
@@ -133,7 +133,9 @@ DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
 
 
 def parse_connection(said: bytes) -> tuple[int, int, LinkType, int] | None:
-    """Sender, receiver, way and whose word it is, of what follows `AgentClient 00/0 : `; None for what is no connection."""
+    """Sender, receiver, link type and reporting end, from the text after `Channel 00/0 : `; None if it is no
+    connection.
+    """
     # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
     parts = said.split(b" ", 3)
     if len(parts) == 4 and parts[1] == b"->":
@@ -147,13 +149,13 @@ def parse_connection(said: bytes) -> tuple[int, int, LinkType, int] | None:
 
 
 def _rank(said: bytes) -> int | None:
-    """The number of a rank of a connection; None where it is torn."""
+    """The rank number of a connection; None where it is torn."""
     match = _RANK.match(said)
     return int(match[1]) if match else None
 
 
 def _parse_link_type(said: bytes) -> LinkType | None:
-    """The way that stands behind the two ranks of a connection; None where it is torn."""
+    """The link type after the two ranks of a connection; None where it is torn."""
     if match := _NET.match(said):
         side, kind, name, nic, proxy, gdr, options = match.groups()
         return _link_type(
@@ -173,7 +175,7 @@ def _parse_link_type(said: bytes) -> LinkType | None:
 
 
 class _ParseCache(dict[bytes, _T]):
-    """What words mean, parsed when they are asked for first; a look-up costs a third of that in an `lru_cache`."""
+    """Caches the meaning of words, parsed on first use; a look-up costs a third of that in an `lru_cache`."""
 
     def __init__(self, parse: Callable[[bytes], _T], most: int) -> None:
         super().__init__()
@@ -205,7 +207,7 @@ def _link_type(
 
 
 def is_ring(text: bytes) -> bool:
-    """Whether what follows `AgentClient 00/02 : ` is the order of a ring."""
+    """Whether the text after `Channel 00/02 : ` is the order of a ring."""
     return _RING.match(text) is not None
 
 

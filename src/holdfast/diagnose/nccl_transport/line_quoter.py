@@ -1,7 +1,4 @@
-"""Owns making evidence of the few lines of a block that anybody quotes: which line of its source it is, and its words.
-
-Refuses to own which lines those are (messages.py, connecting.py).
-"""
+"""Quotes the few lines of a chunk that are evidence: the line number and its text."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
 from holdfast.diagnose.nccl_transport.transport_report import LogLine
 
 _ONCE_BYTES = 1024
-"""Of a line that is quoted, and of what is noted with it: a communicator, a variable, a fact."""
+"""Longest part kept of a quoted line, and of what is noted with it: a communicator, a variable, a fact."""
 _MOST_BYTES = 240
 
 
 class OverBudget(Exception):
-    """More was said than is kept."""
+    """The line had more than is kept."""
 
 
 class LineQuoter:
-    """The lines of one block, which was split at NCCL's mark."""
+    """The lines of one chunk, which was split at NCCL's mark."""
 
     def __init__(self, block: LogChunk, pieces: Sequence[bytes], room: MemoryBudget) -> None:
         self._block, self._pieces, self._budget = block, pieces, room
         self._counted, self._offset, self._line = 0, 0, 0
 
     def quote(self, number: int) -> LogLine:
-        """The line of the mark before the piece of this number; counted from the last that was asked for."""
+        """The line of the mark before the piece of this number; counted from the last request."""
         if number < self._counted or not self._line:
             self._counted, self._offset, self._line = 0, 0, int(self._block.first_line)
         begin, passed = self._offset, self._pieces[self._counted : number]

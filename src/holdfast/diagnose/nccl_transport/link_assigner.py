@@ -1,6 +1,6 @@
-"""Owns whose each connection is: it gives every connection of a process to one of its communicators.
+"""Assigns every connection of a process to one of its communicators.
 
-Refuses to own reading the lines (reading.py), and which communicators of different processes are one (joining.py).
+merge.py joins communicators of different processes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _SENDER, _RECEIVER = attrgetter("sender"), attrgetter("receiver")
 
 
 class LinkAssigner:
-    """Gives connections to communicators, process by process, and keeps those that it cannot give."""
+    """Assigns connections to communicators, process by process, and keeps those that it cannot assign."""
 
     def __init__(self, nodes: Mapping[int, Mapping[int, str]]) -> None:
-        """`nodes` says for each communicator of a process (by its `id()`) on which node each rank of it is."""
+        """`nodes` gives, for each communicator of a process (by its `id()`), the node of each rank."""
         self._nodes = nodes
         self.orphans: dict[int, list[Link]] = {}
-        """Connections of processes of whose communicators nothing was seen, by the process."""
+        """Connections of processes without any communicator in the logs, by the process."""
         self.unassigned = 0
-        """Connections that no communicator of their process can have: they are torn."""
+        """Connections that fit no communicator of their process: they are torn."""
 
     def assign(self, number: int, record: ProcessRecord) -> None:
-        """Give the connections of one process to its communicators; its sessions are used up."""
+        """Assigns the connections of one process to its communicators; consumes its sessions."""
         last: dict[ThreadRecord, CommInit] = {}
         for session in record.batches:
             if record.comms:
@@ -54,8 +54,8 @@ class LinkAssigner:
             ]
             possible = [one for one, score in zip(possible, scores, strict=True) if score == max(scores)]
         if possible:
-            # Of equals that which this thread connected last, since a thread of its own connects each; or else the
-            # first that has no connection yet: communicators are mostly used in the order they were made.
+            # Of equals, the communicator that this thread connected last, since each has its own thread; else the first
+            # without a connection yet: communicators are mostly used in the order they were created.
             of_thread = last.get(session.thread)
             chosen = min(possible, key=lambda one: (one is not of_thread, bool(one.links)))
             last[session.thread] = chosen
@@ -67,7 +67,7 @@ class LinkAssigner:
             self._assign_each(links, session.comm, joined)
 
     def _assign_each(self, links: Sequence[Link], first: CommInit | None, joined: Sequence[CommInit]) -> None:
-        """Give connections one by one where no communicator can have them all."""
+        """Assigns connections one by one where no communicator fits them all."""
         candidates = [*([first] if first else []), *joined]
         for link in links:
             highest = max(link.sender, link.receiver)

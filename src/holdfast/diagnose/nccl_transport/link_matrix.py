@@ -1,7 +1,4 @@
-"""Owns the one walk over all connections: by which routes each node reaches each other, and where two ends disagree.
-
-Refuses to own what is wrong with that (differences.py, verdict.py) and how it is shown (words.py, document.py).
-"""
+"""Builds the link matrix in one pass over all connections: the routes between nodes, and where two ends disagree."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ from holdfast.diagnose.nccl_transport.transport_report import (
 )
 
 Cells = Mapping[tuple[str, str], Mapping[str, int]]
-"""For sender and receiver (nodes, or ranks as text) the labels of their connections, and how many channels each has."""
+"""For sender and receiver (nodes, or ranks as text) the labels of their connections, and the channels of each."""
 UNKNOWN_NODE = "?"
-"""The node of a rank that nobody saw."""
+"""The node of a rank without any log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """Two ends of a connection that are not joined by the same means."""
+    """Two ends of a connection that use different transports."""
 
     communicator: str
     sender: int
@@ -50,27 +47,27 @@ class NodeLinks:
     routes: dict[str, set[Direction]] = field(default_factory=lambda: defaultdict[str, set[Direction]](set))
     """Each route, and whether it sends or receives."""
     inter_node_links: int = 0
-    """Connections by a network, or to other nodes."""
+    """Connections over a network, or to other nodes."""
     nics: dict[str, set[int]] = field(default_factory=lambda: defaultdict[str, set[int]](set))
     """Indices of the network devices used, by network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkMatrix:
-    """Routes by node, and what the two ends of connections do not agree on."""
+    """Routes by node, and where the two ends of connections disagree."""
 
     nodes: Mapping[str, NodeLinks]
     inter_node_routes: Counter[str]
-    """Channel ends between nodes, and all of networks, by route."""
+    """Channel ends between nodes, and of all networks, by route."""
     disagreements: Sequence[Disagreement]
 
 
 def build_link_matrix(processes: Sequence[NcclProcess], communicators: Sequence[Communicator]) -> LinkMatrix:
-    """Walk over all connections once."""
+    """Builds the matrix in one pass over all connections."""
     nodes: dict[str, NodeLinks] = {process.node: NodeLinks() for process in processes}
     across: Counter[str] = Counter()
     disagreements: list[Disagreement] = []
-    noted: dict[str, set[int]] = {node: set() for node in nodes}  # ways, by their id(), which costs no hashing
+    noted: dict[str, set[int]] = {node: set() for node in nodes}  # link types, by their id(), which costs no hashing
     for communicator in communicators:
         places = nodes_of_ranks(communicator, processes)
         sends: dict[tuple[int, int], LinkType] = {}
@@ -93,7 +90,7 @@ def build_link_matrix(processes: Sequence[NcclProcess], communicators: Sequence[
 
 
 def nodes_of_ranks(communicator: Communicator, processes: Sequence[NcclProcess]) -> Mapping[int, str]:
-    """The node of each rank that was seen."""
+    """The node of each rank in the logs."""
     return {member.rank: processes[member.process].node for member in communicator.members}
 
 
@@ -128,17 +125,17 @@ def _disagreements(
 
 
 def _same_transport(one: LinkType, other: LinkType) -> bool:
-    """Whether two ends use the same means; whether each reaches GPU memory directly is its own node's matter."""
+    """Whether two ends use the same transport; GPUDirect may differ, since each node decides it."""
     return one.kind is other.kind and (one.kind is not NET or one.name == other.name)
 
 
 def node_cells(communicator: Communicator, processes: Sequence[NcclProcess]) -> Cells:
-    """Node by node, what joins them."""
+    """Node by node, the connections between them."""
     return _cells(communicator, processes, dict(nodes_of_ranks(communicator, processes)))
 
 
 def rank_cells(communicator: Communicator, processes: Sequence[NcclProcess]) -> Cells:
-    """Rank by rank, what joins them."""
+    """Rank by rank, the connections between them."""
     return _cells(communicator, processes, None)
 
 
@@ -159,10 +156,10 @@ def _cells(
 
 
 class LinkLabels:
-    """What the connections that a process told of are called in a matrix."""
+    """The labels in a matrix of the connections that a process logged."""
 
     def __init__(self, process: NcclProcess) -> None:
-        """The process says what its GPUs' paths are and what its devices speak."""
+        """The process gives its GPUs' paths and the link layer of its devices."""
         self._nvlink = process.path == "NVL"
         self._roce = bool(process.hcas) and all(hca.endswith("/RoCE") for hca in process.hcas)
 

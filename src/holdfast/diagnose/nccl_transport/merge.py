@@ -1,7 +1,7 @@
-"""Owns which communicators of different processes are one, and what they are called.
+"""Merges the communicators of different processes, and names them.
 
-NCCL gives each communicator an id since 2.16, those that were split off others a reliable one only since 2.31. Without
-one, splits are joined by their parent, count and colour, and others by their size and the order they were made in.
+NCCL gives each communicator an id since 2.16, and split ones a reliable id only since 2.31. Without one, splits are
+joined by their parent, count and colour, and others by their size and creation order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class MergedLogs:
     truncated_lines: int
     """Connection lines that were cut or mixed with others."""
     unassigned_links: int
-    """Connection lines of processes of whose communicators nothing was seen."""
+    """Connection lines of processes without any communicator in the logs."""
 
 
 def merge(records: Sequence[ProcessRecord]) -> MergedLogs:
-    """Join what all processes said. The records are used up."""
+    """Joins the records of all processes and consumes them."""
     _name_nodes(records)
     groups = _groups(records)
     nodes: dict[int, Mapping[int, str]] = {}
@@ -56,7 +56,7 @@ def merge(records: Sequence[ProcessRecord]) -> MergedLogs:
 
 
 def _name_nodes(records: Sequence[ProcessRecord]) -> None:
-    """A process is on the node of its source; on its host where that source is not of one node, but gathers many."""
+    """A process is on the node of its source; on its host if that source gathers many nodes."""
     hosts: dict[str, set[str]] = defaultdict(set)
     for record in records:
         hosts[record.node].add(record.host)
@@ -67,7 +67,7 @@ def _name_nodes(records: Sequence[ProcessRecord]) -> None:
 
 def _groups(records: Sequence[ProcessRecord]) -> list[_Group]:
     groups: dict[_Key, _Group] = {}
-    # Where communicators are told apart by their order alone, ranks must come in theirs.
+    # Where only their order tells communicators apart, ranks must come in order.
     for record in sorted(records, key=_sort_key):
         made: Counter[_Key] = Counter()
         pointers: dict[str, _Key] = {}
@@ -113,13 +113,13 @@ def _communicators(groups: Iterable[_Group], records: Sequence[ProcessRecord]) -
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplicaNames:
-    """Which replica each process is of, and its rank there; empty where logs do not tell several replicas apart."""
+    """The replica and rank of each process; empty where logs do not distinguish several replicas."""
 
     replica_ranks: Mapping[int, tuple[int, int]]
 
     @staticmethod
     def of(groups: Sequence[_Group], records: Sequence[ProcessRecord]) -> _ReplicaNames:
-        """By the largest communicator within each replica; `groups` are given with the largest first."""
+        """By the largest communicator within each replica; `groups` are ordered with the largest first."""
         places: dict[int, tuple[int, int]] = {}
         for group in groups:
             within = {records[one.process].replica for one in group.values()}
@@ -130,7 +130,7 @@ class _ReplicaNames:
         return _ReplicaNames(replica_ranks=places if several else {})
 
     def name(self, group: _Group) -> str:
-        """`replica 1`, `replica 1, rank 0-3`, `across replicas 0-3, rank 5`; empty for all, and what nothing tells."""
+        """`replica 1`, `replica 1, rank 0-3`, `across replicas 0-3, rank 5`; empty for all or unknown ranks."""
         if len(group) == len(self.replica_ranks) or any(
             one.process not in self.replica_ranks for one in group.values()
         ):
@@ -173,7 +173,7 @@ def _communicator(group: _Group, name: str) -> Communicator:
 
 
 def _unnamed(orphans: Mapping[int, list[Link]], records: Sequence[ProcessRecord]) -> Communicator:
-    """Where no line of a set-up was seen: one communicator of all ranks that told of a connection."""
+    """Without any set-up line: one communicator of all ranks that logged a connection."""
     group: _Group = {}
     for process, links in orphans.items():
         for link in links:
@@ -205,7 +205,7 @@ def _name(group: _Group, world: Mapping[int, int], everybody: set[int], records:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Ascending numbers as a person writes them: `0-7`, `0, 8, …, 56`, `1, 4-6`."""
+    """Ascending numbers in short form: `0-7`, `0, 8, …, 56`, `1, 4-6`."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if len(numbers) > 3 and step > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
         return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
@@ -219,7 +219,7 @@ def format_numbers(numbers: Sequence[int]) -> str:
 
 
 def format_ranges(runs: Sequence[range]) -> str:
-    """Runs of numbers in the same way."""
+    """Runs of numbers in the same form."""
     parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(parts if len(parts) <= 8 else [*parts[:7], "…", parts[-1]])
 

@@ -1,7 +1,4 @@
-"""Owns what each message that is no connection adds to what is known of its process: a table by the first word.
-
-Refuses to own the pass over the lines (reading.py) and the wording (grammar.py).
-"""
+"""Handles each message that is not a connection: a table by the first word of what it adds to its process's record."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from holdfast.diagnose.nccl_transport.process_records import (
 )
 
 _CACHE_SIZE = 1 << 9
-"""Of messages that many processes write alike, how many are parsed once."""
+"""How many messages that many processes write alike are parsed only once."""
 Handler = Callable[[bytes, ThreadRecord, ProcessRecord, Quote], None]
 
 
 def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
-    """A handler that keeps what the pattern's first group says, the first time."""
+    """A handler that keeps the first value of the pattern's first group."""
 
     @lru_cache(_CACHE_SIZE)
     def said(message: bytes) -> str | None:
@@ -43,7 +40,7 @@ def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
 
 
 def _seen(name: str, *words: bytes) -> Handler:
-    """A handler that keeps the first line that has any of these words."""
+    """A handler that keeps the first line with any of these words."""
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
         if name not in process.evidence and any(said in message for said in words):
@@ -61,7 +58,7 @@ _chosen = _fact("network", line_patterns.NETWORK)
 
 
 def _setup_started(_message: bytes, thread: ThreadRecord, process: ProcessRecord, _quote: Quote) -> None:
-    """A set-up begins, or goes on: what this thread connected before, outside one, belongs to none."""
+    """A set-up begins, or continues: what this thread connected before, outside one, belongs to none."""
     if thread.initializing is None:
         close_batch(thread, process)
         thread.batches.clear()
@@ -77,14 +74,14 @@ def _connected(message: bytes, thread: ThreadRecord, process: ProcessRecord, quo
 
 @lru_cache(_CACHE_SIZE)
 def _completed_stage(message: bytes) -> tuple[bytes, str]:
-    """What is connected, and what the message says of how."""
+    """What is connected, and how, as the message says."""
     stage = message.partition(b" ")[2].partition(b",")[0].partition(b" comm ")[0]
     match = line_patterns.RINGS.match(message)
     return stage, f"ring gdr {to_text(match[2])}" if match and match[2] else ""
 
 
 def close_batch(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b"") -> None:
-    """Put what the thread has connected by now aside as one session, under the name of what that completes."""
+    """Stores the thread's connections so far as one session, under the name of what that completes."""
     if thread.connections:
         thread.budget.release(thread.pending_bytes - BATCH_BYTES - len(stage))
         thread.pending_bytes = 0
@@ -145,7 +142,7 @@ def _variable(message: bytes) -> tuple[str, str]:
 
 
 def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote: Quote) -> None:
-    """From 2.18 to 2.20 it is said apart, from 2.21 on in the set-up's own lines."""
+    """From 2.18 to 2.20 it has its own line, from 2.21 on it is in the set-up's lines."""
     if match := line_patterns.SPLIT.match(message):
         thread.split = to_text(match[1] or b"?"), to_text(b"/" + match[4])
         if thread.initializing is not None:
@@ -191,7 +188,7 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
 
 @lru_cache(_CACHE_SIZE)
 def _extras(said: bytes) -> Mapping[bytes, bytes]:
-    """What a set-up's line names besides, which is the same for all ranks of a communicator."""
+    """The other fields of a set-up's line, which are the same for all ranks of a communicator."""
     return dict(line_patterns.EXTRA.findall(said))
 
 
@@ -222,7 +219,7 @@ def _identify(joined: CommInit, said: Mapping[bytes, bytes], thread: ThreadRecor
         thread.split = "", ""
 
 
-_HANDLERS: Mapping[bytes, Handler] = {  # of longer words the first ten bytes
+_HANDLERS: Mapping[bytes, Handler] = {  # the first ten bytes of longer words
     b"comm": _comm,
     b"[Rank": _comm,
     b"Trees": _setup_started,
@@ -243,7 +240,7 @@ _HANDLERS: Mapping[bytes, Handler] = {  # of longer words the first ten bytes
 
 
 def handler(begin: bytes) -> Handler | None:
-    """That of a message whose first bytes, as many as `AgentClient 00` has, are these; None where it has none."""
+    """The handler for a message with these first bytes, as many as `Channel 00` has; None where it has none."""
     if begin.startswith(b"NCCL_"):
         return _env
     if begin.startswith(b"nccl"):

@@ -1,4 +1,4 @@
-"""Owns what the names of NCCL's networks mean: which kind of fabric each is, and which a job's fabric may be."""
+"""The names of NCCL's networks: the kind of fabric of each, and which a job's fabric may use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Network:
     """A kind of network that carries connections between nodes."""
 
     name: str
-    """As a matrix names it."""
+    """Its label in a matrix."""
     names: str
-    """What NCCL calls it: a regular expression for the whole name."""
+    """Its name in NCCL: a regular expression for the whole name."""
     remedy: str
-    """What to look at where it was expected and is missing."""
+    """What to check where it was expected and is missing."""
 
 
 _VERBS = (
@@ -43,31 +43,31 @@ _ROWS = (
     Network(
         name="TCPX",
         names=r"FasTrak|GPUDirectTCPX\w*|TCPX\w*",
-        remedy="The plugin of the machine type must be mounted (NCCL_NET_PLUGIN or LD_LIBRARY_PATH), and its receiver "
-        "daemon must run beside the ranks.",
+        remedy="The plugin of the machine type must be mounted (NCCL_NET_PLUGIN or LD_LIBRARY_PATH), and its "
+        "receiver daemon must run next to the ranks.",
     ),
 )
 
-OTHER = Network(name="plugin", names=".+", remedy="See the plugin's own lines in the log.")
+OTHER = Network(name="plugin", names=".+", remedy="Read the plugin's own lines in the log.")
 
 EXPECTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"tcp": ("TCP", ""), "infiniband": ("IB", "IB"), "roce": ("IB", "RoCE"), "efa": ("OFI", "")}
 )
-"""For each fabric of the catalogue the network it runs on, and the link layer its devices have."""
+"""For each fabric of the catalogue its network, and the link layer of its devices."""
 
 
 @lru_cache(1 << 9)
 def network_of(name: str) -> Network:
-    """The kind of network that NCCL calls so."""
+    """The kind of network with this name in NCCL."""
     return next((row for row in _ROWS if re.fullmatch(row.names, name)), OTHER)
 
 
 def network_by_label(name: str) -> Network:
-    """The kind of network that a matrix names so."""
+    """The kind of network with this label in a matrix."""
     return next((row for row in _ROWS if row.name == name), OTHER)
 
 
 def expected_network(fabric: Fabric) -> tuple[Network, str]:
-    """The network that a fabric of the catalogue runs on, and the link layer, empty where it has none."""
+    """The network of a fabric of the catalogue, and the link layer, empty where it has none."""
     name, layer = EXPECTED.get(fabric.name, (network_of(fabric.network).name, ""))
     return network_by_label(name), layer

@@ -1,6 +1,6 @@
-"""Owns what is gathered while lines go by: mutable, and compact, since there are tens of thousands of processes.
+"""The records built up while lines are read: mutable, and compact, since there are tens of thousands of processes.
 
-Refuses to own reading (reading.py) and what becomes of it (placing.py).
+setup_log_reader.py fills them, and link_assigner.py uses them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from holdfast.diagnose.nccl_transport.transport_report import Link, LogLine
 LINE_BYTES = 1024
 """NCCL's own buffer for a line."""
 LINK_BYTES = 130
-"""What a connection takes to the end, and in the walks over those of its communicator."""
+"""Bytes per connection to the end, and in the passes over those of its communicator."""
 PENDING_LINK_BYTES = 150
-"""What it takes beside its own words until its session is cut."""
+"""Bytes besides its own text until its session is cut."""
 BATCH_BYTES = 400
 
 Quote = Callable[[], LogLine]
-"""The line that is read, as evidence; only called for what is kept."""
+"""The current line as evidence; only called for what is kept."""
 
 
 class CommInit(msgspec.Struct, kw_only=True, eq=False):
@@ -38,7 +38,7 @@ class CommInit(msgspec.Struct, kw_only=True, eq=False):
     id: str = ""
     parent: str = ""
     split: str = ""
-    """Which split of its parent it came from, and of which colour; empty where that is not said."""
+    """The index of its parent's split, and its colour; empty where unknown."""
     complete: bool = False
     nodes: int | None = None
     links: list[Link] = []
@@ -53,27 +53,27 @@ class ConnectionBatch(msgspec.Struct, eq=False):
     thread: ThreadRecord
     links: list[Link]
     stage: bytes
-    """What was connected then, such as `all rings`; empty where that is not said."""
+    """What was connected then, such as `all rings`; empty where unknown."""
     comm: CommInit | None
-    """None for those made after the set-up (all of them, from 2.22 on): whose they are is found at the end."""
+    """None for those made after the set-up (all of them, from 2.22 on): their communicator is found at the end."""
 
 
 class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
-    """A thread of a process: what it sets up now, and what it has connected meanwhile."""
+    """A thread of a process: its current set-up, and its connections since."""
 
     process: int
     budget: MemoryBudget
-    """What there is for all threads."""
+    """State shared by all threads."""
     initializing: CommInit | None = None
-    """The communicator that it has begun and not ended; versions before 2.18.3 only say the end."""
+    """The communicator that it has begun and not finished; versions before 2.18.3 only log the end."""
     init_line: bytes = b""
-    """What the line that began it says of it; the one that ends it says the same."""
+    """The first line's fields; the last line repeats them."""
     unparsed: dict[bytes, list[int]] = {}
-    """By what follows `AgentClient 00` in lines that nobody has parsed yet: a bit for each channel, and the first line."""
+    """Unparsed lines by the text after `Channel 00`: a bit per channel, and the first line."""
     connections: dict[bytes, Link] = {}
-    """By what follows `AgentClient 00/0 : ` in their lines."""
+    """Connections by the text after `Channel 00/0 : ` in their lines."""
     pending_bytes: int = 0
-    """What those take until they are cut."""
+    """Their size until they are cut."""
     batches: list[ConnectionBatch] = []
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")
@@ -81,14 +81,14 @@ class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
 
 
 class ProcessRecord(msgspec.Struct, kw_only=True, eq=False):
-    """What one process has said so far."""
+    """The record of one process so far."""
 
     node: str
-    """That of the source it wrote into; empty where that says none."""
+    """The node of the source it wrote into; empty where that names none."""
     host: str
     pid: int
     source: str = ""
-    """Where its first line stands."""
+    """The location of its first line."""
     replica: int | None = None
     facts: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -96,12 +96,12 @@ class ProcessRecord(msgspec.Struct, kw_only=True, eq=False):
     interfaces: tuple[str, ...] = ()
     evidence: dict[str, LogLine] = {}
     quoted: dict[bytes | str, LogLine] = {}
-    """What is quoted already, by its words; all processes of a host share it, since they mostly say the same."""
+    """Quoted lines by their text; all processes of a host share it, since they mostly log the same."""
     comms: list[CommInit] = []
     batches: list[ConnectionBatch] = []
 
     def note(self, name: str, said: bytes | str, quote: Quote) -> None:
-        """Keep the line that a fact comes from, or one of the same words on the same host."""
+        """Keeps the line that a fact comes from, or an equal one of the same host."""
         line = self.quoted.get(said)
         if line is None:
             line = self.quoted[said] = quote()

@@ -1,11 +1,11 @@
-"""Owns the one pass over the lines: which thread of which process wrote what, at the speed of splitting bytes.
+"""Reads set-up logs in one pass: which thread of which process wrote each line, at the speed of splitting bytes.
 
-A set-up log is mostly connection lines, and those of one thread differ mostly in the number of the channel. So a line
-is cut at the channel, and what follows is a key under which the channels gather until its thread says something else.
-Where the next line begins as this one does, which it mostly does, nobody need look for its writer.
+A set-up log is mostly connection lines, and those of one thread differ mostly in the channel number. So a line is cut
+at the channel, and the rest is a key under which the channels gather until its thread logs something else. Where the
+next line begins as this one does, which is usual, its writer need not be found again.
 
-Refuses to own what a connection's words say (connecting.py), what other messages mean (messages.py) and whose a
-connection is (placing.py).
+connection_parser.py parses connections, message_handlers.py other messages, and link_assigner.py finds a connection's
+communicator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, Process
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
 from holdfast.fabric.catalog import Fabric
 
-# What is kept beyond its own text, as measured at the end of piles that hold one kind only
+# Bytes kept besides its own text, as measured at the end of inputs that hold one kind only
 _PROCESS_BYTES = 1536
 _THREAD_BYTES = 768
 _SOURCE_BYTES = 256
@@ -37,19 +37,19 @@ _MAX_PROCESSES = 1 << 16
 """No job has more, and time grows with them."""
 _MAX_VERSIONS = 64
 _MAX_CACHED = 1 << 13
-"""Of beginnings of messages, how many are remembered."""
+"""How many beginnings of messages are remembered."""
 _PREFIX_BYTES = 240
-"""How much of a line's beginning its thread's own prefix is looked for in."""
+"""How many bytes at the start of a line are searched for its thread's own prefix."""
 
 
 @infrequent_gc()
 def read_setup_logs(
     blocks: Iterable[LogChunk], expected: Fabric | None = None, *, max_bytes: int = NCCL_SETUP_BYTES
 ) -> TransportReport:
-    """What the fabric did by these logs; `expected` is the fabric that the job was meant to use, where that is known.
+    """What the fabric did by these logs; `expected` is the job's intended fabric, where known.
 
-    Sources may come in any order, interleaved too, as long as the blocks of each come in theirs. No more than
-    `max_bytes` are kept of them.
+    Sources may come in any order, interleaved too, as long as the chunks of each come in order. At most `max_bytes` of
+    them are kept.
     """
     reading = SetupLogReader(max_bytes)
     for block in blocks:
@@ -58,7 +58,7 @@ def read_setup_logs(
 
 
 class SetupLogReader:
-    """The pass, for who has other use for the blocks too: `feed` each, then ask for the `result`."""
+    """The pass, for callers that also use the chunks: `feed` each, then get the `result`."""
 
     def __init__(self, max_bytes: int = NCCL_SETUP_BYTES) -> None:
         self._budget = MemoryBudget(max_bytes)
@@ -77,11 +77,11 @@ class SetupLogReader:
 
     @property
     def left_out(self) -> int:
-        """Lines for which there was no room."""
+        """Lines over the memory budget."""
         return self._left_out + self._connections.left_out
 
     def feed(self, block: LogChunk) -> None:
-        """Read the lines of one block."""
+        """Reads the lines of one chunk."""
         rare = line_patterns.rare_lines(block.data)
         for which, end in rare:
             if which == line_patterns.SAYS_VERSION:
@@ -93,7 +93,7 @@ class SetupLogReader:
             self._read(block, pieces)
 
     def result(self, expected: Fabric | None = None) -> TransportReport:
-        """What all that was fed shows; afterwards nothing more can be fed."""
+        """The result of all chunks fed; afterwards nothing more can be fed."""
         for threads in self._threads.values():
             for thread in threads.values():
                 close_batch(thread, self._processes[thread.process])
@@ -144,7 +144,7 @@ class SetupLogReader:
             settle(one, quoting)
 
     def _handler(self, begin: bytes) -> Handler | None:
-        """That of messages that begin so."""
+        """The handler of messages with this beginning."""
         found = handler(begin)
         if len(self._begun) < _MAX_CACHED:
             self._begun[begin] = found
@@ -153,7 +153,7 @@ class SetupLogReader:
     def _writer(
         self, threads: dict[bytes, ThreadRecord], piece: bytes, source: LogSource
     ) -> tuple[ThreadRecord | None, dict[bytes, list[int]], bytes]:
-        """Who writes the line whose beginning ends this piece, what they have told, and that line's beginning."""
+        """The writer of the line whose beginning ends this piece, its record, and that line's beginning."""
         _, newline, head = piece.rpartition(b"\n")
         head = head if newline else b""
         thread = threads.get(head) or self._thread(threads, head, source)
@@ -192,7 +192,7 @@ class SetupLogReader:
         return thread
 
     def _note_replica(self, block: LogChunk, is_said: bool) -> None:
-        """Keep which replica wrote this source; None where it names several."""
+        """Records the replica that wrote this source; None where it names several."""
         source = block.source
         if source.replica is not None:
             said: set[int | None] = {source.replica}

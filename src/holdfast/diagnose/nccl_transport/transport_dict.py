@@ -1,4 +1,4 @@
-"""Owns the form of the transport that a machine reads: plain lists and words, ready for JSON."""
+"""The transport as plain lists and strings, ready for JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from holdfast.diagnose.nccl_transport.link_matrix import Cells, node_cells
 from holdfast.diagnose.nccl_transport.transport_report import Communicator, TransportReport
 
 MAX_LINKS = 4096
-"""A communicator with more connections than these is given by pairs of nodes alone; `links_left_out` says so."""
+"""A communicator with more connections than this is given by pairs of nodes alone; `links_left_out` reports it."""
 
 
 def to_dict(transport: TransportReport) -> dict[str, Any]:
-    """Everything of it, as msgspec's and the standard library's JSON encoders take it."""
+    """All of it, as msgspec's and the standard library's JSON encoders accept it."""
     plain: dict[str, Any] = msgspec.to_builtins(
         {
             "verdict": transport.verdict,

@@ -1,4 +1,4 @@
-"""Owns what the verdict on the fabric gives to the answer: facts for the reasoning, and what it rules out."""
+"""Converts the verdict on the fabric into facts for the root-cause analysis, and what it rules out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to_facts(transport: TransportReport, *, expected_known: bool) -> Sequence[Fa
         return ()
     if expected_known:
         rule = replace(rule, confidence=Confidence.CERTAIN)
-    elif verdict.outcome is FabricOutcome.TCP_FALLBACK and not verdict.expected:  # perhaps there is nothing better
+    elif verdict.outcome is FabricOutcome.TCP_FALLBACK and not verdict.expected:  # perhaps nothing better is available
         rule = replace(rule, confidence=Confidence.UNSURE, needs=("rdma-on-node", *rule.needs))
     values = {"what": verdict.what, "remedy": verdict.remedy}
     return tuple(
@@ -29,5 +29,5 @@ def to_facts(transport: TransportReport, *, expected_known: bool) -> Sequence[Fa
 
 
 def is_fabric_ok(transport: TransportReport) -> bool:
-    """Whether lines that speak of sockets or missing devices mean nothing: the fabric is right, or was not needed."""
+    """Whether lines about sockets or missing devices mean nothing: the fabric is sound, or was not needed."""
     return transport.verdict.outcome is FabricOutcome.VERIFIED or transport.verdict.cause == ONE_NODE

@@ -1,7 +1,4 @@
-"""Owns the frozen form of what was read: processes, communicators, and the connections between their ranks.
-
-Refuses to own how it is read (reading.py), what follows from it (differences.py, verdict.py) and how it is said.
-"""
+"""The frozen report: processes, communicators, and the connections between their ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from holdfast.findings import Finding
 
 
 class TransportKind(StrEnum):
-    """By what family of transports two ranks are joined."""
+    """The kind of transport between two ranks."""
 
     P2P = "P2P"
     SHM = "SHM"
@@ -24,14 +21,14 @@ class TransportKind(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which end of a connection said so; transports within a node are said once, by the sender."""
+    """Which end of a connection logged it; for transports within a node only the sender does."""
 
     SEND = "send"
     RECEIVE = "receive"
 
 
 class LogLine(msgspec.Struct, frozen=True, gc=False):
-    """A line that was read: where it stands, and what it says."""
+    """A line that was read: its location, and its text."""
 
     source: str
     line: int
@@ -48,11 +45,11 @@ RECEIVE = Direction.RECEIVE
 
 
 class LinkType(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What NCCL wrote after `via`: how one end of a connection sends or receives."""
+    """The text after NCCL's `via`: how one end of a connection sends or receives."""
 
     kind: TransportKind
     name: str
-    """The network's own name (`IB`, `AWS Libfabric`, `ExecSocket`), or the method within a node (`CUMEM`, `IPC`, …)."""
+    """The network's own name (`IB`, `AWS Libfabric`, `Socket`), or the method within a node (`CUMEM`, `IPC`, …)."""
     direction: Direction = Direction.SEND
     nic: int | None = None
     """The index of the network device that this end uses."""
@@ -60,16 +57,17 @@ class LinkType(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """The rank through whose NIC it goes (PXN)."""
     gdr: bool = False
     """Whether the NIC reads and writes GPU memory itself."""
-    options: str = ""
-    """What else stood there: `/read`, `/CE`, `(PCI)`, `/SharedStorage`."""
+    options: str = "Whether the NIC reads and writes GPU memory itself."
+    """The remaining parts: `/read`, `/CE`, `(PCI)`, `/Shared`."""
     route: str
     """Kind, name and whether GPU memory is reached directly, as NCCL writes it: `NET/IB/GDRDMA`, `P2P/CUMEM`."""
 
 
 class Link(msgspec.Struct, gc=False):
-    """One end's word on how two ranks are joined, over one or more channels; those are added while its lines are read.
+    """One end's record of how two ranks are connected, over one or more channels; those are added while its lines are
+    read.
 
-    There are millions, so it is made once.
+    There are millions, so it is created once.
     """
 
     sender: int
@@ -79,30 +77,30 @@ class Link(msgspec.Struct, gc=False):
     """A bit for each channel: 0b101 is channels 0 and 2."""
     link_type: LinkType
     reported_by: int
-    """The rank that said so."""
+    """The rank that logged it."""
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process said of itself and of what it found on its node. What it did not say is empty."""
+    """What a process logged of itself and of its node; empty where it logged nothing."""
 
     node: str
     host: str
     pid: int
     replica: int | None = None
-    """Which replica it is of, where its log's place or HOLDFAST_REPLICA in it says so."""
+    """Its replica, where its log's path or HOLDFAST_REPLICA in the log gives it."""
     nccl: str = ""
     cuda: str = ""
     driver: str = ""
     network: str = ""
-    """What `Using network …` says."""
+    """The name in `Using network …`."""
     plugin: str = ""
     """The network plugin and its version, such as `aws-ofi-nccl 1.7.4-aws`."""
     hcas: tuple[str, ...] = ()
     """`device:port/link layer`, as the verbs transport listed them."""
     interfaces: tuple[str, ...] = ()
-    """Those of the socket transport."""
+    """The interfaces of the socket transport."""
     bootstrap: str = ""
-    """Interface and address over which the ranks found one another."""
+    """Interface and address of the bootstrap."""
     path: str = ""
     """Kind of path between the GPUs of the node, from the graph search: NVL, PIX, PXB, PHB, SYS."""
     nics: int | None = None
@@ -113,7 +111,7 @@ class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank of a communicator, and the process and device that it is."""
+    """A rank of a communicator, with its process and device."""
 
     rank: int
     process: int
@@ -123,30 +121,30 @@ class CommRank(msgspec.Struct, frozen=True, kw_only=True):
     bus: str
     nvml: int | None = None
     complete: bool = False
-    """Whether its set-up ended; a rank that only began is where a set-up hangs."""
+    """Whether its set-up finished; a rank that only began is where a set-up hangs."""
     evidence: LogLine
 
 
 class Communicator(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of ranks that talk to one another, joined over the logs of all of them."""
+    """A set of ranks that communicate, joined over the logs of all of them."""
 
     name: str
     """Its set of ranks, by their numbers in the largest communicator: `all 16 ranks`, `ranks 0-7`."""
     id: str
-    """NCCL's id of it, where it says one."""
+    """NCCL's id of it, where NCCL logs one."""
     size: int
-    """How many ranks it has by NCCL's own word; 0 where no line says so."""
+    """Its number of ranks as NCCL logs it; 0 where no line gives it."""
     members: tuple[CommRank, ...]
-    """Those seen, by rank."""
+    """The ranks in the logs, by rank."""
     nodes: int | None = None
-    """How many nodes NCCL counted."""
+    """The number of nodes as NCCL logs it."""
     links: tuple[Link, ...]
     inferred: int = 0
     """Connection lines that could have been another communicator's too."""
 
     @property
     def missing(self) -> tuple[range, ...]:
-        """The ranks that it has and nobody has seen, as the gaps between those seen."""
+        """The ranks missing from the logs, as the gaps between those found."""
         bounds = [-1, *(member.rank for member in self.members), self.size]
         return tuple(range(low + 1, high) for low, high in pairwise(bounds) if high - low > 1) if self.size else ()
 
@@ -166,11 +164,11 @@ class FabricVerdict(msgspec.Struct, frozen=True, kw_only=True):
     outcome: FabricOutcome
     what: str
     cause: str = ""
-    """The code of the finding that spoilt it; `one-node` where no network was needed."""
+    """The code of the finding that degraded it; `one-node` where no network was needed."""
     expected: str = ""
     """What was expected, and why."""
     missing: str = ""
-    """For `unknown`: which fact would decide, and how to get it."""
+    """For `unknown`: which evidence would decide, and how to get it."""
     evidence: tuple[LogLine, ...] = ()
     remedy: str = ""
 
@@ -182,7 +180,7 @@ class TransportReport(msgspec.Struct, frozen=True, kw_only=True):
     communicators: tuple[Communicator, ...]
     """The largest first."""
     versions: Mapping[str, LogLine] = {}
-    """Each NCCL version said anywhere, `2.27.3+cuda12.8`, with its first line."""
+    """Each NCCL version logged, `2.27.3+cuda12.8`, with its first line."""
     findings: tuple[Finding, ...] = ()
     verdict: FabricVerdict
     info_lines: int
@@ -190,6 +188,6 @@ class TransportReport(msgspec.Struct, frozen=True, kw_only=True):
     truncated_lines: int = 0
     """Connection lines that were torn, and therefore count for nothing."""
     unassigned_links: int = 0
-    """Connection lines of processes of whose communicators nothing was seen."""
+    """Connection lines of processes without any communicator in the logs."""
     left_out: int = 0
-    """Lines beyond what one reading holds."""
+    """Lines over the limit of one reading."""

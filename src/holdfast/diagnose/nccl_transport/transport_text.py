@@ -1,4 +1,4 @@
-"""Owns how the transport is said to a person: the verdict, a matrix for each communicator, and what differs."""
+"""Renders the transport as text: the verdict, a matrix for each communicator, and what differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIN_WIDTH = 40
 
 
 def format_transport(transport: TransportReport, width: int = 120) -> list[str]:
-    """What the fabric did, for a person; no line is longer than `width`, except evidence and what it quotes."""
+    """The transport as text; no line is longer than `width`, except evidence and what it quotes."""
     verdict = transport.verdict
     said = [f"fabric: {verdict.outcome.value}: {verdict.what}"]
     if verdict.expected:
@@ -122,7 +122,7 @@ def _matrix(corner: str, names: Sequence[str], between: Cells, width: int) -> It
 
 
 def _summary(names: Sequence[str], cells: Cells) -> Iterator[str]:
-    """For each way of joining, how many pairs it joins; the rarest with their names."""
+    """For each link type, how many pairs use it; the rarest with their names."""
     pairs: dict[str, list[tuple[str, str]]] = {}
     channels: Counter[str] = Counter()
     for pair, labels in cells.items():
@@ -147,8 +147,8 @@ def _exceptions(pairs: Sequence[tuple[str, str]], rows: int) -> str:
 def _left_out(transport: TransportReport) -> Iterator[str]:
     for count, what in (
         (transport.truncated_lines, "connection lines were torn and count for nothing"),
-        (transport.unassigned_links, "connections belong to processes of whose set-up nothing was seen"),
-        (transport.left_out, "lines were beyond what is kept"),
+        (transport.unassigned_links, "connections belong to processes whose set-up is not in the logs"),
+        (transport.left_out, "lines were over the limit"),
     ):
         if count:
             yield f"{count:,} {what}"

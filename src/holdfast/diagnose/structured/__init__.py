@@ -1,1 +1,1 @@
-"""Reads what is no log but says what happened: dumps, error files, Kubernetes objects, a run's own events."""
+"""Reads structured input: dumps, error files, Kubernetes objects, JSON logs."""

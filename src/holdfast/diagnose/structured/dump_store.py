@@ -1,6 +1,6 @@
-"""Owns how many flight recorder dumps are held, and how much of each: where room is short, how far each rank was.
+"""Keeps flight recorder dumps within the memory budget; when memory is short, only each rank's last call.
 
-Refuses to own what is in a dump, and what several say together (flight.py).
+flight_recorder.py parses and compares dumps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from holdfast.diagnose.memory_budget import MemoryBudget
 from holdfast.diagnose.structured.flight_recorder import FlightDump, GroupPosition
 
-# What is kept beyond its own text
+# Bytes kept besides its own text
 _DUMP_BYTES = 1024
 _GROUP_BYTES = 512
 _CALL_BYTES = 320
@@ -20,11 +20,11 @@ _MEMBER_BYTES = 96
 
 
 class DumpStore:
-    """The dumps of a pile, as far as there is room."""
+    """The dumps of an input, as far as memory allows."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
-        # So that the first ranks' calls leave room for where the others are
+        # So that the first ranks' calls leave memory for the positions of the others
         self._calls_budget = MemoryBudget(budget.left_bytes // 2)
         self.dumps: list[FlightDump] = []
         self.shortened = self.left_out = 0
@@ -32,7 +32,7 @@ class DumpStore:
         self._texts: set[str] = set()
 
     def add(self, dump: FlightDump) -> None:
-        """Keep a dump: whole, or the last call of each group alone, or not at all."""
+        """Keeps a dump: whole, or only the last call of each group, or not at all."""
         members = {name: self._shared(ranks) for name, ranks in dump.members.items()}
         if None in members.values():
             self.left_out += 1
@@ -50,14 +50,14 @@ class DumpStore:
             self.left_out += 1
 
     def notes(self) -> Iterator[str]:
-        """What was more than is held."""
+        """Notes on what exceeded the limits."""
         if self.shortened:
-            yield f"left out: all calls but the last of {self.shortened:,} flight recorder dumps, for want of room"
+            yield f"left out: all calls but the last of {self.shortened:,} flight recorder dumps, for lack of memory"
         if self.left_out:
-            yield f"left out: {self.left_out:,} flight recorder dumps, since no more are held; diagnose fewer at once"
+            yield f"left out: {self.left_out:,} flight recorder dumps, over the limit; diagnose fewer together"
 
     def _shared(self, ranks: frozenset[int]) -> frozenset[int] | None:
-        """The set as another dump has it already: each of a job's ranks lists them all; None where it finds no room."""
+        """The set shared with another dump: each of a job's ranks lists them all; None if memory is short."""
         if ranks not in self._members:
             if not self._budget.reserve(_MEMBER_BYTES * len(ranks)):
                 return None
@@ -65,7 +65,7 @@ class DumpStore:
         return self._members[ranks]
 
     def _calls_bytes(self, dump: FlightDump) -> int:
-        """What the calls take, with those of their words that no dump before had."""
+        """The size of the calls, with those of their strings that no earlier dump had."""
         calls = sum(len(position.calls) for position in dump.groups.values())
         return _CALL_BYTES * calls + sum(map(sys.getsizeof, _texts(dump) - self._texts))
 
@@ -76,6 +76,6 @@ def _texts(dump: FlightDump) -> set[str]:
 
 
 def _last(position: GroupPosition) -> GroupPosition:
-    """With the call alone in which the rank is, which is what others are compared with."""
+    """The dump with only the rank's current call, which the others are compared with."""
     last = position.calls.get(position.enqueued)
     return replace(position, calls={} if last is None else {last.seq: last})

@@ -1,8 +1,8 @@
-"""Owns torch's flight recorder: its dumps, as pickle or JSON, and what those of several ranks say together.
+"""Reads torch's flight recorder dumps, as pickle or JSON, and compares those of several ranks.
 
 Each rank dumps the collectives that it has enqueued. Compared, they show the rank that made another call than the
-others, or that never made one the others wait in. Written for versions 2.0 to 2.10 of the dump's format (torch 2.4 to
-2.15); fields that are not there are done without.
+others, or that never made one in which the others wait. Written for versions 2.0 to 2.10 of the dump's format (torch
+2.4 to 2.15); missing fields are tolerated.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.diagnose.rules.rule import Rule
 from holdfast.diagnose.structured import safe_pickle
 
 MAX_RANKS_LISTED = 16
-"""Ranks that are named one by one."""
+"""Ranks that are listed by number."""
 
 _LARGEST = 2**63
 _TEXT_LENGTH, _ITEMS = 300, 16
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d+")
 _VARIABLE_SIZE = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced", "barrier")
-"""Operations in which ranks may rightly give tensors of different sizes; `all_gather` and `reduce_scatter` too."""
+"""Operations in which ranks may pass tensors of different sizes; `all_gather` and `reduce_scatter` too."""
 _LIBRARY_PATHS = ("/torch/", "/site-packages/", "/dist-packages/")
 
 
@@ -53,7 +53,7 @@ class CollectiveEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPosition:
-    """How far a rank is in one process group."""
+    """The position of a rank in one process group."""
 
     calls: Mapping[int, CollectiveEntry]
     enqueued: int
@@ -72,12 +72,12 @@ class FlightDump:
     source: str
     rank: int
     members: Mapping[str, frozenset[int]]
-    """Ranks of each process group, by its name, where the dump says."""
+    """Ranks of each process group by its name, where the dump has them."""
     groups: Mapping[str, GroupPosition]
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether a file that begins like this is a dump."""
+    """Whether a file with this beginning is a dump."""
     start = head.lstrip()[:1]
     pickle = head[:1] == b"\x80" and head[1:2] <= b"\x05"
     return (pickle or start == b"{") and any(
@@ -86,7 +86,7 @@ def is_dump(head: bytes) -> bool:
 
 
 def read(source: LogSource, data: bytes) -> FlightDump | None:
-    """A dump; None when it is none, is damaged, or does not say whose it is."""
+    """A dump; None when it is not one, is damaged, or does not name its rank."""
     rank = source.rank
     if rank is None:
         found = _RANK.search(PurePath(source.name).name)
@@ -116,7 +116,7 @@ def read(source: LogSource, data: bytes) -> FlightDump | None:
 
 
 def compare(dumps: Sequence[FlightDump]) -> Iterator[Fact]:
-    """What the dumps of several ranks say: a mismatch, who is behind, who is missing, or that all wait together."""
+    """The findings of several ranks' dumps: a mismatch, who is behind, who is missing, or that all wait together."""
     ranks = {dump.rank: dump for dump in dumps}
     if len(ranks) < 2:
         return
@@ -150,7 +150,7 @@ def _compare_group(
     present = {rank: known[rank].enqueued if rank in known else 0 for rank in members & ranks.keys()}
     behind = sorted(rank for rank, enqueued in present.items() if enqueued < reached)
     absent = sorted(members - ranks.keys())
-    # A rank that waits in another group is held up itself: who holds it up is found there.
+    # A rank that waits in another group is blocked itself: the rank that blocks it is found there.
     free = [rank for rank in behind if not waiting[rank] - {group}]
     values = {"group": group, "seq": str(reached), "op": call.op if call else "a collective"}
     at = call.at if call else None
@@ -171,7 +171,7 @@ def _compare_group(
 
 
 def _mismatch(group: str, known: Mapping[int, GroupPosition], ranks: Mapping[int, FlightDump]) -> Fact | None:
-    """The first collective of a group that was not the same on all of its ranks."""
+    """The first collective of a group that differed between its ranks."""
     for seq in sorted({seq for position in known.values() for seq in position.calls}):
         calls = {rank: position.calls[seq] for rank, position in known.items() if seq in position.calls}
         shapes = {rank: _shape(call) for rank, call in calls.items()}
@@ -199,7 +199,7 @@ def _mismatch(group: str, known: Mapping[int, GroupPosition], ranks: Mapping[int
 
 
 def _shape(call: CollectiveEntry) -> tuple[str, str]:
-    """What must be equal on all ranks."""
+    """The fields that must be equal on all ranks."""
     return (call.op, "" if any(word in call.op for word in _VARIABLE_SIZE) else call.sizes)
 
 
@@ -209,7 +209,7 @@ def _list(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {told}{more}"
 
 
-# What is in a dump, as far as it is what it should be
+# Validation of a dump's fields
 
 
 def _dicts(value: object) -> Iterator[dict[str, Any]]:
@@ -231,7 +231,7 @@ def _number(value: object) -> int:
 
 
 def _text(value: object, depth: int = 2) -> str:
-    """A scalar, or a list of lists of them, in few characters: parts that are shared could make it endless."""
+    """A scalar, or nested lists of scalars, in few characters: shared parts could make it endless."""
     match value:
         case str():
             return value[:_TEXT_LENGTH].encode("utf-8", "replace").decode()
@@ -281,7 +281,7 @@ def _members(value: object) -> dict[str, frozenset[int]]:
 
 
 def _ranks(value: object) -> frozenset[int]:
-    """Of `[0, 1, 2]`, which is text in a dump."""
+    """The ranks of `[0, 1, 2]`, which is text in a dump."""
     text = value[:1_000_000] if isinstance(value, str) else _text(value)
     return frozenset(int(number[:9]) for number in _NUMBERS.findall(text))
 

@@ -1,7 +1,7 @@
-"""Owns logs whose lines are JSON objects, as container runtimes and structured loggers write: told as plain lines.
+"""Converts logs of JSON objects, as container runtimes and structured loggers write them, into plain lines.
 
-What is told is the text, with its clock and its rank in front; a text of several lines stays at its one line of the
-file. Refuses to own documents that are one object as a whole (documents.py).
+The result is the text, with its time and its rank in front; a text of several lines keeps its one line number of the
+file. structured_files.py reads documents that are one object as a whole.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 from holdfast.diagnose.log_chunk import LogChunk
 
 PREFIX_BYTES = 160
-"""How much may stand before the object: what kubectl and launchers put there."""
+"""How many bytes may precede the object: the prefixes of kubectl and launchers."""
 HEAD_BYTES = 16 << 10
-"""Where the first object must be, of a block that holds any."""
+"""Where the first object must start, in a chunk that has any."""
 # {"log": "Traceback ...\n", "stream": "stderr", "time": "2026-11-20T10:10:42.123456789Z"}       Docker, Fluent Bit
 # {"event": "training failed", "level": "error", "timestamp": "...", "exception": "Traceback ..."}      structlog
 # {"message": "...", "severity": "ERROR", "time": "...", "exc_info": "Traceback ..."}           python-json-logger
@@ -29,7 +29,7 @@ _RANKS = ("rank", "global_rank", "RANK")
 
 
 def to_plain_lines(block: LogChunk) -> Iterator[LogChunk]:
-    """The block as it is; where its lines are objects, what they tell, that of several lines in blocks of its own."""
+    """The chunk unchanged; or, if its lines are objects, their text, a text of several lines in separate chunks."""
     if not any(map(_is_object, block.data[:HEAD_BYTES].split(b"\n"))):
         yield block
         return
@@ -52,12 +52,12 @@ def _is_object(line: bytes) -> bool:
 
 
 def _to_text(line: bytes) -> bytes:
-    """The text of an object with what stands before it; the line as it is where it holds none."""
+    """The text of an object with its prefix; the line unchanged if it holds none."""
     begin = line.find(b'{"')
     try:
-        # Half a surrogate pair is what json.dumps of a torn emoji comes to; msgspec takes it for damage.
+        # json.dumps turns a torn emoji into half a surrogate pair; msgspec rejects it as damaged.
         said = (json.loads if b"\\ud" in line else msgspec.json.decode)(line[begin:])
-    except (ValueError, RecursionError):  # what msgspec and json raise are ValueErrors
+    except (ValueError, RecursionError):  # msgspec and json raise ValueErrors
         return line
     if not isinstance(said, dict):
         return line
@@ -69,7 +69,7 @@ def _to_text(line: bytes) -> bytes:
     who = (_first(values, _CLOCKS), f"[rank{rank}]:" if rank is not None else "")
     head = "".join(f"{part} " for part in who if part)
     lines = "\n".join(texts).rstrip("\n").split("\n")
-    below = f"{who[1]} " if who[1] else ""  # the clock of the first line holds for those below it
+    below = f"{who[1]} " if who[1] else ""  # the time of the first line applies to those below it
     text = "\n".join([f"{head}{lines[0]}", *(f"{below}{each}" for each in lines[1:])])
     return line[:begin] + text.encode("utf-8", "replace")
 

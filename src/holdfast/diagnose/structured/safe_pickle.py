@@ -1,7 +1,7 @@
-"""Owns reading a pickle as data: plain containers, text and numbers; whatever could run code is refused.
+"""Reads a pickle as data: plain containers, text and numbers; it refuses whatever could run code.
 
-A pickle is a program for a small machine that can import and call anything. This machine knows only how to build
-dicts, lists, tuples and scalars, so that a dump that somebody was sent can be opened.
+A pickle is a program for a small machine that can import and call anything. This machine only builds dicts, lists,
+tuples and scalars, so that a user can open a dump from someone else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 MAX_OPCODES = 4_000_000
-"""Of one pickle: a flight recorder's dump of 2,000 collectives has about half a million."""
+"""Opcodes per pickle: a flight recorder dump of 2,000 collectives has about half a million."""
 
 _NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
 _TEXTS = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
@@ -22,20 +22,20 @@ _EMPTY = {"EMPTY_DICT": dict[Any, Any], "EMPTY_LIST": list[Any]}
 _PUT, _GET = frozenset({"PUT", "BINPUT", "LONG_BINPUT"}), frozenset({"GET", "BINGET", "LONG_BINGET"})
 _NOTHING = frozenset({"PROTO", "FRAME"})
 _KEYS = (str, int, float, bytes)
-"""What a dict may be keyed by: tuples can be nested so deep that to hash one breaks the interpreter."""
+"""Types of dict keys: tuples can be nested so deep that hashing one crashes the interpreter."""
 _DAMAGE_ERRORS = (ValueError, KeyError, IndexError, TypeError, OverflowError, struct.error)
 
 
 class UnsafePickle(Exception):
-    """This is no pickle, a damaged one, or one that is more than data."""
+    """Not a pickle, a damaged one, or one that is more than data."""
 
 
 class _Mark:
-    """Where a run of items on the stack begins."""
+    """The start of a run of items on the stack."""
 
 
 def read(data: bytes) -> Any:
-    """The value that a pickle holds; raises `Refused`. Its objects may share parts, and nest without end."""
+    """The value of a pickle; raises `Refused`. Its objects may share parts, and nest without end."""
     try:
         return _run(data)
     except _DAMAGE_ERRORS as error:
@@ -108,7 +108,7 @@ def _build(name: str, stack: list[Any]) -> None:
 
 
 def _items(stack: list[Any]) -> list[Any]:
-    """Take everything above the last mark off the stack, and the mark."""
+    """Pops everything above the last mark off the stack, and the mark."""
     at = len(stack) - 1
     while stack[at] is not _Mark:
         at -= 1

@@ -1,7 +1,7 @@
-"""Owns documents that are told as lines: torch's error files, Kubernetes objects, files of a cgroup.
+"""Converts documents into lines: torch's error files, Kubernetes objects, files of a cgroup.
 
-Each kind is recognised by how it begins, and its facts are written as the lines in which logs tell the same; so the
-rules for lines are the only rules. A document that is not what it seemed is read as text.
+Each kind is recognised by its beginning, and its facts are written as the lines that logs have for the same event; so
+the rules for lines are the only rules. A document of an unexpected form is read as text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from yaml.composer import ComposerError
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 
 DOCUMENT_BYTES = 32 << 20
-"""Largest document that is read as one; a larger one is read as text."""
+"""Largest document that is parsed; a larger one is read as text."""
 YAML_BYTES = 2 << 20
 """The same for YAML, which takes a second for each megabyte."""
 MAX_VALUES = 1_500_000
-"""Most values of a document that is read as one, by what stands between them: each takes some hundred bytes."""
+"""Most values of a parsed document, counted by their separators: each takes some hundred bytes."""
 MAX_LINES = 20_000
 MAX_LINE_CHARS = 4000
 
@@ -32,23 +32,23 @@ _KUBERNETES = re.compile(rb"[\"']?kind[\"']?\s*:\s*[\"']?(?:List|PodList|EventLi
 
 
 class _PlainLoader(yaml.BaseLoader):
-    """Reads every scalar of YAML as text, whatever its tag claims, and no aliases: with them a page holds millions."""
+    """Reads YAML scalars as text, whatever their tag, and no aliases: with them one page expands to millions."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise ComposerError(problem="an alias, which nothing of Kubernetes writes")
+            raise ComposerError(problem="an alias, which Kubernetes never writes")
         return super().compose_node(parent, index)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedLine:
-    """One line that a document comes to."""
+    """One line of a converted document."""
 
     text: str
     about: str | None = None
     """The pod or node that it is about."""
     source_words: str = ""
-    """What stands in the document, by which its place is found."""
+    """Text in the document by which its position is found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +56,23 @@ class DocumentKind:
     """One kind of document."""
 
     matches: Callable[[str, bytes], bool]
-    """Given the file's name and its beginning."""
+    """Arguments: the file's name and its beginning."""
     render: Callable[[str, bytes], Iterator[RenderedLine]]
-    """Given the file's name and all of it; any ValueError means that it is not one after all."""
+    """Arguments: the file's name and all of it; a ValueError means that it is not one after all."""
 
 
 def is_too_large(data: bytes) -> bool:
-    """Whether a document would take more memory than a diagnosis may."""
+    """Whether a document would take more memory than a diagnosis may use."""
     return len(data) > DOCUMENT_BYTES or sum(map(data.count, (b",", b"{", b"["))) > MAX_VALUES
 
 
 def kind_of(name: str, head: bytes) -> DocumentKind | None:
-    """The kind of document that a file with this name and beginning is; None for a log."""
+    """The kind of document of a file with this name and beginning; None for a log."""
     return next((kind for kind in KINDS if kind.matches(PurePath(name).name, head)), None)
 
 
 def to_chunks(kind: DocumentKind, source: LogSource, data: bytes) -> list[LogChunk]:
-    """The lines that a document comes to, each at its place; the document itself where it is not what it seemed."""
+    """The lines of a document, each at its position; the document itself if it has an unexpected form."""
     try:
         told = [line for _, line in zip(range(MAX_LINES), kind.render(PurePath(source.name).name, data), strict=False)]
     except (ValueError, RecursionError, yaml.YAMLError):
@@ -88,7 +88,7 @@ def to_chunks(kind: DocumentKind, source: LogSource, data: bytes) -> list[LogChu
 
 
 def _line_of(quoted: str, data: bytes) -> int:
-    """The line of a document in which some words stand first; its first one where they are written differently."""
+    """The line of a document in which some words first appear; its first line if they are written differently."""
     at = data.find(quoted.encode("utf-8", "replace")) if quoted else -1
     return data.count(b"\n", 0, at) + 1 if at >= 0 else 1
 
@@ -241,7 +241,7 @@ KINDS: Sequence[DocumentKind] = (
 )
 
 
-# What is in a document, as far as it is what it should be
+# Validation of a document's fields
 
 
 def _dict(value: object) -> dict[str, Any]:
