@@ -43,7 +43,7 @@ def test_fabric_that_is_right_is_said_and_no_failure_is_made_up(cli: Cli, tmp_pa
     where = written(tmp_path, FAST)
     said = cli("diagnose", where).out
     assert said.startswith("no line that was read tells of a failure")
-    assert "fabric: fabric-verified: IB joined the nodes, GPUDirect RDMA everywhere" in said
+    assert "fabric: fabric-verified: IB connected the nodes, GPUDirect RDMA everywhere" in said
     data = cli("diagnose", where, "-o", "json").data
     assert data["failure_class"] == "unknown"
     assert data["transport"]["verdict"]["outcome"] == "fabric-verified"

@@ -129,4 +129,4 @@ def test_many_damaged_files_are_named_up_to_a_number_and_then_counted(tmp_path: 
     pile = LogInput((tmp_path,))
     assert list(pile.chunks()) == []
     assert len(pile.notes) == 21
-    assert pile.notes[-1] == "30 more files are damaged, and read up to there"
+    assert pile.notes[-1] == "30 more files are damaged, and read up to the damage"

@@ -229,7 +229,7 @@ def test_stacks_alone_tell_who_is_missing_from_a_collective() -> None:
     answer = diagnose_chunks([*inside, stack("rank-1", SLEEPING)])
     assert (
         answer.what
-        == "rank 1 never entered the collective (all_reduce) that rank 0, 2 waited in; it stood at data.py:7 in load"
+        == "rank 1 never entered the collective (all_reduce) in which rank 0, 2 waited; it was at data.py:7 in load"
     )
 
 

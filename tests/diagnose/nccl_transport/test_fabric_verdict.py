@@ -41,7 +41,7 @@ def proves(transport: TransportReport, *words: str) -> None:
 def test_network_that_all_nodes_use_is_verified(job: Job) -> None:
     transport = read_setup_logs(by_rank(job), CATALOG["infiniband"])
     assert transport.verdict.outcome is FabricOutcome.VERIFIED
-    assert transport.verdict.what == "IB joined the nodes, GPUDirect RDMA everywhere"
+    assert transport.verdict.what == "IB connected the nodes, GPUDirect RDMA everywhere"
     assert transport.verdict.expected == "the job's fabric is infiniband"
     proves(transport, "via NET/IB/", "/GDRDMA", "Using network IB")
     assert transport.findings == ()
@@ -72,7 +72,7 @@ def test_nodes_joined_by_nvlink_alone_are_verified() -> None:
     ]
     transport = read_setup_logs(chunks("rank-all.log", b"".join(lines).replace(b"[send] via P2P", b"via P2P")))
     assert transport.verdict.outcome is FabricOutcome.VERIFIED
-    assert transport.verdict.what == "NVLink joined the nodes"
+    assert transport.verdict.what == "NVLink connected the nodes"
 
 
 def test_sends_from_host_memory_without_nvlink_are_how_nccl_does_it() -> None:
@@ -81,7 +81,7 @@ def test_sends_from_host_memory_without_nvlink_are_how_nccl_does_it() -> None:
 
     transport = read_setup_logs(edited(replace(JOB, within="IPC"), without_read))
     assert transport.verdict.outcome is FabricOutcome.VERIFIED
-    assert transport.verdict.what == "IB joined the nodes"
+    assert transport.verdict.what == "IB connected the nodes"
 
 
 # TCP instead
@@ -124,7 +124,7 @@ def test_sockets_where_nothing_says_what_else_there_is_say_so() -> None:
     transport = read_setup_logs(by_rank(replace(JOB, network="Socket", gdr=False)))
     assert transport.verdict.outcome is FabricOutcome.TCP_FALLBACK
     assert transport.verdict.expected == ""
-    assert transport.verdict.remedy.endswith("If these nodes have no other fabric, say so with NCCL_NET=Socket.")
+    assert transport.verdict.remedy.endswith("If these nodes have no other fabric, set NCCL_NET=Socket.")
     assert only(transport, "tcp-fallback").severity == "warning"
 
 
@@ -162,14 +162,14 @@ def test_one_node_without_gpudirect_is_degraded(job: Job) -> None:
 def test_other_network_than_the_jobs_fabric_is_degraded() -> None:
     transport = read_setup_logs(by_rank(JOB), CATALOG["efa"])
     assert transport.verdict.outcome is FabricOutcome.DEGRADED
-    assert transport.verdict.what == "IB joined the nodes instead of OFI"
+    assert transport.verdict.what == "IB connected the nodes instead of OFI"
     assert "aws-ofi-nccl" in transport.verdict.remedy
 
 
 def test_ethernet_devices_where_infiniband_was_meant_are_degraded() -> None:
     transport = read_setup_logs(by_rank(replace(JOB, layer="RoCE")), CATALOG["infiniband"])
     assert transport.verdict.outcome is FabricOutcome.DEGRADED
-    assert "do not speak IB: mlx5_0:1/RoCE, mlx5_1:1/RoCE" in transport.verdict.what
+    assert "are not IB: mlx5_0:1/RoCE, mlx5_1:1/RoCE" in transport.verdict.what
 
 
 @BOTH

@@ -103,7 +103,7 @@ def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:
     transport = read_setup_logs(chunks("rank-0.log", b"".join(LOGS[3])), max_bytes=60_000)
     assert transport.left_out > 20
     assert transport.verdict.outcome is FabricOutcome.UNKNOWN
-    assert "lines were beyond what is kept" in format_transport(transport)[-1]
+    assert "lines were over the limit" in format_transport(transport)[-1]
     sound(transport)
 
 
