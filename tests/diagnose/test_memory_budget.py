@@ -113,7 +113,7 @@ def test_dumps_of_many_ranks_share_the_budget_and_what_is_left_out_is_said(tmp_p
     assert found.first_failure is not None
     assert found.first_failure.rank == 50
     notes = pipeline.diagnose(_short_of_room(tmp_path, 20_000)).notes
-    assert any("flight recorder dumps, since no more are held; diagnose fewer" in note for note in notes)
+    assert any("flight recorder dumps, over the limit; diagnose fewer" in note for note in notes)
 
 
 def _short_of_room(path: Path, most_bytes: int) -> LogInput:
