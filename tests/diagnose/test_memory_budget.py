@@ -77,7 +77,7 @@ def test_answer_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     said += [f"n{rank}:{rank}:1 [0] NCCL INFO Using network IB" for rank in range(99)]
     (tmp_path / "log").write_text("".join(f"{line}\n" for line in said))
     notes = pipeline.diagnose(LogInput((tmp_path,))).notes
-    assert [note.split(" ", 3)[3].partition(",")[0] for note in notes] == ["lines that tell", "lines of NCCL's set-up"]
+    assert [note.split(" ", 3)[3].partition(",")[0] for note in notes] == ["matched lines", "lines of NCCL's set-up"]
     assert all(note.startswith("left out: ") for note in notes)
 
 

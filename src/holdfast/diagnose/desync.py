@@ -56,23 +56,23 @@ class Desync:
 def find_desync(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world_size: int | None) -> Desync | None:
     """Joins the watchdogs' matches and the stacks over ranks; None without a watchdog line or a waiting stack."""
     facts = list(facts)
-    said = [fact for fact in facts if _reports_wait(fact)]
+    wait_facts = [fact for fact in facts if _reports_wait(fact)]
     stacks = {fact.process.rank: fact for fact in facts if fact.rule is STACK and "stack_location" in fact.values}
     inside = [fact for fact in stacks.values() if "op" in fact.values]
-    if not said and not inside:
+    if not wait_facts and not inside:
         return None
-    timeouts = [fact for fact in said if fact.rule.code in _TIMEOUT_RULES]
+    timeouts = [fact for fact in wait_facts if fact.rule.code in _TIMEOUT_RULES]
     failed = {fact.process.rank for fact in facts if _reports_own_failure(fact)}
-    stands = _positions(said)
-    furthest = max((stand.enqueued for stand in stands if stand.is_waiting), default=None)
-    behind = tuple(stand for stand in stands if furthest is not None and stand.enqueued < furthest)
+    positions = _positions(wait_facts)
+    furthest = max((position.enqueued for position in positions if position.is_waiting), default=None)
+    behind = tuple(position for position in positions if furthest is not None and position.enqueued < furthest)
     waiting = {fact.process.rank for fact in (*timeouts, *inside)} | {
-        stand.rank for stand in stands if stand.is_waiting
+        position.rank for position in positions if position.is_waiting
     }
-    waiting = {rank for rank in waiting if rank is not None} - {stand.rank for stand in behind}
+    waiting = {rank for rank in waiting if rank is not None} - {position.rank for position in behind}
     elsewhere = {rank: fact for rank, fact in stacks.items() if rank is not None and rank not in waiting | failed}
     known = ranks_with_logs or frozenset(range(min(world_size or 0, MAX_RANKS) if len(waiting) > 1 else 0))
-    silent = known - waiting - failed - elsewhere.keys() - {stand.rank for stand in behind}
+    silent = known - waiting - failed - elsewhere.keys() - {position.rank for position in behind}
     return Desync(
         waiting=tuple(sorted(waiting)),
         lagging=behind,
@@ -81,7 +81,7 @@ def find_desync(facts: Iterable[Fact], ranks_with_logs: frozenset[int], world_si
         mismatched=_mismatched(timeouts),
         waiting_apart=() if elsewhere or silent else _waiting_apart(inside),
         silent=tuple(sorted(silent)) if len(silent) <= len(waiting) else (),
-        facts=tuple(said),
+        facts=tuple(wait_facts),
     )
 
 
@@ -101,15 +101,15 @@ def _positions(facts: Sequence[Fact]) -> list[CollectivePosition]:
     for fact in facts:
         if fact.rule.code != "collective-status" or fact.process.rank is None:
             continue
-        stand = CollectivePosition(
+        position = CollectivePosition(
             rank=fact.process.rank,
             enqueued=int(fact.values["enqueued"]),
             completed=int(fact.values["completed"]),
             fact=fact,
         )
-        groups.setdefault(fact.values.get("group", ""), {})[stand.rank] = stand
+        groups.setdefault(fact.values.get("group", ""), {})[position.rank] = position
     largest = max(groups.values(), key=len, default=dict[int, CollectivePosition]())
-    return sorted(largest.values(), key=lambda stand: (stand.enqueued, stand.rank))
+    return sorted(largest.values(), key=lambda position: (position.enqueued, position.rank))
 
 
 def _waiting_apart(inside: Sequence[Fact]) -> tuple[Fact, ...]:

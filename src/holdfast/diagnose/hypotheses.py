@@ -135,12 +135,12 @@ def is_fabric_rule(rule: Rule) -> bool:
 def hypothesis_of(rule: Rule, facts: Sequence[Fact]) -> Hypothesis:
     """The hypothesis of a rule for the lines it matched."""
     at = facts[0].values.get("raised_at")
-    says = fill_values(rule.message, facts[0])
+    text = fill_values(rule.message, facts[0])
     return Hypothesis(
         code=rule.code,
         classes=rule.classes,
         confidence=rule.confidence,
-        message=f"{says}, at {at}" if at else says,
+        message=f"{text}, at {at}" if at else text,
         remedy=tuple(fill_values(step, facts[0]) for step in rule.remedy),
         needs=tuple(name for name in rule.needs if not (at and name == "first-traceback")),
         facts=tuple(facts),
@@ -154,16 +154,16 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
     waited = format_ranks(desync.waiting)
     if desync.mismatched:
         calls = ", ".join(f"rank {fact.process.rank} in {fact.values['op']}" for fact in desync.mismatched[:4])
-        says = f"ranks waited in different collectives: {calls}"
-        return _collective_mismatch(says, desync.mismatched, None, code="collective-mismatch")
+        text = f"ranks waited in different collectives: {calls}"
+        return _collective_mismatch(text, desync.mismatched, None, code="collective-mismatch")
     if desync.outside_collective and len(desync.outside_collective) <= len(desync.waiting):
         return _outside_collective(desync, waited)
     if desync.lagging:
         first, late = desync.lagging[0], ", ".join(str(stand.rank) for stand in desync.lagging[:8])
         at = f"collective {first.enqueued if first.is_waiting else first.completed}"
-        says = f"rank {late} never entered the collective in which {waited} waited; it was at {at}"
+        text = f"rank {late} never entered the collective in which {waited} waited; it was at {at}"
         culprit = FirstFailure(rank=first.rank, node=first.fact.process.node, host=first.fact.process.host)
-        return _collective_mismatch(says, (*(stand.fact for stand in desync.lagging), *desync.facts[:3]), culprit)
+        return _collective_mismatch(text, (*(stand.fact for stand in desync.lagging), *desync.facts[:3]), culprit)
     if desync.waiting_apart:
         calls = " and ".join(
             f"rank {fact.process.rank} in {fact.values['op']} at {fact.values['stack_location']}"
@@ -174,9 +174,9 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
             f"ranks waited in different calls: {calls}", desync.waiting_apart, alone, code="collective-mismatch"
         )
     if 0 < len(desync.silent) <= 8:
-        says = f"{waited} waited in a collective; rank {', '.join(map(str, desync.silent))} did not"
+        text = f"{waited} waited in a collective; rank {', '.join(map(str, desync.silent))} did not"
         return _collective_mismatch(
-            says, (*desync.facts, *desync.inside_collective[:3]), FirstFailure(rank=min(desync.silent))
+            text, (*desync.facts, *desync.inside_collective[:3]), FirstFailure(rank=min(desync.silent))
         )
     return None
 

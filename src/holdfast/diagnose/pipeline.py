@@ -78,7 +78,7 @@ def diagnose(
 
 def _left_out(scanner: Scanner, reading: SetupLogReader) -> Iterator[str]:
     """Notes on what exceeded the limits."""
-    for count, kind in ((scanner.left_out, "lines that tell"), (reading.left_out, "lines of NCCL's set-up")):
+    for count, kind in ((scanner.left_out, "matched lines"), (reading.left_out, "lines of NCCL's set-up")):
         if count:
             yield f"left out: {count:,} {kind}, over the limit; diagnose fewer files together"
 

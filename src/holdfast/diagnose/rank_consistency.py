@@ -30,17 +30,17 @@ class MissingRanks:
 
 def rank_conflict(facts: Sequence[Fact]) -> RankConflict | None:
     """Two different numbers of ranks or nodes, or two processes with one rank; None where all agree."""
-    said: dict[str, dict[str, Fact]] = {}
+    by_name: dict[str, dict[str, Fact]] = {}
     held: dict[tuple[str, int], dict[tuple[str | None, int | None], Fact]] = {}
     for fact in facts:
         if fact.rule.code == "world-size-logged":
             name, number = fact.values.get("name", "MEMBER"), fact.values.get("said") or fact.values.get("members", "")
-            said.setdefault(name, {}).setdefault(number, fact)
+            by_name.setdefault(name, {}).setdefault(number, fact)
             if name == "MEMBER" and fact.process.rank is not None:
                 held.setdefault((fact.source, fact.process.rank), {}).setdefault((f"line {fact.line}", None), fact)
         elif (comm := _comm(fact)) and fact.process.rank is not None and fact.process.host is not None:
             held.setdefault((comm, fact.process.rank), {}).setdefault((fact.process.host, fact.process.pid), fact)
-    for name, numbers in said.items():
+    for name, numbers in by_name.items():
         if len(numbers) > 1:
             return RankConflict(
                 message=f"ranks were given different {name}: {', '.join(numbers)}", facts=tuple(numbers.values())

@@ -56,10 +56,10 @@ def with_node(answer: Diagnosis, nodes: Mapping[int, str]) -> Diagnosis:
 
 def caused_by_drill(answer: Diagnosis, drill: FaultInjected) -> Diagnosis:
     """The diagnosis of a failure that a drill caused: there is no culprit and nothing to fix."""
-    said = format_fault(drill)
+    drill_text = format_fault(drill)
     return replace(
         answer,
-        what=answer.what if said in answer.what else f"{answer.what}; {said}",
+        what=answer.what if drill_text in answer.what else f"{answer.what}; {drill_text}",
         confidence=Confidence.CERTAIN if answer.failure_class is not FailureClass.UNKNOWN else answer.confidence,
         remedy=(remedy_for(drill),),
         next_evidence=(),

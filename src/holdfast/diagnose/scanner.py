@@ -95,7 +95,7 @@ class RuleMatcher:
         if found is None:
             return None
         return found.start(), {
-            name.decode(): _text(said[:VALUE_BYTES]) for name, said in found.groupdict().items() if said is not None
+            name.decode(): _text(value[:VALUE_BYTES]) for name, value in found.groupdict().items() if value is not None
         }
 
 
@@ -150,10 +150,10 @@ class Scanner:
 
     def _facts_of(self, source: LogSource, line: bytes, which: Sequence[int]) -> list[Fact]:
         own = [index for index in which if not self._matcher.rules[index].fallback]
-        told = [index for index in own if not self._matcher.is_excluded(index, line)]
-        if not told and len(which) > len(own):
-            told = [index for index in which if index not in own and not self._matcher.is_excluded(index, line)][:1]
-        found = (self._fact(source, line, index) for index in told)
+        matched = [index for index in own if not self._matcher.is_excluded(index, line)]
+        if not matched and len(which) > len(own):
+            matched = [index for index in which if index not in own and not self._matcher.is_excluded(index, line)][:1]
+        found = (self._fact(source, line, index) for index in matched)
         return [fact for fact in found if fact is not None]
 
     def _fact(self, source: LogSource, line: bytes, index: int) -> Fact | None:
@@ -229,5 +229,5 @@ def _excerpt(line: bytes, start: int, most: int = LINE_BYTES) -> bytes:
     return line
 
 
-def _text(said: bytes) -> str:
-    return said.decode("utf-8", "replace")
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

@@ -51,18 +51,20 @@ def parse_timestamp(line: str) -> Timestamp | None:
     found = _ISO.search(head) or _GLOG.search(head) or _MONTH.search(head)
     if found is None:
         return None
-    said = found.groupdict()
-    month = _MONTHS[said["mon"]] if said.get("mon") else int(said["mo"])
+    groups = found.groupdict()
+    month = _MONTHS[groups["mon"]] if groups.get("mon") else int(groups["mo"])
     now = datetime.now(UTC)
-    year = int(said["y"]) if said.get("y") else now.year
+    year = int(groups["y"]) if groups.get("y") else now.year
     try:
-        moment = datetime(year, month, int(said["d"]), int(said["h"]), int(said["mi"]), int(said["s"]), tzinfo=UTC)
-        if not said.get("y") and moment > now + timedelta(days=1):
+        moment = datetime(
+            year, month, int(groups["d"]), int(groups["h"]), int(groups["mi"]), int(groups["s"]), tzinfo=UTC
+        )
+        if not groups.get("y") and moment > now + timedelta(days=1):
             moment = moment.replace(year=year - 1)
     except ValueError:
         return None
-    fraction = float(f"0.{said['f'][1:]}") if said.get("f") else 0.0
-    return Timestamp(moment.timestamp() + fraction - _offset_s(said.get("zone")), has_year=bool(said.get("y")))
+    fraction = float(f"0.{groups['f'][1:]}") if groups.get("f") else 0.0
+    return Timestamp(moment.timestamp() + fraction - _offset_s(groups.get("zone")), has_year=bool(groups.get("y")))
 
 
 def timestamp_above(data: bytes, start: int) -> Timestamp | None:

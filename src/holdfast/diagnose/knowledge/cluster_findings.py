@@ -15,7 +15,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "path-not-shared",
         "A checkpoint path is local to a machine: in a pod it is lost with the pod, and no other node can read it.",
-        "The line.",
+        "The line in the finding.",
         "Use a relative path, which is resolved in the target's volume, or a URL such as s3://bucket/run.",
     ),
     (
@@ -33,8 +33,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "impossible-quantity",
         "No node can satisfy an amount: less CPU than the minimum request, or more shared memory than memory.",
-        "The line.",
-        "Mend it.",
+        "The line in the finding.",
+        "Fix it.",
     ),
     (
         "fabric-unreachable",
@@ -367,7 +367,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "kubeconfig-broken",
         "The kubeconfig is damaged or incomplete.",
         "`kubectl config view`.",
-        "Fetch it anew.",
+        "Fetch it again.",
     ),
     (
         "no-credentials",

@@ -43,13 +43,13 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 
 
 def _from_rule(rule: Rule) -> Explanation:
-    says = _VALUE.sub("…", rule.message)
+    text = _VALUE.sub("…", rule.message)
     lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record shows it."
     means = f" It points to {' or '.join(rule.classes)}." if rule.classes else ""
     decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
     return Explanation(
         code=rule.code,
-        cause=f"{says[:1].upper()}{says[1:]}.{means}",
+        cause=f"{text[:1].upper()}{text[1:]}.{means}",
         confirm=decides or lines,
         remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy)
         or "Nothing by itself: it is a symptom of other faults.",

@@ -28,7 +28,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("not-text", "The file is not UTF-8 text.", "`file JOB.yaml`.", "Save it as UTF-8."),
     ("file-too-large", "The file is larger than any job file needs to be.", "`ls -l`.", "Name the job file itself."),
     ("no-such-file", "There is no such file.", "`ls`.", "Name one that exists; the default is job.yaml."),
-    ("no-such-folder", "There is no such folder.", "`ls`.", "Make it first."),
+    ("no-such-folder", "There is no such folder.", "`ls`.", "Create it first."),
     ("file-exists", "`init` does not overwrite a file.", "`ls`.", "Choose another name, or remove the file."),
     ("unreadable-file", "The user may not read the file.", "`ls -l`.", "Change its permissions."),
     (
@@ -41,49 +41,59 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "wrong-type",
         "A value has another type than its field: text for a number, a list for one value.",
-        "The line.",
-        "Mend it.",
+        "The line in the finding.",
+        "Fix it.",
     ),
     (
         "out-of-range",
         "A number is outside the range that its field allows.",
         "The finding gives the bound.",
-        "Mend it.",
+        "Fix it.",
     ),
     ("bad-value", "The field does not accept this value.", "The finding lists the accepted values.", "Choose one."),
-    ("bad-size", "An amount of memory has the wrong format.", "The line.", "Write it like 512Mi or 16Gi."),
+    (
+        "bad-size",
+        "An amount of memory has the wrong format.",
+        "The line in the finding.",
+        "Write it like 512Mi or 16Gi.",
+    ),
     (
         "bad-name",
         "A name has characters that some target does not accept.",
-        "The line.",
+        "The line in the finding.",
         "Use lower-case letters, digits and -.",
     ),
     (
         "bad-text",
         "Text contains an unpaired surrogate character, which cannot be stored.",
-        "The line.",
+        "The line in the finding.",
         "Type it again.",
     ),
-    ("bad-command", "The command is empty, or has an unclosed quote.", "The line.", "Fix it; a list needs no quotes."),
+    (
+        "bad-command",
+        "The command is empty, or has an unclosed quote.",
+        "The line in the finding.",
+        "Fix it; a list needs no quotes.",
+    ),
     (
         "bad-checkpoint-interval",
         "Checkpoints are set both to an interval in seconds and to `auto`.",
-        "The line.",
+        "The line in the finding.",
         "Keep one.",
     ),
-    ("bad-nodes", "`nodes` is neither a number nor a range such as 2..4.", "The line.", "Mend it."),
+    ("bad-nodes", "`nodes` is neither a number nor a range such as 2..4.", "The line in the finding.", "Fix it."),
     (
         "bad-secret",
         "A secret does not name its source, a variable or a file.",
-        "The line.",
+        "The line in the finding.",
         "Write {env: NAME} or {file: PATH}.",
     ),
-    ("empty", "A value is empty.", "The line.", "Fill it in, or leave the key out."),
+    ("empty", "A value is empty.", "The line in the finding.", "Fill it in, or leave the key out."),
     (
         "more-problems",
         "There are so many problems that only the first are listed.",
         "`holdfast validate`.",
-        "Mend those first.",
+        "Fix those first.",
     ),
     (
         "not-supported",
@@ -107,7 +117,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "secret-in-env",
         "A value under `env` looks like a password or key; holdfast stores and prints values under `env`.",
-        "The line.",
+        "The line in the finding.",
         "Put it under `secrets`.",
     ),
     (
@@ -182,7 +192,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "launcher-mismatch",
         "`launch` names one launcher and the command is another.",
         "The two lines.",
-        "Make them agree.",
+        "Use the same launcher in both.",
     ),
     (
         "accelerate-one-process",
@@ -209,7 +219,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "missing-workdir",
         "The working directory does not exist, or the user may not enter it.",
         "`ls -ld`.",
-        "Mend `workdir`.",
+        "Fix `workdir`.",
     ),
     (
         "missing-secret",
@@ -241,7 +251,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`free -h`.",
         "Request less, or use another target.",
     ),
-    ("too-many-ranks", "The run starts many more processes than there are cores.", "`nproc`.", "Fewer ranks."),
+    ("too-many-ranks", "The run starts many more processes than there are cores.", "`nproc`.", "Use fewer ranks."),
     (
         "too-few-open-files",
         "One holdfast process needs an open connection per node, and its open-file limit is lower.",
@@ -307,11 +317,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("unknown-fabric", "No fabric has this name.", "`holdfast fabric`.", "Use one that the finding lists."),
     # Shipped code
     ("bad-code-root", "`code.root` does not contain the working directory.", "The job file.", "Set a folder above it."),
-    ("bad-ignore-pattern", "A line of an ignore file is not a valid pattern.", "The finding names it.", "Mend it."),
+    ("bad-ignore-pattern", "A line of an ignore file is not a valid pattern.", "The finding names it.", "Fix it."),
     (
         "code-changed-during-upload",
         "A file changed while holdfast shipped the code, so nodes would run a mix of two versions.",
-        "What writes there.",
+        "The process that writes there.",
         "Run again; exclude the files that change (.holdfastignore).",
     ),
     (
@@ -339,7 +349,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Change its permissions, or ignore the file.",
     ),
     # Command lines
-    ("bad-usage", "holdfast has no such verb, option or argument.", "`holdfast VERB --help`.", "As it says."),
+    ("bad-usage", "holdfast has no such verb, option or argument.", "`holdfast VERB --help`.", "Follow the finding."),
     ("file-and-command", "A job file and a command were both given.", "The command line.", "Leave one out."),
     ("bad-fault-action", "No fault has this name.", "`holdfast drill --help`.", "Use one that the finding lists."),
     (
@@ -355,7 +365,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("no-output", "That rank wrote nothing in that attempt.", "`holdfast logs`.", "Choose another rank or attempt."),
     ("no-runs", "There are no runs yet.", "`holdfast ps`.", "holdfast run JOB.yaml"),
     ("run-not-found", "No run has such an id.", "`holdfast ps`.", "Use one that the finding lists."),
-    ("run-ambiguous", "Several runs have this prefix.", "`holdfast ps`.", "More letters."),
+    ("run-ambiguous", "Several runs have this prefix.", "`holdfast ps`.", "Type more of the id."),
     ("run-finished", "The run has ended, and the command needs one that has not.", "`holdfast status`.", "Nothing."),
     ("not-your-run", "The run's folder belongs to another user.", "`ls -ld`.", "Ask its owner."),
     ("token-refused", "The run's token differs from the one it started with.", "`ls -l` of the run.", "Ask its owner."),

@@ -113,7 +113,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("disk-space-recovered", "Disk space is available again; what waited for it resumes.", _DISK, "Nothing."),
     ("too-many-open-files", "A limit on open files was reached.", "`ls /proc/PID/fd`, `ulimit -n`.", "Raise it."),
     ("too-many-processes", "A limit on processes was reached.", "`ulimit -u`, pids.max of the cgroup.", "Raise it."),
-    ("no-memory", "The kernel refused memory.", "`free -h`, `ulimit -v`.", "Ask for less."),
+    ("no-memory", "The kernel refused memory.", "`free -h`, `ulimit -v`.", "Request less memory."),
     (
         "memory-pressure",
         "Nearly all memory of a node or cgroup is in use; the kernel will kill a rank next.",
@@ -196,7 +196,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "controller-port-in-use",
         "Another process took the controller's port while it was down.",
         "`ss -ltnp`.",
-        "Nothing: it moved.",
+        "Nothing: the controller uses another port.",
     ),
     (
         "start-failed",
@@ -205,12 +205,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fix the error that it shows.",
     ),
     ("request-refused", "The controller did not accept a request.", "The evidence.", "Report it."),
-    ("event-log-blocked", "The run's log cannot be written, so the run waits.", _DISK, "Make room."),
+    ("event-log-blocked", "The run's log cannot be written, so the run waits.", _DISK, "Free some space."),
     (
         "event-log-partially-corrupt",
         "Lines of the event log are damaged; nothing depends on them.",
         _DISK,
-        "Watch the disk.",
+        "Check the disk.",
     ),
     (
         "event-log-restored",
@@ -259,9 +259,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     # Drills and nodes with their own network
     ("fault-unavailable", "This target does not support that drill.", "The evidence.", "Follow the finding."),
-    ("netns-command-failed", "A command that sets up a node's network failed.", "The evidence.", "As it says."),
+    ("netns-command-failed", "A command that sets up a node's network failed.", "The evidence.", "Follow the finding."),
     ("netns-exists", "A network of that name is left over from an earlier run.", "`ip netns`.", "Remove it."),
-    ("netns-full", "There are more nodes than a network has addresses.", "`nodes`.", "Fewer nodes."),
+    ("netns-full", "There are more nodes than a network has addresses.", "`nodes`.", "Use fewer nodes."),
     ("netns-no-free-subnet", "This machine's routes cover every private range.", "`ip route`.", "Free a /24."),
     ("netns-not-found", "The network or node no longer exists.", "`ip netns`.", "Start the run again."),
     (
@@ -294,7 +294,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "checkpoint-corrupt",
         "A checkpoint's files do not match their checksums.",
         "The folder's disk.",
-        "Nothing: set aside.",
+        "Nothing: holdfast set it aside.",
     ),
     (
         "checkpoint-incompatible",
@@ -464,7 +464,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "data-not-a-dataset",
         "The data supports neither indexing nor iteration.",
-        "Its type.",
+        "The object's type.",
         "Pass an object with __len__ and __getitem__, or with __iter__.",
     ),
     (
@@ -573,7 +573,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "loader-resume-not-bit-exact",
         "Lightning's loader cannot report which samples of an epoch were used.",
         "The evidence names the loader.",
-        "torchdata's StatefulDataLoader.",
+        "Use torchdata's StatefulDataLoader.",
     ),
     (
         "no-valid-checkpoint",
@@ -649,7 +649,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The script's loop.",
         "Call commit once in every step.",
     ),
-    ("text-too-short", "The text is shorter than one sample.", "Its size.", "Use more text, or shorter samples."),
+    (
+        "text-too-short",
+        "The text is shorter than one sample.",
+        "The text's size.",
+        "Use more text, or shorter samples.",
+    ),
     (
         "trainer-resume-not-bit-exact",
         "Arguments of the Trainer prevent a bit-exact resume.",

@@ -39,8 +39,8 @@ class ConnectionParser:
     def parse_pending(self, thread: ThreadRecord, quoter: LineQuoter) -> None:
         """Parses the thread's lines of the chunk that `quoting` quotes."""
         connections, process = thread.connections, self._processes[thread.process]
-        for said, (channels, number) in thread.unparsed.items():
-            end, _, words = said.partition(b" : ")
+        for text, (channels, number) in thread.unparsed.items():
+            end, _, words = text.partition(b" : ")
             words = words.partition(b"\n")[0]
             if end not in line_patterns.ENDS:
                 continue
@@ -63,9 +63,9 @@ class ConnectionParser:
                     process.note(way.route, way.route, partial(quoter.quote, number))
         thread.unparsed.clear()
 
-    def count_truncated(self, said: bytes) -> None:
+    def count_truncated(self, text: bytes) -> None:
         """A line ends with the input itself; the missing part could be `/GDRDMA`."""
-        self.truncated += said.partition(b" : ")[0] in line_patterns.ENDS
+        self.truncated += text.partition(b" : ")[0] in line_patterns.ENDS
 
     def _admits(self, route: str) -> bool:
         """Whether the number of link types is still within its limit."""

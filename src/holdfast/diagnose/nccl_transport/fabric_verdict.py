@@ -101,15 +101,15 @@ def _verdict(seen: MergedSetup, findings: Sequence[Finding], info_lines: int, ex
     if not used:
         return _nothing_used(seen, findings, info_lines, expected)
     wanted, layer, why = _expected_network(seen, used, expected)
-    tell = _VerdictBuilder(seen, why)
+    builder = _VerdictBuilder(seen, why)
     if _TCP in used and (wanted is None or wanted.name != _TCP):
-        return tell.fallback(wanted)
+        return builder.fallback(wanted)
     if wanted is not None and wanted.name != _TCP and wanted.name not in used and used != {"NVLink"}:
         what = f"{_many(used)} connected the nodes instead of {wanted.name}"
-        return tell.degraded("other-network", what, wanted.remedy)
+        return builder.degraded("other-network", what, wanted.remedy)
     wrong = {hca for process in seen.processes for hca in process.hcas if layer and not hca.endswith(f"/{layer}")}
     if wrong and "IB" in used:
-        return tell.degraded(
+        return builder.degraded(
             "other-link-layer",
             f"{len(wrong)} of the devices used are not {layer}: {', '.join(sorted(wrong)[:_MAX_QUOTED])}",
             "Name those that are in NCCL_IB_HCA.",
@@ -117,16 +117,16 @@ def _verdict(seen: MergedSetup, findings: Sequence[Finding], info_lines: int, ex
     worse = [finding for finding in findings if finding.code in DEGRADING]
     if worse:
         what = f"{_many(used)} connected the nodes, but {worse[0].what}"
-        return tell.degraded(worse[0].code, what, worse[0].remedy)
+        return builder.degraded(worse[0].code, what, worse[0].remedy)
     if unseen := _unverified(seen):
         what, missing = unseen
-        return tell.unknown(f"the connections seen used {_many(used)}, but {what}", missing)
+        return builder.unknown(f"the connections seen used {_many(used)}, but {what}", missing)
     gdr = (
         ", GPUDirect RDMA everywhere"
         if seen.links.inter_node_routes and all(map(_direct, seen.links.inter_node_routes))
         else ""
     )
-    return tell.verified(f"{_many(used)} connected the nodes{gdr}")
+    return builder.verified(f"{_many(used)} connected the nodes{gdr}")
 
 
 def _unverified(seen: MergedSetup) -> tuple[str, str] | None:
@@ -181,34 +181,34 @@ def _nothing_used(
 ) -> FabricVerdict:
     counted = max((communicator.nodes or 0 for communicator in seen.communicators), default=0)
     chosen = {network_of(process.network).name for process in seen.processes if process.network}
-    tell = _VerdictBuilder(seen, f"the job's fabric is {expected.name}" if expected else "")
+    builder = _VerdictBuilder(seen, f"the job's fabric is {expected.name}" if expected else "")
     if not info_lines:
-        return tell.unknown(
+        return builder.unknown(
             "the input has no NCCL set-up lines", "NCCL's set-up lines: run with NCCL_DEBUG=INFO on every rank"
         )
     spanned = _multi_node(seen)
     if chosen == {_TCP} and (spanned or counted > 1):
         wanted, _, why = _expected_network(seen, {_TCP}, expected)
-        tell = _VerdictBuilder(seen, why)
+        builder = _VerdictBuilder(seen, why)
         if wanted is not None and wanted.name == _TCP:
-            return tell.verified("TCP was chosen on every rank")
-        return tell.fallback(wanted)
+            return builder.verified("TCP was chosen on every rank")
+        return builder.fallback(wanted)
     if seen.communicators and not spanned and counted <= 1 and not any(one.missing for one in seen.communicators):
         worse = [finding for finding in findings if finding.code in DEGRADING]
         if worse:
-            return tell.degraded(worse[0].code, worse[0].what, worse[0].remedy)
-        return tell.unknown(
+            return builder.degraded(worse[0].code, worse[0].what, worse[0].remedy)
+        return builder.unknown(
             "every communicator is within one node, so no network was needed",
             "the set-up of a run over two nodes",
             ONE_NODE,
         )
     if chosen:
-        return tell.unknown(
+        return builder.unknown(
             f"{_many(chosen)} was chosen, but no connection between nodes is in these logs",
             "the connection lines: logs up to the first collective (NCCL connects then, since 2.22), of every node, "
             "with INIT in NCCL_DEBUG_SUBSYS if that is set",
         )
-    return tell.unknown(
+    return builder.unknown(
         "no line says which network NCCL chose",
         "the lines `Using network …` and `Channel … via NET/…`: unset NCCL_DEBUG_SUBSYS, or set it to INIT,NET,ENV",
     )

@@ -42,9 +42,9 @@ class LinkAssigner:
         links = session.links
         own = {link.reported_by for link in links}
         highest = max(*map(_SENDER, links), *map(_RECEIVER, links))
-        told = session.comm
-        if told is not None and own == {told.rank} and highest < told.size:
-            possible = [told]
+        known = session.comm
+        if known is not None and own == {known.rank} and highest < known.size:
+            possible = [known]
         else:
             possible = [one for one in joined if own == {one.rank} and highest < one.size]
         if len(possible) > 1:

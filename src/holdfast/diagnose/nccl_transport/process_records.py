@@ -100,9 +100,9 @@ class ProcessRecord(msgspec.Struct, kw_only=True, eq=False):
     comms: list[CommInit] = []
     batches: list[ConnectionBatch] = []
 
-    def note(self, name: str, said: bytes | str, quote: Quote) -> None:
+    def note(self, name: str, text: bytes | str, quote: Quote) -> None:
         """Keeps the line that a fact comes from, or an equal one of the same host."""
-        line = self.quoted.get(said)
+        line = self.quoted.get(text)
         if line is None:
-            line = self.quoted[said] = quote()
+            line = self.quoted[text] = quote()
         self.evidence[name] = line

@@ -314,7 +314,7 @@ RULES: tuple[Rule, ...] = (
             "[E socket.cpp:922] [c10d] The server socket has failed to bind to [10.0.0.5]:29500 (errno: 99 - Cannot assign requested address).",
         ),
         pattern=r"(?i)(?:bind|listen).{0,100}Cannot assign requested address|EADDRNOTAVAIL",
-        exclude=r"\bNCCL WARN ",  # there it is the interface that has lost its address
+        exclude=r"\bNCCL WARN ",  # in NCCL it means that the interface lost its address
         classes=(FailureClass.RENDEZVOUS, FailureClass.WRONG_INTERFACE),
         confidence=Confidence.LIKELY,
         message="rank 0 was started on a host that is not MASTER_ADDR",

@@ -33,7 +33,7 @@ LAUNCHER_STARTED = Rule(
     pattern=r"Setting OMP_NUM_THREADS environment variable for each process|Starting elastic_operator with launch configs|\[runner\.py:\d+:main\] cmd = |values were not passed to `accelerate launch`|The module torch\.distributed\.launch is deprecated"
     r"|^(?:\S{1,80} )?\++ (?:exec )?(?:\S{0,80}/)?(?:torchrun|srun|mpirun|mpiexec|deepspeed|accelerate launch|python3? -m (?:torch\.distributed\.\w+|accelerate\.commands\.launch)) ",
     role=Role.CONTEXT,
-    message="a launcher began",
+    message="a launcher started",
     source="torch elastic, DeepSpeed, accelerate, a shell's trace",
 )
 

@@ -180,7 +180,7 @@ def _mismatch(group: str, known: Mapping[int, GroupPosition], ranks: Mapping[int
             continue
         most = counts.most_common(1)[0]
         others = sorted(rank for rank, shape in shapes.items() if shape != most[0])
-        told = "; ".join(
+        listed = "; ".join(
             f"{_list(sorted(rank for rank in shapes if shapes[rank] == shape))}: "
             f"{next(call for rank, call in calls.items() if shapes[rank] == shape)}"
             for shape in counts
@@ -190,7 +190,7 @@ def _mismatch(group: str, known: Mapping[int, GroupPosition], ranks: Mapping[int
             rule=hang_records.FLIGHT_MISMATCH,
             source=ranks[others[0]].source,
             line=0,
-            text=f"collective {seq} of group {group}: {told}"[:1000],
+            text=f"collective {seq} of group {group}: {listed}"[:1000],
             process=ProcessRef(rank=odd),
             at=min(call.at for call in calls.values()),
             values={"group": group, "seq": str(seq)},
@@ -204,9 +204,9 @@ def _shape(call: CollectiveEntry) -> tuple[str, str]:
 
 
 def _list(ranks: Sequence[int]) -> str:
-    told = ", ".join(map(str, ranks[:MAX_RANKS_LISTED]))
+    listed = ", ".join(map(str, ranks[:MAX_RANKS_LISTED]))
     more = f" and {len(ranks) - MAX_RANKS_LISTED} more" if len(ranks) > MAX_RANKS_LISTED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {told}{more}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}{more}"
 
 
 # Validation of a dump's fields

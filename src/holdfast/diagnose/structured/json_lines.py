@@ -33,18 +33,18 @@ def to_plain_lines(block: LogChunk) -> Iterator[LogChunk]:
     if not any(map(_is_object, block.data[:HEAD_BYTES].split(b"\n"))):
         yield block
         return
-    first, told, begin = int(block.first_line), list[bytes](), 0
+    first, plain, begin = int(block.first_line), list[bytes](), 0
     for number, line in enumerate(block.data.split(b"\n")):
         text = _to_text(line) if _is_object(line) else line
         if b"\n" not in text:
-            told.append(text)
+            plain.append(text)
             continue
-        if told:
-            yield replace(block, first_line=first + begin, data=b"\n".join(told) + b"\n")
+        if plain:
+            yield replace(block, first_line=first + begin, data=b"\n".join(plain) + b"\n")
         yield replace(block, first_line=first + number, data=text + b"\n", single_line=True)
-        told, begin = [], number + 1
-    if any(told):
-        yield replace(block, first_line=first + begin, data=b"\n".join(told))
+        plain, begin = [], number + 1
+    if any(plain):
+        yield replace(block, first_line=first + begin, data=b"\n".join(plain))
 
 
 def _is_object(line: bytes) -> bool:
@@ -56,12 +56,12 @@ def _to_text(line: bytes) -> bytes:
     begin = line.find(b'{"')
     try:
         # json.dumps turns a torn emoji into half a surrogate pair; msgspec rejects it as damaged.
-        said = (json.loads if b"\\ud" in line else msgspec.json.decode)(line[begin:])
+        parsed = (json.loads if b"\\ud" in line else msgspec.json.decode)(line[begin:])
     except (ValueError, RecursionError):  # msgspec and json raise ValueErrors
         return line
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         return line
-    values = cast("dict[str, Any]", said)
+    values = cast("dict[str, Any]", parsed)
     texts = [text for names in (_TEXTS, _STACKS) if (text := _first(values, names))]
     if not texts:
         return line
