@@ -90,7 +90,7 @@ def _reports_wait(fact: Fact) -> bool:
 
 
 def _reports_own_failure(fact: Fact) -> bool:
-    """Whether a line reports a failure of its own rank, not only that it waited."""
+    """Whether a line reports its rank's failure, not only that it waited."""
     of_run = fact.rule.code.startswith("run-")
     return fact.rule.role is Role.CAUSE and not of_run and not _reports_wait(fact)
 
