@@ -1,6 +1,7 @@
-"""The facts of a run: typed, timestamped, in one append-only log, one file per producer.
+"""A run's events: typed, timestamped facts in one append-only log, with one file per producer.
 
-State, status, accounting, live view and report are folds over these. Readers ignore events and fields they don't know.
+State, status, accounting, the live view and the report are folds over these events. Readers ignore unknown events and
+fields.
 """
 
 from __future__ import annotations

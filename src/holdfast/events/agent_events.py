@@ -1,4 +1,4 @@
-"""Events that agents produce: what happened to the ranks of one node."""
+"""Events that agents emit: what happened to the ranks of one node."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from holdfast.findings import Finding
 
 
 class ExitReason(StrEnum):
-    """How a rank's process ended, by the word of whoever ended it."""
+    """How a rank's process ended, as reported by the process that started it or by the kernel."""
 
     CODE = "code"
-    """It exited with a code of its own."""
+    """It exited with its own exit code."""
     SIGNAL = "signal"
-    """A signal ended it."""
+    """A signal killed it."""
     OUT_OF_MEMORY = "out-of-memory"
-    """The kernel or its cgroup ended it for memory, and says so."""
+    """The kernel or its cgroup killed it because memory ran out."""
     PORT_TAKEN = "port-taken"
-    """It could not listen where its peers were to meet it: a stranger has the port."""
+    """It could not listen on the rendezvous port: another process uses that port."""
     NOT_STARTED = "not-started"
-    """The program could not be started at all."""
+    """The program could not be started."""
     ORPHANED_RANKS = "orphaned-ranks"
-    """It exited with code 0 while a rank that it had started was at work."""
+    """It exited with code 0 while a rank that it had started was still running."""
     CODE_DELIVERY_FAILED = "code-delivery-failed"
-    """The code that it runs did not reach the node."""
+    """The shipped code did not reach the node."""
 
     def is_success(self, code: int) -> bool:
-        """Whether what ended so, with this code, had done its work."""
+        """Whether a process with this reason and exit code completed its work."""
         return self is ExitReason.CODE and code == 0
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an agent knows of one of its ranks."""
+    """What an agent knows about one of its ranks."""
 
     rank: int
     pid: int
     prewarmed: bool = False
-    """Whether its imports were done before it was started."""
+    """Whether the rank was forked from a zygote that had its imports done."""
 
 
 LOG_REPLICA_NAME = "events.jsonl"
-"""What a node's copy of the log is called, where it lies and on its way back."""
+"""Name of a node's log replica, on disk and in uploads."""
 LOG_SIGNATURE = "holdfast-log-signature"
-"""The header that says, on its way back, what the controller vouched for."""
+"""HTTP header of an upload with the controller's signature of the log."""
 LOG_REPLICA_REQUIRED = 409
-"""What a controller answers an agent whose copy of the run's log it has to have before anything else."""
+"""HTTP status with which a controller requests an agent's log replica before it accepts anything else."""
 
 
 class LogReplicaPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the run's log a node has a copy of, and the controller's own word for what is in it."""
+    """How many bytes of the run's log a node has replicated, and the controller's signature of them."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     signature: str
 
 
 class AgentConnected(Event, frozen=True, kw_only=True):
-    """An agent connected (or connected again) and says all it has.
+    """An agent connected or reconnected, and reports its state.
 
-    `attempt` is the attempt whose ranks it has started (-1: none); `running` lists those alive. `port` is free and
-    held for the next rendezvous; `address` is where other nodes reach this one.
+    `attempt` is the attempt whose ranks it started (-1: none); `running` lists the live ones. `port` is reserved for
+    the next rendezvous; `address` is where other nodes reach this node.
     """
 
     node: int
@@ -76,15 +76,15 @@ class AgentConnected(Event, frozen=True, kw_only=True):
     attempt: int = -1
     running: tuple[RankState, ...] = ()
     clock: ClockSample | None = None
-    """The clock that the agent's times are on."""
+    """The clock of the agent's timestamps."""
     protocol: int = 1
-    """The version of the words between agents and controllers that this agent speaks (protocol/orders.py)."""
+    """The agent's protocol version (protocol/orders.py)."""
     log_replica: LogReplicaPosition | None = None
-    """Of an agent that keeps a copy of the log where its controller may lose it; it is not written down."""
+    """Set by agents that keep a log replica; not written to the log."""
 
 
 class RanksStarted(Event, frozen=True, kw_only=True):
-    """A node's ranks of an attempt were started (`ranks` by global rank)."""
+    """A node started its ranks of an attempt (`ranks` by global rank)."""
 
     node: int
     replica: int
@@ -93,7 +93,7 @@ class RanksStarted(Event, frozen=True, kw_only=True):
 
 
 class CodeFetched(Event, frozen=True, kw_only=True):
-    """A node has the code that an update is to start, before anybody runs it; or cannot have it."""
+    """A node downloaded the code of an update before any rank runs it, or failed to."""
 
     node: int
     digest: str
@@ -101,7 +101,7 @@ class CodeFetched(Event, frozen=True, kw_only=True):
 
 
 class RanksPrewarmed(Event, frozen=True, kw_only=True):
-    """The imports of these ranks' programs are done on a node, in processes that wait: their next start is warm."""
+    """A node finished the imports of these ranks' programs in zygotes: their next start is prewarmed."""
 
     node: int
     replica: int
@@ -109,29 +109,29 @@ class RanksPrewarmed(Event, frozen=True, kw_only=True):
 
 
 class StacksDumped(Event, frozen=True, kw_only=True):
-    """Where a rank stood when somebody asked (`StackDumpRequested`)."""
+    """A rank's stacks, dumped on request (`StackDumpRequested`)."""
 
     node: int
     replica: int
     attempt: int
     rank: int
     process_state: str
-    """The kernel's letter for the state of its process."""
+    """The kernel's state letter of its process."""
     stacks: str = ""
-    """File with the stacks of its threads, on its node; empty where they cannot be taken."""
+    """File on its node with the stacks of its threads; empty if they could not be dumped."""
     top_frame: str = ""
     """The function and line that its main thread was in."""
 
 
 class StandbyReady(Event, frozen=True, kw_only=True):
-    """A standby node has its checks, its code and its imports done: it can take a lost node's place at once."""
+    """A standby node has finished its checks, code download and imports: it can replace a lost node immediately."""
 
     node: int
     generation: int
 
 
 class RankExited(Event, frozen=True, kw_only=True):
-    """A rank's process ended. `stopped` is true when holdfast itself ended it on purpose."""
+    """A rank's process ended; `stopped` is true if holdfast stopped it on purpose."""
 
     node: int
     replica: int
@@ -144,26 +144,25 @@ class RankExited(Event, frozen=True, kw_only=True):
     error: str = ""
     """The last error line the rank wrote, at most 500 characters, such as `ValueError: bad shape`."""
     evidence: str = ""
-    """What proves `how`: the kernel's line, the cgroup's counter, the operating system's reason, a launcher's word."""
+    """Evidence for `reason`: a kernel log line, a cgroup counter, an operating system error or a launcher's report."""
     first_failed_rank: int = -1
-    """The rank that ended first by the word of its launcher, whose process this is; -1 where none is named."""
+    """The rank that ended first according to the launcher that this process is; -1 if unknown."""
     error_location: str = ""
     """`file:line` of that error line."""
     last_step: int = -1
     has_session: bool = False
-    """Whether the rank ever opened its holdfast channel."""
+    """Whether the rank ever connected to its agent's socket."""
     exited_on_request: bool = False
-    """Whether it exited with code 75 after its Session said that it leaves because it was asked to; the same code of a
-    program's own is a failure like any other."""
+    """Whether it exited with code 75 after its Session had reported an exit on request; otherwise 75 is a failure."""
 
     @property
     def failed(self) -> bool:
-        """Whether this end, by itself, fails the attempt."""
+        """Whether this exit fails the attempt."""
         return not (self.stopped or self.reason.is_success(self.code))
 
 
 class RanksStopped(Event, frozen=True, kw_only=True):
-    """No process of this attempt is left on the node. `port` is fresh and held for the next rendezvous."""
+    """No process of this attempt is left on the node; `port` is newly reserved for the next rendezvous."""
 
     node: int
     replica: int
@@ -172,14 +171,14 @@ class RanksStopped(Event, frozen=True, kw_only=True):
 
 
 class NodePreemptionNotice(Event, frozen=True, kw_only=True):
-    """A node's agent got SIGTERM: whoever gave the node takes it away, and its ranks have `grace_s` to save and end."""
+    """A node's agent received SIGTERM: the node is preempted, and its ranks have `grace_s` seconds to save and exit."""
 
     node: int
     grace_s: float
 
 
 class RanksDrained(Event, frozen=True, kw_only=True):
-    """A rank of a node that is taken away has taken its last step, and saved; its process has yet to end."""
+    """A rank of a preempted node has taken its last step and saved; its process has yet to exit."""
 
     node: int
     replica: int
@@ -187,7 +186,7 @@ class RanksDrained(Event, frozen=True, kw_only=True):
 
 
 class RankHung(Event, frozen=True, kw_only=True):
-    """A rank passed no step within its deadline, or was looked at because another waited in vain."""
+    """A rank completed no step within its timeout, or was inspected because another rank was waiting for it."""
 
     node: int
     replica: int
@@ -197,19 +196,19 @@ class RankHung(Event, frozen=True, kw_only=True):
     last_step_at: float
     waited_s: float
     process_state: str = ""
-    """The kernel's letter for the process: R, S, D, T (stopped), Z."""
+    """The kernel's state letter of the process: R, S, D, T (stopped), Z."""
     stacks: str = ""
-    """File that holds the stacks, when they could be taken."""
+    """File with the stacks, if they could be dumped."""
     top_frame: str = ""
     """The innermost Python frame of its main thread, such as `all_reduce (distributed_c10d.py:2841)`."""
     has_session: bool = True
-    """Whether the rank had opened its holdfast channel."""
+    """Whether the rank had connected to its agent's socket."""
     commit_line: int = 0
-    """Line of `Session.commit` that it stood in after it had told of its last step; 0 where it stood elsewhere."""
+    """Line of `Session.commit` that it was in after it had reported its last step; 0 if it was elsewhere."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):
-    """A complete checkpoint of a replica exists."""
+    """A replica completed a checkpoint."""
 
     node: int
     replica: int
@@ -220,12 +219,12 @@ class CheckpointCommitted(Event, frozen=True, kw_only=True):
 
 
 class FaultInjected(Event, frozen=True, kw_only=True):
-    """A fault was injected on request, just before it took effect; `requested_at` is the request's `at`."""
+    """A requested fault was injected; logged just before it takes effect. `requested_at` is the request's `at`."""
 
     node: int
-    """The node it befell; -1 for the controller."""
+    """The node of the fault; -1 for the controller."""
     requested_at: float
     target: str
-    """With its number, as it was asked for, where it is a rank's: `rank 3`."""
+    """The target as requested, with its number for a rank: `rank 3`."""
     action: str
     step: int = -1

@@ -1,4 +1,4 @@
-"""Owns what every event has in common; refuses to own any one kind of event (one file per producer beside this)."""
+"""Base class of all events."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _kebab_case(class_name: str) -> str:
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=_kebab_case):
     """A fact that changed a run's state.
 
-    `at` is Unix time in seconds on the controller's clock (agents' times are mapped to it on arrival). `source` names
-    the producer's incarnation (`node1.0/4f2c`; empty for the controller) and `seq` counts its events from 1, so that an
-    event sent twice is recognised; both are unset for the controller's own.
+    `at` is Unix time in seconds on the controller's clock; agents' times are mapped to it on arrival. `source` names
+    the producer's incarnation (`node1.0/4f2c`) and `seq` counts its events from 1, to recognise an event sent twice.
+    Both are unset for the controller's events.
     """
 
     at: float

@@ -1,7 +1,7 @@
-"""Events that the controller writes for many words of agents at once: what a large replica's nodes say alike.
+"""Batched events: one log line for what many nodes of a large replica reported alike.
 
-A replica of thousands of nodes starts and stops within a second, and a line for each of its nodes and ranks would make
-a month's log larger than anybody reads (docs/decisions/0014). Who said it is kept as spans of numbers.
+A replica of thousands of nodes starts and stops within a second; one line per node and rank would make a month's log
+too large to read (docs/decisions/0014). The senders are kept as ranges of numbers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from holdfast.events.agent_events import ExitReason
 from holdfast.events.base import Event
 
 Ranges = tuple[tuple[int, int], ...]
-"""Numbers in order, as first and last of each unbroken row: 0, 1, 2, 5 are ((0, 2), (5, 5))."""
+"""Ordered numbers as (first, last) of each contiguous range: 0, 1, 2, 5 are ((0, 2), (5, 5))."""
 
 
 def to_ranges(numbers: Iterable[int]) -> Ranges:
-    """Numbers as spans, in order and each once."""
+    """Numbers as sorted ranges without duplicates."""
     drawn: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if drawn and drawn[-1][1] == number - 1:
@@ -27,14 +27,14 @@ def to_ranges(numbers: Iterable[int]) -> Ranges:
 
 
 def from_ranges(spans: Ranges) -> Iterator[int]:
-    """The numbers that spans stand for, in order."""
+    """The numbers in these ranges, in order."""
     return (number for first, last in spans for number in range(first, last + 1))
 
 
 class NodesStarted(Event, frozen=True, kw_only=True):
-    """Many nodes started their ranks of an attempt; each agent's own log has the processes' numbers.
+    """Many nodes started their ranks of an attempt; each agent's log has the process ids.
 
-    The ranks are divided among the nodes evenly, in order.
+    The ranks are divided evenly among the nodes, in order.
     """
 
     replica: int
@@ -44,7 +44,7 @@ class NodesStarted(Event, frozen=True, kw_only=True):
 
 
 class NodesStopped(Event, frozen=True, kw_only=True):
-    """No process of this attempt is left on many nodes; `ports` are the fresh ones they hold, in the nodes' order."""
+    """No process of this attempt is left on many nodes; `ports` are their newly reserved ports, in node order."""
 
     replica: int
     attempt: int
@@ -53,7 +53,7 @@ class NodesStopped(Event, frozen=True, kw_only=True):
 
 
 class RanksExited(Event, frozen=True, kw_only=True):
-    """Many ranks ended alike, and none of them first; the fields are those of `RankExited`."""
+    """Many ranks exited alike after the first failures; the fields are those of `RankExited`."""
 
     replica: int
     attempt: int
@@ -64,12 +64,12 @@ class RanksExited(Event, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """As `RankExited.failed`."""
+        """See `RankExited.failed`."""
         return not (self.stopped or self.reason.is_success(self.code))
 
 
 class RanksHung(Event, frozen=True, kw_only=True):
-    """Many ranks hang, and others are likelier to be the cause; their stacks are on their nodes."""
+    """Many ranks hang, and other ranks are likelier causes; their stacks are on their nodes."""
 
     replica: int
     attempt: int

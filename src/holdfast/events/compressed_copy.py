@@ -1,4 +1,4 @@
-"""A compressed copy, in memory, of what a log holds: what is cut off from the log can be put back from it."""
+"""A compressed in-memory copy of a log, from which a truncated log is restored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 _LEVEL = 1
-"""Makes a log of steps a tenth of its size, at some 100 MB/s."""
+"""Compresses a log of steps to a tenth of its size, at about 100 MB/s."""
 
 
 class CompressedCopy:
@@ -17,19 +17,19 @@ class CompressedCopy:
         self._parts: list[bytes] = []
 
     def append(self, data: bytes) -> None:
-        """Remember what was written after all that is remembered."""
+        """Append what was written to the log."""
         if part := self._compressor.compress(data):
             self._parts.append(part)
 
     def chunks(self) -> Iterator[bytes]:
-        """All that is remembered, piece by piece."""
+        """The whole copy in chunks."""
         expand = zlib.decompressobj()
         for part in (*self._parts, self._compressor.copy().flush()):
             if data := expand.decompress(part):
                 yield data
 
     def lines(self) -> Iterator[bytes]:
-        """All that is remembered, line by line, without their newlines."""
+        """The whole copy line by line, without newlines."""
         rest = b""
         for piece in self.chunks():
             *whole, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""Events that the controller produces: the run's own life, and the decisions it took."""
+"""Events that the controller emits: the run's lifecycle and the controller's decisions."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ class Outcome(StrEnum):
 
 
 class RunCreated(Event, frozen=True, kw_only=True, omit_defaults=False):
-    """First line of every log: the run exists. `job` is the whole job as JSON data, secrets by reference only."""
+    """First line of every log: the run exists. `job` is the whole job as JSON, with secrets by reference only."""
 
     run: str
     job: dict[str, Any]
     format: int = FORMAT
     version: str = ""
-    """holdfast's own version."""
+    """The holdfast version."""
 
 
 class CodeShipped(Event, frozen=True, kw_only=True):
-    """The code that ranks run was put into an archive; `digest` is its SHA-256, `bytes` its size."""
+    """The code that ranks run was archived; `digest` is the archive's SHA-256, `bytes` its size."""
 
     digest: str
     bytes: int
     files: int
     cwd: str = "."
-    """Where ranks run, relative to the folder it is unpacked in."""
+    """Working directory of ranks, relative to the folder it is unpacked in."""
 
 
 class ControllerStarted(Event, frozen=True, kw_only=True):
-    """A controller process took over the run (again)."""
+    """A controller process took over the run, for the first time or again."""
 
     pid: int
     incarnation: str
     clock: ClockSample | None = None
-    """The clock of the run from here on; a successor on the same machine goes on with it."""
+    """The run's clock from here on; a later controller on the same machine continues it."""
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True):
-    """All ranks of a replica were told to start, with a rendezvous nobody has used before.
+    """The controller ordered all ranks of a replica to start, with a rendezvous that no attempt has used before.
 
-    Without agents it is the cluster that starts them, and `master_addr` is empty.
-    `nodes` are those it has, in the order of their ranks.
+    Without agents the cluster starts them, and `master_addr` is empty. `nodes` are in the order of their ranks.
     """
 
     replica: int
@@ -64,63 +63,63 @@ class AttemptStarted(Event, frozen=True, kw_only=True):
     master_port: int
     nodes: tuple[int, ...] = ()
     code_digest: str = ""
-    """Digest of the code that its ranks run; empty where that lies in place."""
+    """Digest of the code that its ranks run; empty if the code is used in place."""
 
 
 class ScalingEffect(StrEnum):
-    """What a changed world size does to a quantity of the training."""
+    """How a changed world size affects a training setting."""
 
     KEPT = "kept"
     SCALED = "scaled"
     AS_CONFIGURED = "as configured"
-    """Whatever the program makes of its WORLD_SIZE: it does not take its micro-batches from a Session."""
+    """The program decides from WORLD_SIZE: it does not take its micro-batches from a Session."""
 
 
 class WorldSizeChanged(Event, frozen=True, kw_only=True):
-    """An attempt starts with another number of nodes than the one before, or at first with fewer than were asked for.
+    """An attempt starts with a different number of nodes than the previous one, or the first with fewer than requested.
 
-    `global_batch` and `learning_rate` say what becomes of them, as far as is known (`confirmed`): that ranks honour
-    what the job says is known when they have committed a step.
+    `global_batch` and `learning_rate` say how they change. `confirmed` is true once ranks have committed a step, which
+    shows that they honour the job's settings.
     """
 
     replica: int
     attempt: int
     nodes: tuple[int, ...]
     missing_nodes: tuple[int, ...] = ()
-    """Nodes that were asked for and are not there."""
+    """Requested nodes that have not joined."""
     world_size: int
     previous_world_size: int = 0
     """0 at the first attempt."""
     full_world_size: int
     global_batch: ScalingEffect
     samples: int | None = None
-    """Samples in a step from now on, where that is known."""
+    """Samples per step from now on, if known."""
     learning_rate: ScalingEffect
     learning_rate_factor: float = 1.0
     confirmed: bool = False
     remaining_s: float | None = None
-    """Seconds to the last step, guessed from the former speed, where steps and their total are known."""
+    """Estimated seconds to the last step at the previous speed, if the total of steps is known."""
     reason: str = ""
     """Why nodes are missing."""
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """An optimiser step was finished by every rank of a replica; in a long run, several steps (control/step_sampling.py).
+    """Every rank of a replica finished an optimiser step; in a long run, several steps (control/step_sampling.py).
 
-    `started` and `ended` are Unix seconds: the replica's own boundaries (latest over its ranks); `checkpoint_s` is the
-    part of that time its loop waited for a checkpoint.
+    `started` and `ended` are Unix seconds, the latest over the replica's ranks. `checkpoint_s` is the part of that time
+    in which its training loop waited for a checkpoint.
     """
 
     replica: int
     attempt: int
     step: int
     steps: int = 1
-    """How many steps this stands for, one after the other; `step` is the last."""
+    """Number of consecutive steps in this event; `step` is the last."""
     started: float
     ended: float
     checkpoint_s: float = 0.0
     metrics: dict[str, float] = {}
-    """From the replica's rank 0, by catalogue name: loss, tokens, ... Of the last step."""
+    """From the replica's rank 0, by catalogue name: loss, tokens, ... Values of the last step."""
 
     @property
     def first(self) -> int:
@@ -129,35 +128,35 @@ class StepCommitted(Event, frozen=True, kw_only=True):
 
 
 class RecoveryDecided(Event, frozen=True, kw_only=True):
-    """A failure was judged: what it was, what will be done, and why."""
+    """The policy's verdict on a failure: its cause, the action and the reason."""
 
     replica: int
     attempt: int
     action: str
     failed_at: float
-    """Unix seconds at which the failure happened, as near as its evidence tells."""
+    """Unix seconds at which the failure happened, as closely as the evidence shows."""
     finding: Finding
     first_failed_rank: int | None = None
-    """The rank that failed first, when one did."""
+    """The rank that failed first, if any."""
     log_owner_rank: int | None = None
-    """The rank in whose file its output is, where that is another's: its launcher's first."""
+    """The rank whose log file holds its output, if that is another rank: the first rank of its launcher."""
     recomputed_s: float = 0.0
-    """Seconds of a program without reported steps that its restart repeats, unless it loads a checkpoint of its own."""
+    """Seconds of work that a program without reported steps repeats, unless it loads its own checkpoint."""
 
 
 class UpdateOutcome(StrEnum):
-    """What became of an update."""
+    """How an update ended."""
 
     APPLIED = "applied"
-    """Its code has made steps enough, and there is no way back to the former."""
+    """The new code made enough steps; the run no longer rolls back."""
     ROLLED_BACK = "rolled back"
-    """Its code failed soon, and the former runs again."""
+    """The new code failed soon, and the previous code runs again."""
     ABANDONED = "abandoned"
-    """It was never started."""
+    """The update never started."""
 
 
 class UpdateEnded(Event, frozen=True, kw_only=True):
-    """An update is over; `step` is the last that was committed, `finding` what stood in its way."""
+    """An update ended; `step` is the last committed step, `finding` the reason if it was not applied."""
 
     digest: str
     previous_digest: str
@@ -167,17 +166,17 @@ class UpdateEnded(Event, frozen=True, kw_only=True):
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
-    """A node slot was asked for from the back end; `generation` rises each time it is replaced."""
+    """The controller requested a node from the back end; `generation` rises with each replacement of the node slot."""
 
     node: int
     generation: int
     reason: str = ""
     standby: bool = False
-    """Whether it is to wait until it takes the place of another."""
+    """Whether the node is a standby."""
 
 
 class StandbyPromoted(Event, frozen=True, kw_only=True):
-    """A standby took the place of a node that is missing, whose slot is a standby's from now on."""
+    """A standby took the place of a missing node, whose slot becomes a standby's."""
 
     node: int
     replaces: int
@@ -185,7 +184,7 @@ class StandbyPromoted(Event, frozen=True, kw_only=True):
 
 
 class ShutdownDecided(Event, frozen=True, kw_only=True):
-    """The whole run is being brought to its end."""
+    """The controller began to end the whole run."""
 
     outcome: Outcome
     reason: str
@@ -194,7 +193,7 @@ class ShutdownDecided(Event, frozen=True, kw_only=True):
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """Last line of every log: nothing of the run is left running."""
+    """Last line of every log: no process of the run is left."""
 
     outcome: Outcome
     exit_code: int
@@ -202,13 +201,13 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 
 class TimerExpired(Event, frozen=True, kw_only=True):
-    """A deadline that the state carried has passed; `deadline` is its key."""
+    """A timer of the state expired; `timer` is its key."""
 
     timer: str
 
 
 class NodeEvicted(Event, frozen=True, kw_only=True):
-    """The queue takes a node back, with the rest of the run; it counts nothing against `recovery.max_restarts`."""
+    """The queue evicts a node with the rest of the run; it does not count against `recovery.max_restarts`."""
 
     node: int
     generation: int
@@ -216,7 +215,7 @@ class NodeEvicted(Event, frozen=True, kw_only=True):
 
 
 class NodeTerminated(Event, frozen=True, kw_only=True):
-    """The back end says that a node, or the agent on it, no longer exists."""
+    """The back end reports that a node, or the agent on it, no longer exists."""
 
     node: int
     generation: int
@@ -224,16 +223,16 @@ class NodeTerminated(Event, frozen=True, kw_only=True):
 
 
 class NodeCreated(Event, frozen=True, kw_only=True):
-    """The back end has made a node that was asked for; its agent is on its way."""
+    """The back end created a requested node; its agent has yet to connect."""
 
     node: int
     generation: int
     backend_id: str = ""
-    """What the back end knows it by, such as a pod's uid, for whoever takes the run over."""
+    """The back end's id of the node, such as a pod's uid, for a later controller."""
 
 
 class NodeUnavailable(Event, frozen=True, kw_only=True):
-    """The back end cannot make a node now; it will as soon as it can, unasked."""
+    """The back end cannot create a node now; it will as soon as it can, without another request."""
 
     node: int
     generation: int
@@ -241,7 +240,7 @@ class NodeUnavailable(Event, frozen=True, kw_only=True):
 
 
 class AgentDisconnected(Event, frozen=True, kw_only=True):
-    """An agent's connection closed; the node may be well."""
+    """An agent's connection closed; the node may still be healthy."""
 
     node: int
     generation: int
@@ -249,6 +248,6 @@ class AgentDisconnected(Event, frozen=True, kw_only=True):
 
 
 class FindingRaised(Event, frozen=True, kw_only=True):
-    """Something worth saying that by itself changes nothing."""
+    """A finding that by itself changes nothing."""
 
     finding: Finding

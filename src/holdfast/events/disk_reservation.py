@@ -1,7 +1,7 @@
-"""Owns disk space that is kept for a file beyond its end, so that others cannot take it.
+"""Disk space reserved for a file beyond its end.
 
-Linux can give a file blocks without making it longer (fallocate). Where the file system cannot, nothing is kept, and a
-full disk is met when it is written to.
+Linux can allocate blocks without making a file longer (fallocate). Where the file system does not support this, nothing
+is reserved, and a full disk shows only on write.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import os
 
 STEP_BYTES = 16 << 10
-"""How far the log grows between two looks at the disk."""
+"""Bytes that the log grows between two extensions of the reservation."""
 
 _KEEP_SIZE = 1
 _MIN_BYTES = 4096
@@ -20,22 +20,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DiskReservation:
-    """Space for a file that is being appended to."""
+    """Reserved space for a file that is being appended to."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self._descriptor = descriptor
         self._size_bytes = size_bytes
         self._reserved_to = 0
-        """Offset up to which the file is known to have its blocks."""
+        """Offset up to which blocks are allocated."""
         self.error: OSError | None = None
-        """Why less could be kept than asked for; None while there is enough."""
+        """Why less space could be reserved than requested; None if there is enough."""
 
     def remaining(self, end: int) -> int:
-        """Bytes that are kept beyond an end."""
+        """Reserved bytes beyond `end`."""
         return max(0, self._reserved_to - end)
 
     def extend(self, end: int) -> None:
-        """Keep space beyond the end, as much as can be had; asks anew for each `HOLE_ALIGN_BYTES` that are used up."""
+        """Reserve as much space beyond `end` as the disk has; allocates again after each `STEP_BYTES` used."""
         if self.remaining(end) >= self._size_bytes - STEP_BYTES:
             return
         size_bytes = self._size_bytes
@@ -47,7 +47,7 @@ class DiskReservation:
                 break
             first = first or error
             if error.errno not in _DISK_FULL_ERRNOS:
-                return  # not on this file system
+                return  # not supported by this file system
             size_bytes //= 2
         self.error = first
 

@@ -1,4 +1,4 @@
-"""JSON encoding of events and messages, which no text can make fail."""
+"""JSON encoding of events and messages that never fails on text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(word: msgspec.Struct) -> bytes:
-    """A struct as JSON; a lone surrogate, as in the name of a file that is not UTF-8, is spelled out as an escape."""
+    """A struct as JSON; a lone surrogate, as in a file name that is not UTF-8, is written as an escape."""
     try:
         return _encoder.encode(word)
     except UnicodeEncodeError:
@@ -18,7 +18,7 @@ def encode(word: msgspec.Struct) -> bytes:
 
 
 def escape_surrogates(text: str) -> str:
-    """The same text with lone surrogates spelled out."""
+    """The same text with lone surrogates as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
-"""Owns the event log on disk: one JSON object a line, appended, never changed.
+"""The event log on disk: one JSON object per line, append-only.
 
-A line is complete when it ends in a newline. A writer that died in the middle of a line leaves a torn tail; the next
-writer cuts it off (its sender will send it again), and readers wait for the newline. Every line carries the CRC-32 of
-itself, so that one which the disk has changed is passed over and counted, never believed.
+A line is complete when it ends in a newline. A writer that died in the middle of a line leaves a torn tail: the next
+writer cuts it off (its sender resends it), and readers wait for the newline. Every line carries its own CRC-32; readers
+skip and count corrupt lines.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ from holdfast.events.encoding import encode
 from holdfast.host.files import UnexpectedFile, open_regular, regular_opener
 
 RESERVATION_BYTES = 4 << 20
-"""Kept on disk for a log to grow into: some hours of steps, once the disk is full."""
+"""Disk space reserved for the log to grow into: some hours of steps once the disk is full."""
 
 SHUTDOWN_RESERVATION_BYTES = 256 << 10
-"""The part of it that is left for a run that is ending: to be cancelled, to judge, to finish."""
+"""The part of the reservation that only a run that is ending may use: to be cancelled, judged and finished."""
 
 CHUNK_BYTES = 1 << 20
-"""How much is read at a time when a log is remembered."""
+"""Bytes per read when the log is loaded into memory."""
 
 BLOCK_BYTES = 65536
-"""How much is read at a time when a log is read from its end."""
+"""Bytes per read when a log is read from its end."""
 
 MAX_LINE_BYTES = 64 << 20
-"""More than any line has: a batch of what thousands of nodes say in one step takes some megabytes."""
+"""Longer than any line: a batched event of thousands of nodes takes some megabytes."""
 
 _decoder = msgspec.json.Decoder(AnyEvent)
 
 
 _CRC = b',"crc":"'
-"""Comes last in every line, with eight hexadecimal digits: the CRC-32 of all that is before it."""
+"""Last field of every line, with eight hexadecimal digits: the CRC-32 of everything before it."""
 
 
 class CorruptLine(Exception):
-    """A line is not what was written."""
+    """A line does not match its checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptSpan:
-    """Lines of a log, one after the other, that are not what was written; numbers count from 1."""
+    """Consecutive corrupt lines of a log; numbers count from 1."""
 
     first_line: int
     last_line: int
     offset: int
-    """Of its first byte in the file."""
+    """Offset of the first byte in the file."""
     size_bytes: int
 
     @property
     def line_count(self) -> int:
-        """How many; a lost newline makes one of two, so at least so many events are lost."""
+        """Number of lines, a lower bound for lost events: a lost newline joins two lines into one."""
         return self.last_line - self.first_line + 1
 
 
 def encode_line(event: AnyEvent) -> bytes:
-    """An event as its line."""
+    """An event as its line in the log."""
     body = encode(event)[:-1]
     return b'%s%s%08x"}\n' % (body, _CRC, zlib.crc32(body))
 
 
 def decode_line(line: bytes) -> AnyEvent | None:
-    """Read one line; None for a kind of event this version does not know. Raises `CorruptLine`."""
+    """Decode one line; None for an event type that this version does not know. Raises `CorruptLine`."""
     if not _is_intact(line):
         raise CorruptLine
     try:
@@ -90,31 +90,34 @@ def _is_intact(line: bytes) -> bool:
 
 
 class AnotherWriter(Exception):
-    """Another controller has written events to this log, so it has the run."""
+    """Another controller has written events to this log, so it owns the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """A change that no controller made to the log, and that was undone."""
+    """A foreign change to the log that the writer undid."""
 
     what: str
-    """What was found, in words."""
+    """Description of the change."""
     size_bytes: int
-    """How much was there that is no part of the log, or how much of the log was gone."""
+    """Size of the foreign data, or of the missing part of the log."""
 
 
 FOREIGN_WRITE_POLL_S, FOREIGN_WRITE_POLLS = 0.01, 3
-"""Seconds between two looks at what somebody else is writing, and how many: another controller's line may be half
-there, which is no reason to cut it off. The controller does nothing else meanwhile, so they are few."""
+"""Seconds between polls of a foreign write, and number of polls.
+
+A half-written line may be another controller's, so it is not cut off before. The controller blocks meanwhile, so the
+polls are few.
+"""
 
 
 class EventWriter:
     """Appends events to a run's log; only the run's controller holds one.
 
-    A batch goes out in one write, so a killed controller loses no line it has handed over. `sync` additionally waits
-    for the disk, for the few events that must outlive the machine. Where the file system can, space is kept for the
-    log beyond its end, so that a disk filled by others does not end the run's account of itself: `shortage` tells that
-    no more can be kept, and the last of it is for the events of a run that is `ending`.
+    A batch goes out in one write, so a killed controller loses no line it has written. `sync` also waits for the disk,
+    for the few events that must survive a machine crash. Where the file system supports it, space is reserved beyond
+    the log's end, so that a disk filled by others does not stop the log: `space_error` reports that no more can be
+    reserved, and the last of it is only for events of a run that is `ending`.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class EventWriter:
         if os.fstat(self._fd).st_size > self._end:
             os.ftruncate(self._fd, self._end)
         self.repairs: list[Repair] = []
-        """What was undone so far, for whoever says so."""
+        """Foreign changes undone so far, for the caller to report."""
         self._copy = CompressedCopy()
         with open_regular(path) as file:
             while data := file.read(min(CHUNK_BYTES, self._end - file.tell())):
@@ -142,14 +145,14 @@ class EventWriter:
 
     @property
     def space_error(self) -> OSError | None:
-        """Why no more space could be kept for the log when it was last written; None while there is enough."""
+        """Why the last write could not reserve enough space; None if it could."""
         return self._reservation.error
 
     def check(self) -> None:
-        """See that the log is as this writer left it, and make it so where somebody has changed it.
+        """Verify that the log is as this writer left it, and restore it if another process changed it.
 
-        Raises `AnotherWriter` where another controller has written to it, which its file system's locks may not prevent,
-        and OSError where it cannot be put back.
+        Raises `AnotherWriter` if another controller has written to it, which file system locks may fail to prevent, and
+        OSError if it cannot be restored.
         """
         if not self._is_at_path():
             self._rewrite_at_path()
@@ -171,7 +174,7 @@ class EventWriter:
         self._record_repair("what was appended to it is no event, and is cut off", size - self._end)
 
     def _is_at_path(self) -> bool:
-        """Whether the file that this writer has open is the one that others find."""
+        """Whether this writer's open file is the one at the log's path."""
         try:
             there, ours = os.stat(self.path), os.fstat(self._fd)
         except FileNotFoundError:
@@ -179,7 +182,7 @@ class EventWriter:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _rewrite_at_path(self) -> None:
-        """Write the log anew under its name, in its folder; raises `AnotherWriter` where another controller's is there."""
+        """Write the log again at its path; raises `AnotherWriter` if another controller's log is there."""
         found, what = 0, "it was removed, and is written anew"
         with contextlib.suppress(FileNotFoundError, UnexpectedFile), open_regular(self.path) as file:
             self._raise_if_another_writer(file.fileno(), 0)
@@ -202,7 +205,7 @@ class EventWriter:
         self._record_repair(what, found or self._end)
 
     def _restore(self) -> None:
-        """Write all of the log from memory."""
+        """Write the whole log from memory."""
         at = 0
         for piece in self._copy.chunks():
             data = memoryview(piece)
@@ -215,9 +218,9 @@ class EventWriter:
         self.repairs.append(Repair(what=what, size_bytes=size_bytes))
 
     def _raise_if_another_writer(self, descriptor: int, start: int) -> None:
-        """Raise `AnotherWriter` where a file has, from an offset on, a line of a controller that this writer never wrote.
+        """Raise `AnotherWriter` if the file holds, from `start` on, an event line that this writer never wrote.
 
-        Lines of its own come back in their order: in a copy that an editor saved, for one.
+        This writer's lines may reappear in order, for example in a copy saved by an editor.
         """
         ours = self._copy.lines()
         with contextlib.suppress(UnexpectedFile), open(descriptor, "rb", closefd=False) as file:
@@ -226,7 +229,7 @@ class EventWriter:
                 raise AnotherWriter
 
     def append(self, events: Iterable[AnyEvent], *, sync: bool = False, ending: bool = False) -> None:
-        """Write all of these or none; raises OSError when there is no room for them, and `AnotherWriter`."""
+        """Write all of these events or none; raises OSError if there is no space, and `AnotherWriter`."""
         self.check()
         whole = b"".join(map(encode_line, events))
         data = memoryview(whole)
@@ -244,14 +247,14 @@ class EventWriter:
             if sync:
                 os.fdatasync(self._fd)
         except OSError:
-            # A full disk takes a part: without it the next event would be glued to half a line, and lost with it.
+            # A full disk takes a part: without truncation the next event would follow half a line, and be lost with it.
             os.ftruncate(self._fd, self._end)
             raise
         self._end = end
         self._copy.append(whole)
 
     def close(self) -> None:
-        """Give back what was kept and not needed."""
+        """Release the reserved space that was not used."""
         with contextlib.suppress(OSError, AnotherWriter):
             self.check()
             os.ftruncate(self._fd, self._end)
@@ -276,7 +279,7 @@ def _whole_lines_bytes(path: Path) -> int:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A log's lines, the last perhaps without its newline; raises `UnexpectedFile` for one longer than any of ours."""
+    """A log's lines, the last perhaps without newline; raises `UnexpectedFile` for a line longer than `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
             raise _too_long(path)
@@ -288,42 +291,44 @@ def _too_long(path: Path) -> UnexpectedFile:
 
 
 TRUNCATION_GRACE_S = 5.0
-"""Seconds after which a reader of a log from which lines were cut off reads it from its start: its controller, which
-looks at it every second, has not put them back."""
+"""Seconds after which a reader of a truncated log reads it from its start.
+
+The controller checks the log every second; after this time it has not restored the missing lines.
+"""
 
 
 class EventReader:
-    """Reads a log that may still be growing: each `read()` yields what has come since the last.
+    """Reads a log that may still grow: each `read()` yields the events since the last call.
 
-    Where another log takes its place, as a copy of one that was lost and had back does, it is read on where it
-    begins with what was read, else from its start.
+    If another log replaces it, such as a restored replica, reading resumes where the new log begins with what was read;
+    otherwise it restarts from the beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode = 0
-        """Which file it was, by its inode."""
+        """Inode of the file read last."""
         self._offset = 0
         self._crc = 0
-        """Of what was read."""
+        """CRC-32 of what was read."""
         self._line = 0
         self._truncated_at: float | None = None
-        """Since when there is less than was read (monotonic seconds)."""
+        """Monotonic seconds since when the file is shorter than what was read."""
         self.corrupt_spans: list[CorruptSpan] = []
-        """What was passed over so far, neighbours drawn together."""
+        """Corrupt lines skipped so far, adjacent lines merged."""
         self.unknown_event_count = 0
-        """Events passed over because this version does not know their kind."""
+        """Events skipped because this version does not know their type."""
 
     @property
     def corrupt_line_count(self) -> int:
         return sum(damage.line_count for damage in self.corrupt_spans)
 
     def read(self) -> Iterator[AnyEvent]:
-        """The events that have come, damaged lines passed over."""
+        """The new events, without corrupt lines."""
         return (entry for entry in self.entries() if not isinstance(entry, CorruptSpan))
 
     def entries(self) -> Iterator[AnyEvent | CorruptSpan]:
-        """The events that have come, and each damaged line where it stands."""
+        """The new events, and each corrupt line at its position."""
         try:
             file = open_regular(self._path)
         except FileNotFoundError:
@@ -350,7 +355,7 @@ class EventReader:
                 yield event
 
     def _seek_to_unread(self, file: BinaryIO) -> None:
-        """Go to what is to be read next."""
+        """Seek to the first unread byte."""
         inode = os.fstat(file.fileno()).st_ino
         if self._inode not in (0, inode) and zlib.crc32(file.read(self._offset)) != self._crc:
             self._offset = self._crc = self._line = 0
@@ -376,13 +381,13 @@ class EventReader:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether every complete line of a log is what was written; reads no event."""
+    """Whether every complete line of a log matches its checksum; decodes no event."""
     with open_regular(path) as file:
         return all(_is_intact(line) for line in _lines(file, path) if line.endswith(b"\n"))
 
 
 class UnsupportedFormat(Exception):
-    """The log was written by a newer holdfast in a format this one cannot read."""
+    """The log was written by a newer holdfast in a format this version cannot read."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"event log has format {found}; this holdfast reads up to {FORMAT}")
@@ -390,7 +395,7 @@ class UnsupportedFormat(Exception):
 
 
 def last_event(path: Path) -> AnyEvent | None:
-    """The last complete event of a log, read from its end; None when it is damaged, or of no kind that is known."""
+    """The last complete event of a log, read from its end; None if it is corrupt or of an unknown type."""
     try:
         end = _whole_lines_bytes(path)
         with open_regular(path) as file:
@@ -409,7 +414,7 @@ def last_event(path: Path) -> AnyEvent | None:
 
 
 def line_of(path: Path, event: AnyEvent) -> int:
-    """The number of the line that holds an event, from 1; 0 where none does."""
+    """The number of the line that holds an event, from 1; 0 if no line does."""
     sought = encode_line(event)
     with open_regular(path) as file:
         return next((number for number, line in enumerate(file, 1) if line == sought), 0)

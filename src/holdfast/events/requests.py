@@ -1,4 +1,4 @@
-"""Events that people produce through the command line or the port."""
+"""Events that users trigger through the command line or the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.events.base import Event
 
 
 class FaultTarget(StrEnum):
-    """What a drill breaks."""
+    """What a drill injects a fault into."""
 
     RANK = "rank"
     NODE = "node"
@@ -17,25 +17,25 @@ class FaultTarget(StrEnum):
     RUN_DIR = "run-dir"
     CHECKPOINTS = "checkpoints"
     MEMORY = "memory"
-    """A node's."""
+    """A node's memory."""
     LIGHTHOUSE = "lighthouse"
-    """The service that replicas ask who takes the next step."""
+    """The service that forms the quorum of replicas for each step."""
     COLLECTIVE = "collective"
-    """A rank's."""
+    """A rank's collective."""
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a run may have several of it."""
+        """Whether a run may have several of this target."""
         return self.is_rank or self in (FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.MEMORY)
 
     @property
     def is_rank(self) -> bool:
-        """Whether its number is a rank's."""
+        """Whether its number is a rank."""
         return self in (FaultTarget.RANK, FaultTarget.COLLECTIVE)
 
 
 class FaultAction(StrEnum):
-    """How a drill breaks it; what each does to each target is in job/fault_catalog.py."""
+    """The fault that a drill injects; job/fault_catalog.py lists what each does to each target."""
 
     KILL = "kill"
     STOP = "stop"
@@ -51,53 +51,55 @@ class FaultAction(StrEnum):
 
 
 EXPIRES = "holdfast-expires"
-"""Header of a request: monotonic seconds, of this machine, after which it must not be obeyed any more: whoever asked is
-then told that it was not."""
+"""Request header: monotonic seconds of this machine after which the request has expired.
+
+The controller does not execute an expired request, and the client reports it as expired.
+"""
 
 
 class Request(Event, frozen=True, kw_only=True):
-    """Something that somebody asks for; `request` names it, so that who asked can find it in the log."""
+    """A user's request; `request_id` identifies it, so that the client can find it in the log."""
 
     request_id: str = ""
 
 
 class CancelRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked for the run to end; `force` skips the grace period."""
+    """A user cancelled the run; `force` skips the grace period."""
 
     force: bool = False
     requested_by: str = ""
 
 
 class FaultRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked for a fault: at once, or as soon as `at_step` is finished by the target."""
+    """A user requested a fault: immediately, or as soon as the target has finished `at_step`."""
 
     target: FaultTarget
     index: int
-    """Global rank, or node number; 0 for what there is one of."""
+    """Global rank or node number; 0 for targets of which there is only one."""
     action: FaultAction
     at_step: int | None = None
     for_s: float | None = None
-    """Seconds after which it ends by itself; None is for good."""
+    """Seconds after which the fault ends by itself; None means never."""
     amount: float | None = None
-    """How much, where a drill takes that; its row in job/fault_catalog.py says in what unit."""
+    """Amount, for faults that take one; job/fault_catalog.py lists the unit."""
 
 
 class CheckpointRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked every rank to checkpoint at its next step."""
+    """A user requested that every rank takes a checkpoint at its next step."""
 
 
 class ProfileRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked every rank where the time of its next steps goes."""
+    """A user requested a profile of each rank's next steps."""
 
 
 class StackDumpRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked where every rank stands."""
+    """A user requested the stacks of every rank."""
 
 
 class UpdateRequested(Request, frozen=True, kw_only=True):
-    """Somebody asked for the ranks to go on with other code, from the state they have.
+    """A user requested that the ranks resume with other code, from their current state.
 
-    `digest` is that of its archive and `former` that of what runs; both are empty where code lies in place.
+    `digest` is that of the new archive and `previous_digest` that of the running one; both are empty for code in place.
     """
 
     digest: str = ""
@@ -105,6 +107,6 @@ class UpdateRequested(Request, frozen=True, kw_only=True):
     bytes: int = 0
     files: int = 0
     cwd: str = "."
-    """Where ranks run, relative to the folder it is unpacked in."""
+    """Working directory of ranks, relative to the folder it is unpacked in."""
     after_s: float | None = 0.0
-    """Ranks are stopped for it so long after, unless they restart before that; none means that they are not."""
+    """Seconds after which ranks are stopped for the update, unless they restart before; None: they are not stopped."""

@@ -1,1 +1,1 @@
-"""What holdfast asks of the operating system of the machine it runs on: processes, limits, groups with a limit."""
+"""Operating-system functions of the local machine: processes, limits, cgroups and files."""

@@ -1,7 +1,7 @@
-"""Writes private files, whole or not at all, and reads files without trusting what is there.
+"""Writes private files atomically, and reads files without trusting their content or type.
 
-A file in a folder of holdfast's may have been damaged or replaced: it may be missing, a FIFO, a device or huge.
-Readers here return what a plain file holds, or raise `OSError`, and never wait.
+A file in a holdfast folder may be damaged or replaced: missing, a FIFO, a device or huge. Readers here return what a
+regular file holds or raise `OSError`, and never block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 MAX_SMALL_FILE_BYTES = 64 << 20
-"""Largest file that is read as a whole: a thousand times what any of ours holds."""
+"""Largest file that is read as a whole: a thousand times the largest that holdfast writes."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -32,7 +32,7 @@ _OPEN_ERRORS = {
     errno.ELOOP: "a link that leads to itself or is not followed",
     errno.ENOTDIR: "in something that is no folder",
 }
-"""What the kernel refuses to open."""
+"""Types that the kernel refuses to open."""
 
 
 class UnexpectedFile(OSError):
@@ -40,16 +40,16 @@ class UnexpectedFile(OSError):
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=private)`: a file that it makes is its user's alone."""
+    """For `open(..., opener=private_opener)`: a new file is private to its user."""
     return os.open(path, flags, 0o600)
 
 
 def regular_opener(path: str, flags: int) -> int:
-    """For `open(..., opener=plain)`: a private file, and `UnexpectedFile` where something else than a file is there."""
+    """For `open(..., opener=regular_opener)`: a private file; raises `UnexpectedFile` if it is not a regular file."""
     try:
-        with contextlib.suppress(FileNotFoundError):  # it may be one to make
-            _refuse_irregular(path, os.stat(path))  # before it is opened: to open a device may do something
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)  # nothing is waited for
+        with contextlib.suppress(FileNotFoundError):  # the file may have to be created
+            _refuse_irregular(path, os.stat(path))  # before it is opened: opening a device may have effects
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)  # without blocking
     except OSError as error:
         if (what := _OPEN_ERRORS.get(error.errno or 0)) and not isinstance(error, UnexpectedFile):
             raise UnexpectedFile(error.errno, f"it is {what}, not a file", path) from None
@@ -69,15 +69,15 @@ def _refuse_irregular(path: str, found: os.stat_result) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; raises `UnexpectedFile` where something else than a file is there."""
+    """Open a file for reading; raises `UnexpectedFile` if the path is not a regular file."""
     return open(path, "rb", opener=regular_opener)
 
 
 def read_small(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
     """All of a file that holdfast or its user wrote.
 
-    Raises `UnexpectedFile` for what is no file, is larger than any of ours, or belongs to neither this user nor root
-    nor the owner of its folder.
+    Raises `UnexpectedFile` if it is not a regular file, is larger than `limit_bytes`, or belongs to neither this user,
+    root nor the owner of its folder.
     """
     with open_regular(path) as file:
         owner = os.fstat(file.fileno()).st_uid
@@ -90,7 +90,7 @@ def read_small(path: Path, *, limit_bytes: int = MAX_SMALL_FILE_BYTES) -> bytes:
 
 
 def read_line(path: Path) -> str:
-    """The words in a small file, without what is around them; raises `OSError`."""
+    """The text of a small file without surrounding whitespace; raises `OSError`."""
     try:
         return read_small(path).decode().strip()
     except UnicodeDecodeError:
@@ -109,10 +109,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Open a file to lock, made where there is none, which only those who may write its folder can open.
+    """Open or create a lock file that only processes with write access to its folder can open.
 
-    Whoever can open a file, if only for reading, can lock it, and so keep others away for as long as they like. Raises
-    `UnexpectedFile` for a link of either kind: the mode of another file would be changed.
+    A process that can open a file, even read-only, can lock it and so block others. Raises `UnexpectedFile` for a
+    symbolic or hard link: locking would change the mode of another file.
     """
     file = open(path, "ab", opener=lambda name, flags: regular_opener(name, flags | os.O_NOFOLLOW))  # noqa: SIM115 - locked while it is open
     found = os.fstat(file.fileno())
@@ -127,15 +127,15 @@ def open_lock(path: Path) -> BinaryIO:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else may enter; raises OSError where nothing is there."""
+    """Whether it is a folder of this user that no other user may enter; raises OSError if the path does not exist."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Have a private file hold this; who reads it meanwhile finds what was there before, whoever else puts it too."""
+    """Write a private file atomically; concurrent readers see the old or the new content."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)  # of an earlier process with this number
+    fresh.unlink(missing_ok=True)  # left by an earlier process with this pid
     try:
         with open(fresh, "xb", opener=private_opener) as file:
             file.write(content)

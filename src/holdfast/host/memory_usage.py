@@ -1,7 +1,6 @@
-"""Owns how much memory there is for this process and its children, and how much of it is in use.
+"""Reads the memory limit and usage of this machine and of this process's cgroups (v1 or v2).
 
-That of the machine, and of its cgroup (v1 or v2) and those above it that have a limit. Refuses to own who is told when
-it is nearly used up (agent/memory_pressure.py), and the proof that a process was ended for it (agent/oom.py).
+agent/memory_pressure.py reports when memory is nearly used up; agent/oom.py proves that a process was killed for it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from holdfast.host.cgroups import memory_group
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUsage:
-    """How much memory there is, and how much of it is in use that cannot be dropped."""
+    """A memory limit, and how much of it is in use and not reclaimable."""
 
     where: str
     used_bytes: int
     limit_bytes: int
     stalled: float = 0.0
-    """Per cent of the last ten seconds in which every process waited for memory, where the kernel tells."""
+    """Percentage of the last ten seconds in which every process waited for memory, if the kernel reports it."""
 
     @property
     def free_bytes(self) -> int:
@@ -33,7 +32,7 @@ class MemoryUsage:
 
 
 def memory_usages(root: Path = Path("/")) -> list[MemoryUsage]:
-    """Of the machine, and of each group that this process is in and that has a lower limit."""
+    """The usage of the machine, and of each cgroup of this process that has a lower limit."""
     machine = _machine(root)
     group = memory_group(root)
     if group is None:
@@ -53,7 +52,7 @@ def _machine(root: Path) -> MemoryUsage:
 
 
 def cgroup_usage(folder: Path) -> MemoryUsage | None:
-    """A cgroup's reading; None where it has no limit of its own."""
+    """A cgroup's usage; None if it has no limit."""
     second = (folder / "memory.current").is_file()
     used, limit, idle = (
         ("memory.current", "memory.max", "inactive_file")

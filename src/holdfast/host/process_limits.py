@@ -1,6 +1,7 @@
-"""Owns the limits that holdfast's own processes lift for themselves and that ranks get back as they were.
+"""Resource limits that holdfast's processes raise for themselves and restore for ranks.
 
-Signals as well: what a caller ignores or blocks (nohup, `cmd &` in a script, a daemon) goes to every process below it.
+Also signals: what a caller ignores or blocks (nohup, `cmd &` in a script, a daemon) is inherited by every child
+process.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from holdfast.host.cgroups import enter
 from holdfast.host.processes import die_with_parent
 
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""As this process was started with: what it starts is to have no other."""
+"""The limit that this process was started with; its children get the same one."""
 
 SCHEDULING = os.sched_getscheduler(0)
-"""The same."""
+"""The scheduling policy that this process was started with."""
 
 RANK_OOM_SCORE = 200
-"""Added for ranks, in thousandths of the memory: the kernel, short of memory, ends a rank before what watches it."""
+"""Added for ranks, in thousandths of the memory: the kernel, short of memory, kills a rank before its agent."""
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def open_more_files() -> None:
-    """Allow this process as many open files as it may allow itself."""
+    """Raise this process's limit of open files to its hard limit."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES[1], OPEN_FILES[1]))
 
 
 def schedule_as_batch() -> None:
-    """Have this process, when it is woken, wait for a CPU that is free or whose turn is over.
+    """Have this process, once woken, wait for an idle CPU or the end of another process's time slice.
 
-    Else each word of a rank's to its agent takes the rank's own CPU from it where no other is free: 0.1 ms a step.
+    Otherwise each message of a rank to its agent takes the rank's own CPU if no other is idle: 0.1 ms per step.
     """
     if SCHEDULING == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
@@ -44,9 +45,9 @@ def schedule_as_batch() -> None:
 
 
 def receive_signals() -> None:
-    """Receive what this process waits for or is ended with, though its caller blocked or ignored it.
+    """Unblock and stop ignoring the signals that this process waits for or is ended with.
 
-    Where SIGCHLD is ignored the kernel reaps children, and nobody learns how they ended.
+    If SIGCHLD is ignored, the kernel reaps children and their exit status is lost.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -55,20 +56,20 @@ def receive_signals() -> None:
 
 
 def restore_limits(pid: int) -> None:
-    """Have a child that was just started have the limits that this process was started with."""
+    """Restore, in a newly started child, the limits that this process was started with."""
     with contextlib.suppress(OSError, ValueError):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, OPEN_FILES)
 
 
 def rank_oom_score() -> int:
-    """What a rank of this process has as its `oom_score_adj`."""
+    """The `oom_score_adj` of this process's ranks."""
     return min(1000, int(_OOM_SCORE.read_text()) + RANK_OOM_SCORE)
 
 
 def become_rank(group: Path | None = None) -> None:
-    """Called in a rank between fork and exec: it dies with its agent, and before it when memory runs out.
+    """Called in a rank between fork and exec: it dies with its agent, and is OOM-killed before it.
 
-    It enters a cgroup, where there is one; without it the agent finds what the rank starts by other means.
+    It enters a cgroup, if there is one; without it the agent finds the rank's children by other means.
     """
     if group is not None:
         with contextlib.suppress(OSError):
@@ -77,7 +78,7 @@ def become_rank(group: Path | None = None) -> None:
 
 
 def become_zygote() -> None:
-    """Called in a held program between fork and exec: it is as a rank, and ends first when memory runs out."""
+    """Called in a zygote between fork and exec: like a rank, but OOM-killed first."""
     _become_child(lambda: 1000)
 
 

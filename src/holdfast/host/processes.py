@@ -1,7 +1,7 @@
-"""Owns the process tree of this machine: who descends from whom, what carries our mark, and how a tree is ended whole.
+"""Finds and kills processes of this machine, by descent or by holdfast's environment variables.
 
-Linux only: it reads /proc. A process counts as ours when it descends from a given one, or when its environment carries
-a mark, which it keeps even after it has daemonised itself.
+Linux only: it reads /proc. A process counts as holdfast's if it descends from a given one, or if its environment has a
+holdfast variable, which it keeps even after it has daemonised itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process that cannot be mistaken for a later one of the same pid; `started` is in clock ticks since boot."""
+    """A process that cannot be confused with a later one of the same pid; `started` is in clock ticks since boot."""
 
     pid: int
     started: int
@@ -42,7 +42,7 @@ class ProcessId:
 
 
 def read_process_id(record: Path) -> ProcessId | None:
-    """The process that a file names by `pid` and `started`; None where it names none."""
+    """The process that a file names by `pid` and `started`; None if it names none."""
     try:
         found = read_object(record)
     except OSError:
@@ -54,7 +54,7 @@ def read_process_id(record: Path) -> ProcessId | None:
 
 
 def machine_id() -> dict[str, str]:
-    """Names the machine whose processes are seen here, by `hostname` and `boot`; the latter may be empty."""
+    """Identifies this machine by `hostname` and `boot`; the latter may be empty."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -63,25 +63,25 @@ def machine_id() -> dict[str, str]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of a live process; None when there is none."""
+    """The identity of a live process; None if there is none."""
     started = started_at(pid)
     return None if started is None else ProcessId(pid, started)
 
 
 def started_at(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None when it is gone or a zombie."""
+    """Start of a process in clock ticks since boot; None if it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def state_letter(pid: int) -> str:
-    """The kernel's letter for a process's state (R, S, D, T, Z); empty when it is gone."""
+    """The kernel's letter for a process's state (R, S, D, T, Z); empty if it is gone."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Seconds that a process's main thread has waited for a CPU while it could run; 0 where the kernel does not say."""
+    """Seconds that a process's main thread was runnable but waited for a CPU; 0 if the kernel does not report it."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -108,7 +108,7 @@ def adopt_orphans() -> None:
 
 
 def all_pids() -> Iterator[int]:
-    """Every process that can be seen."""
+    """Every visible process."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             yield int(name)
@@ -141,7 +141,7 @@ def descendants(root: int) -> list[int]:
 
 
 def by_env(pids: Iterable[int], **marks: str) -> list[int]:
-    """Those of the processes whose environment carries all of these variables."""
+    """The processes whose environment has all of these variables."""
     wanted = [f"{name}={value}".encode() for name, value in marks.items()]
     found: list[int] = []
     for pid in pids:
@@ -152,7 +152,7 @@ def by_env(pids: Iterable[int], **marks: str) -> list[int]:
 
 
 def by_env_prefix(pids: Iterable[int], **marks: str) -> list[int]:
-    """Those of the processes whose environment carries all of these variables, with values that begin so."""
+    """The processes whose environment has all of these variables, with values that start with the given ones."""
     wanted = [f"{name}={value}".encode() for name, value in marks.items()]
     return [pid for pid in pids if _has_prefixes(_environ(pid), wanted)]
 
@@ -162,19 +162,19 @@ def _has_prefixes(environ: list[bytes], wanted: list[bytes]) -> bool:
 
 
 def by_process_group(pids: Iterable[int], groups: Container[int]) -> list[int]:
-    """Those of the processes that are in one of these process groups."""
+    """The processes that are in one of these process groups."""
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[2]) in groups]
 
 
 HELPER = "HOLDFAST_HELPER"
-"""Variable in the environment of processes that holdfast starts in a session of their own beside the ranks."""
+"""Environment variable of processes that holdfast starts in a separate session next to the ranks."""
 
 
 def strays(pids: Sequence[int], *, own: Container[int], known: Iterable[str], since: int = 0) -> list[int]:
-    """Those of the processes that nothing here accounts for, even with an emptied environment.
+    """The processes that no session or variable attributes, even with an emptied environment.
 
-    They have left every session in `own`, carry none of the `known` variables, share no session with one that does,
-    and started at `since` or later (clock ticks since boot). No process can enter another one's session.
+    They have left every session in `own`, have none of the `known` variables, share no session with a process that has
+    one, and started at `since` or later (clock ticks since boot). No process can enter another one's session.
     """
     accounted: set[int] = set()
     others: list[tuple[int, int]] = []
@@ -191,13 +191,13 @@ def strays(pids: Sequence[int], *, own: Container[int], known: Iterable[str], si
 
 
 def with_env_names(pids: Iterable[int], *names: str) -> list[int]:
-    """Those of the processes whose environment has one of these variables."""
+    """The processes whose environment has one of these variables."""
     prefixes = tuple(f"{name}=".encode() for name in names)
     return [pid for pid in pids if any(entry.startswith(prefixes) for entry in _environ(pid))]
 
 
 def by_session(pids: Iterable[int], sessions: Container[int]) -> list[int]:
-    """Those of the processes that are in one of these sessions."""
+    """The processes that are in one of these sessions."""
     return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) in sessions]
 
 
@@ -207,7 +207,7 @@ def boot_ticks() -> int:
 
 
 def command_line(pid: int) -> str:
-    """The words a process was started with, at most 200 characters; its bare name when it shows none."""
+    """A process's command line, at most 200 characters; its bare name if it has none."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         words = words.strip() or Path(f"/proc/{pid}/comm").read_bytes()
@@ -217,9 +217,9 @@ def command_line(pid: int) -> str:
 
 
 def _environ(pid: int) -> list[bytes]:
-    """The environment a process was started with; empty when it is gone or another user's.
+    """The environment a process was started with; empty if it is gone or another user's.
 
-    In the middle of an exec it reads as empty for a moment, in which nothing marked may escape.
+    During an exec it reads as empty for a moment; retrying keeps marked processes from being missed.
     """
     for _ in range(_EXEC_POLLS):
         try:
@@ -233,13 +233,13 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def _runs_a_program(pid: int) -> bool:
-    """Whether it is neither gone, nor a zombie, nor one of the kernel's own."""
+    """Whether it is neither gone, a zombie nor a kernel thread."""
     fields = _stat(pid)
     return fields is not None and fields[0] not in ("Z", "X") and not int(fields[6]) & _PF_KTHREAD
 
 
 def send_signal(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; False when the process is gone or not ours."""
+    """Send a signal; False if the process is gone or another user's."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -256,9 +256,9 @@ def signal_name(number: int) -> str:
 
 
 def port_owner(port: int) -> str:
-    """Who has a TCP port of this network, as `process 42 (python)`; empty where nobody has.
+    """The owner of a TCP port of this network namespace, as `process 42 (python)`; empty if the port is free.
 
-    `an unknown process` where /proc does not tell.
+    `an unknown process` if /proc does not show it.
     """
     wanted = {inode for inode, number in _sockets("self").items() if number == port}
     if not wanted:
@@ -271,13 +271,13 @@ def port_owner(port: int) -> str:
 
 
 def listening_ports(pid: int) -> list[int]:
-    """The TCP ports that a process listens on; none where /proc does not tell."""
+    """The TCP ports that a process listens on; empty if /proc does not show them."""
     listening = _sockets(str(pid), states=("0A",))
     return sorted({listening[inode] for inode in listening.keys() & _open_sockets(pid)})
 
 
 def is_networked_with(pid: int, port: int) -> bool:
-    """Whether a process listens on any TCP port, or is connected to this one; also where /proc does not tell."""
+    """Whether a process listens on any TCP port or is connected to this one; also true if /proc does not show it."""
     own = _open_sockets(pid)
     found = _sockets(str(pid), states=("0A",)).keys() | {
         inode for inode, peer in _sockets(str(pid), end=_REMOTE).items() if peer == port
@@ -290,7 +290,7 @@ _LOCAL, _REMOTE = 1, 2
 
 
 def _sockets(pid: str, states: Container[str] | None = None, end: int = _LOCAL) -> dict[str, int]:
-    """Ports of the TCP sockets in a process's network, by the name that /proc/PID/fd gives each."""
+    """Ports of the TCP sockets in a process's network namespace, by their names in /proc/PID/fd."""
     found: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         for line in _lines(Path(f"/proc/{pid}/net/{table}"))[1:]:
@@ -317,22 +317,22 @@ def _lines(path: Path) -> list[str]:
 
 
 def stop_processes(pids: Sequence[int], for_s: float | None = None) -> None:
-    """Stop processes with SIGSTOP, this one among them or not; they go on after so many seconds, or never."""
+    """Stop processes with SIGSTOP, possibly including this one; they resume after `for_s` seconds, or never."""
     if for_s is None:
         for pid in pids:
             send_signal(pid, signal.SIGSTOP)
         return
-    # By one process, so that none is let go before it is stopped, however late this one is.
+    # One process sends both signals, so that none is resumed before it is stopped, however late this process is.
     _start("sh", "-c", 'kill -STOP "$@"; sleep "$0"; kill -CONT "$@"', f"{for_s:.3f}", *map(str, pids))
 
 
 def run_later(delay_s: float, *argv: str) -> None:
-    """Run a command after so many seconds, from a process that outlives this one."""
+    """Run a command after `delay_s` seconds, from a process that outlives this one."""
     _start("sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv)
 
 
 def _start(*argv: str) -> None:
-    """Start what outlives this process."""
+    """Start a process that outlives this one."""
     subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -344,7 +344,7 @@ def _start(*argv: str) -> None:
 
 
 def kill_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]:
-    """Kill what `find` finds until it finds nothing; what is left when the time is up (a process the kernel holds)."""
+    """Kill what `find` returns until it returns nothing; returns what is stuck in the kernel at the timeout."""
     deadline = time.monotonic() + within_s
     while pids := [pid for pid in find() if send_signal(pid, signal.SIGKILL)]:
         if time.monotonic() >= deadline:
@@ -355,7 +355,7 @@ def kill_all(find: Callable[[], Iterable[int]], *, within_s: float) -> list[int]
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Take in the ends of those that are our own children, orphans we adopted among them; a zombie keeps its number."""
+    """Reap those that are children of this process, including adopted orphans; a zombie keeps its pid."""
     for pid in pids:
         try:
             os.waitpid(pid, os.WNOHANG)
@@ -364,7 +364,7 @@ def reap(pids: Iterable[int]) -> None:
 
 
 def wait_for_end(pids: Iterable[int], deadline: float) -> None:
-    """Wait until all of these have ended, or the deadline (monotonic seconds) has come."""
+    """Wait until all of these have ended, or until the deadline (monotonic seconds)."""
     poll = select.poll()
     waiting: set[int] = set()
     for pid in pids:

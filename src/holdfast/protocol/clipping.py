@@ -14,7 +14,7 @@ ClippableMessage = TypeVar("ClippableMessage", bound=msgspec.Struct)
 
 MAX_WHAT = MAX_REMEDY = MAX_EVIDENCE = 2000
 MAX_WHERE = 4096
-"""Characters of a finding's fields; a place may be a path."""
+"""Maximum characters of a finding's field; a `where` may be a path."""
 MAX_EVIDENCE_LINES = 64
 
 

@@ -15,7 +15,7 @@ from holdfast.findings import Finding, Severity
 from holdfast.protocol.validation import MAX_METRIC_NAME, MAX_METRICS
 
 MAX_REPORTED_NAMES = 16
-"""Dropped metrics that are named, of each rank; a program may make up a new name in every step."""
+"""Number of dropped metric names reported per rank; a program may make up a new name in every step."""
 SHOWN_NAME_CHARACTERS = 48
 
 

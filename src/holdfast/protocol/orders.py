@@ -1,6 +1,6 @@
-"""Owns what travels between a controller and its agents beside events: orders down, greetings and progress up.
+"""Messages between a controller and its agents other than events: orders to agents, step progress to the controller.
 
-Both sides ignore fields they don't know. An order can be repeated without harm.
+Both sides ignore unknown fields. Every order can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from holdfast.events.requests import FaultAction, FaultTarget
 from holdfast.protocol.validation import ValidatingDecoder
 
 PROTOCOL = 3
-"""Version of this protocol; an agent of another version is refused."""
+"""Version of this protocol; the controller refuses agents of another version."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="order"):
-    """Something a controller tells an agent."""
+    """An order from the controller to an agent."""
 
 
 class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One process to start; `env` goes over the node's own environment, and that over `defaults`."""
+    """One process to start; `env` overrides the node's environment, which overrides `env_defaults`."""
 
     rank: int
     argv: tuple[str, ...]
@@ -30,81 +30,81 @@ class RankLaunch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cwd: str
     """Absolute, or relative to the folder of the shipped code."""
     log: str
-    """File that takes the rank's output."""
+    """File for the rank's output."""
     rank_count: int = 1
-    """How many ranks this one process stands for, when it is a launcher that starts them itself."""
+    """Number of ranks that this process starts itself if it is a launcher."""
     env_defaults: dict[str, str] = {}
     files: dict[str, str] = {}
     """Files to write before it starts: path and text."""
     signal_children: bool = False
-    """Whether SIGTERM goes to the processes it started in its place, because it would not let them end in peace."""
+    """Whether SIGTERM goes to its child processes instead, because it would not let them exit cleanly."""
     prewarm: bool = False
-    """Whether its next start may be a fork of a process that has its imports done."""
+    """Whether its next start may be a fork of a zygote."""
 
 
 MIN_PROGRESS_INTERVAL_S = 0.5
-"""Least time between two words of a node about its steps, unless there are very many nodes."""
+"""Minimum seconds between two progress messages of a node, unless there are very many nodes."""
 
 MAX_PROGRESS_PER_S = 256
-"""Most words about steps that a controller hears in a second, whatever the number of nodes: a tenth of a core."""
+"""Maximum progress messages per second that a controller receives from all nodes: a tenth of a core."""
 
 
 def progress_interval_s(nodes: int) -> float:
-    """How long a node of so many gathers its steps before it speaks of them again."""
+    """Seconds for which each of so many nodes gathers steps before it sends them."""
     return max(MIN_PROGRESS_INTERVAL_S, nodes / MAX_PROGRESS_PER_S)
 
 
 class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
-    """Start these ranks of an attempt, unless they were started already."""
+    """Start these ranks of an attempt, unless they have started already."""
 
     replica: int
     attempt: int
     ranks: tuple[RankLaunch, ...]
     env: dict[str, str] = {}
-    """What all of them are given alike; a rank's own goes over it."""
+    """Environment of all ranks; a rank's `env` overrides it."""
     progress_interval_s: float = MIN_PROGRESS_INTERVAL_S
-    """Progress is said at once when nothing was said for this long, else gathered until then."""
+    """Minimum seconds between progress messages; a step is sent immediately after a longer silence."""
     step_timeout_s: float | Literal["auto"] | None = None
     exit_timeout_s: float | None = None
-    """A rank whose program has ended is ended so long after it, where threads keep its process alive."""
+    """Seconds after which the agent ends a rank whose program has ended but whose threads keep the process alive."""
     code_digest: str = ""
-    """Digest of the archive to be pulled from the controller and unpacked first; empty when nothing is shipped."""
+    """Digest of the archive to download from the controller and unpack first; empty if no code is shipped."""
     log_max_bytes: int | None = None
-    """How much is kept of what each rank writes; none means all."""
+    """Maximum bytes kept of each rank's output; None keeps all."""
 
     @property
     def launches(self) -> tuple[RankLaunch, ...]:
-        """What each rank is started with, whole."""
+        """Each rank's launch with the shared environment merged in."""
         return tuple(msgspec.structs.replace(rank, env=self.env | rank.env) for rank in self.ranks)
 
 
 class PrepareStandby(Order, frozen=True, kw_only=True, tag="prepare-standby"):
-    """Do all that comes before a start, for ranks that this node may have to start at once one day."""
+    """Do everything that precedes a start, for ranks that this standby node may have to start."""
 
     start: StartRanks
-    """The start of some place in a replica; which one it will be is not known."""
+    """The start of any node of a replica; which node it will replace is not known."""
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
-    """Stop every rank up to and including this attempt: SIGTERM, `grace_s`, SIGKILL; no grace means SIGKILL at once."""
+    """Stop every rank up to this attempt: SIGTERM, `grace_s`, SIGKILL; without a grace period, SIGKILL immediately."""
 
     replica: int
     attempt: int
     grace_s: float = 0.0
     all_replicas: bool = False
-    """Whether all replicas are to stop: those that can do so after the same step."""
+    """Whether all replicas are to stop; those that can do so stop after the same step."""
 
 
 class InjectFault(Order, frozen=True, kw_only=True, tag="inject-fault"):
-    """Inject a fault, at once or as soon as the target's ranks have passed `at_step`."""
+    """Inject a fault, immediately or as soon as the target's ranks have finished `at_step`."""
 
     requested_at: float
-    """Names the drill, so that one sent twice is done once."""
+    """Identifies the request, so that one sent twice is executed once."""
     target: FaultTarget
     rank: int = -1
-    """Of the replica, where it is done to one."""
+    """Rank within the replica, for a fault in one rank."""
     index: int = -1
-    """The number that was asked for: of all ranks of all replicas, or of a node."""
+    """The requested number: a global rank over all replicas, or a node."""
     action: FaultAction = FaultAction.KILL
     at_step: int | None = None
     for_s: float | None = None
@@ -112,75 +112,75 @@ class InjectFault(Order, frozen=True, kw_only=True, tag="inject-fault"):
 
 
 class TakeCheckpoint(Order, frozen=True, kw_only=True, tag="take-checkpoint"):
-    """Ask every rank to checkpoint at its next step."""
+    """Request a checkpoint from every rank at its next step."""
 
 
 class ProfileSteps(Order, frozen=True, kw_only=True, tag="profile-steps"):
-    """Ask every rank where the time of its next steps goes."""
+    """Request a step profile from every rank."""
 
 
 class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):
-    """Take the stacks of every rank and say where it stands."""
+    """Dump the stacks of every rank and report them."""
 
 
 class CheckpointAndExit(Order, frozen=True, kw_only=True, tag="checkpoint-and-exit"):
-    """Ask every rank to checkpoint at its next step, then to leave."""
+    """Request that every rank takes a checkpoint at its next step and exits."""
 
     reason: str = ""
     transfer_state: bool = False
-    """Leave the state in the node's memory instead of a checkpoint."""
+    """Keep the state in the node's memory instead of a checkpoint."""
 
 
 class FetchCode(Order, frozen=True, kw_only=True, tag="fetch-code"):
-    """Have this code before ranks are started with it; it is said when it is there."""
+    """Download this code before ranks start with it; the agent reports when it is there."""
 
     digest: str
 
 
 class FreeState(Order, frozen=True, kw_only=True, tag="free-state"):
-    """Give back the memory in which a replica's ranks left their state."""
+    """Free the memory that holds the state of a replica's ranks."""
 
     replica: int
 
 
 class ReportSilentRanks(Order, frozen=True, kw_only=True, tag="report-silent-ranks"):
-    """Report the ranks of an attempt that have yet to say hello: others wait in vain, and may wait for these."""
+    """Report the ranks of an attempt that have yet to send a hello: other ranks are waiting, perhaps for these."""
 
     replica: int
     attempt: int
     all_ranks: bool = False
-    """Report those that have spoken too: another one has given up waiting, and may have waited for these."""
+    """Also report ranks that have sent a hello: another rank gave up waiting, perhaps for one of these."""
 
 
 class AnnounceReplicaDown(Order, frozen=True, kw_only=True, tag="announce-replica-down"):
-    """Tell the ranks of other replicas that this one's attempt is over."""
+    """Notify the ranks of other replicas that this replica's attempt is over."""
 
     replica: int
     attempt: int
 
 
 class AnnounceReplicaStarting(Order, frozen=True, kw_only=True, tag="announce-replica-starting"):
-    """Tell the ranks of other replicas that this one's ranks are starting."""
+    """Notify the ranks of other replicas that this replica's ranks are starting."""
 
     replica: int
     attempt: int
 
 
 class Shutdown(Order, frozen=True, kw_only=True, tag="shutdown"):
-    """The run is over: stop whatever is left and exit."""
+    """The run is over: stop all remaining processes and exit."""
 
 
 class ReplicateLog(Order, frozen=True, kw_only=True, tag="replicate-log"):
-    """Have this part of the run's log from this byte on, in place of whatever was there."""
+    """Write this part of the run's log at this byte offset, in place of what follows there."""
 
     offset: int
     data: bytes
     signature: str = ""
-    """Of all of the log so far; empty where more of it follows."""
+    """Signature of the whole log so far; empty if more of it follows."""
 
 
 class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
-    """Everything the agent sent up to `seq` is safe in the log."""
+    """All messages of the agent up to `seq` are in the log."""
 
     seq: int
 
@@ -206,7 +206,7 @@ AnyOrder = (
 
 
 class NodeStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All of a node's ranks finished a step; times as in `StepCommitted`."""
+    """All ranks of a node finished a step; times as in `StepCommitted`."""
 
     step: int
     started: float
@@ -216,7 +216,7 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="progress"):
-    """Steps a node has passed since its last word; `seq` shares the agent's one count with its events."""
+    """Steps that a node has finished since its last message; `seq` shares the agent's counter with its events."""
 
     node: int
     replica: int
@@ -234,5 +234,5 @@ agent_message_decoder: ValidatingDecoder[AgentMessage] = ValidatingDecoder(Agent
 
 
 def decode_frame(frame: bytes) -> list[AgentMessage]:
-    """What an agent says in one frame: a message a line, one at least."""
+    """Decode an agent's frame: one message per line, at least one."""
     return [agent_message_decoder.decode(line) for line in frame.split(b"\n")]

@@ -1,7 +1,7 @@
-"""Owns what a rank and its agent say to each other over the rank's Unix socket: newline JSON, one object a line.
+"""Messages between a rank and its agent over the rank's Unix socket: newline-delimited JSON, one object per line.
 
-These are not log events: the agent turns them into progress and events of its own. Both sides ignore kinds and
-fields they don't know.
+These are not log events: the agent turns them into progress and events. Both sides ignore unknown message types and
+fields.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from holdfast.protocol.metric_validation import split_valid_metrics
 from holdfast.protocol.validation import ValidatingDecoder, out_of_range
 
 RANK_PROTOCOL = 2
-"""Said in the rank's hello."""
+"""Sent in the rank's hello."""
 
 
 class RankMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Something a rank tells its agent."""
+    """A message from a rank to its agent."""
 
 
 class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
-    """First line: who speaks, and in which version of this protocol (`v`)."""
+    """First line: the sender, and its protocol version (`v`)."""
 
     rank: int
     pid: int
     protocol: int = RANK_PROTOCOL
     clock: ClockSample | None = None
-    """The clock that the rank's times are on; none means the agent's own."""
+    """The clock of the rank's timestamps; None means the agent's clock."""
 
 
 class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
@@ -52,7 +52,7 @@ class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
 
 
 class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="checkpoint-committed"):
-    """A complete checkpoint exists; said by the one rank that committed it."""
+    """A checkpoint is complete; sent by the rank that committed it."""
 
     step: int
     path: str
@@ -60,80 +60,80 @@ class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="check
 
 
 class FindingReported(RankMessage, frozen=True, kw_only=True, tag="finding"):
-    """The session noticed something."""
+    """The session reports a finding."""
 
     finding: Finding
 
 
 class Activity(StrEnum):
-    """What a rank is at, as far as a deadline for its steps is concerned."""
+    """What a rank is doing, for its step timeout."""
 
     STEPPING = "stepping"
     BETWEEN_STEPS = "between-steps"
-    """Something between two steps: a checkpoint, an evaluation, a wait for other replicas."""
+    """Work between two steps: a checkpoint, an evaluation, a wait for other replicas."""
     FINISHED = "finished"
-    """What comes after the last step."""
+    """Work after the last step."""
 
 
 class ActivityChanged(RankMessage, frozen=True, kw_only=True, tag="activity-changed"):
-    """The rank turns to something else; with the next step that it passes it is at its steps again."""
+    """The rank changes its activity; its next finished step implies STEPPING again."""
 
     to: Activity
 
 
 class ProgramEnded(RankMessage, frozen=True, kw_only=True, tag="program-ended"):
-    """The program has ended, and threads that are not daemons keep its process alive; sent on its own connection."""
+    """The program has ended, but non-daemon threads keep its process alive; sent on a separate connection."""
 
     rank: int
     failed: bool = False
-    """Whether an exception ended it."""
+    """Whether it ended with an exception."""
     threads: tuple[str, ...] = ()
 
 
 class ExitingOnRequest(RankMessage, frozen=True, kw_only=True, tag="exiting-on-request"):
-    """The rank ends with code 75 because it was asked to, with steps left to do."""
+    """The rank exits on request with code 75, before its last step."""
 
 
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Something an agent asks of a rank."""
+    """A request from an agent to a rank."""
 
 
 class TakeCheckpointNow(RankRequest, frozen=True, kw_only=True, tag="take-checkpoint-now"):
-    """Take a checkpoint at the end of the step in hand."""
+    """Take a checkpoint at the end of the current step."""
 
 
 class ProfileStepsNow(RankRequest, frozen=True, kw_only=True, tag="profile-steps-now"):
-    """Profile a few steps after the one in hand, and report with the last of them where a step's time goes."""
+    """Profile a few steps after the current one, and report the step-time breakdown with the last of them."""
 
 
 class CheckpointAndExitNow(RankRequest, frozen=True, kw_only=True, tag="checkpoint-and-exit-now"):
-    """Take a checkpoint at the end of the step in hand, then leave."""
+    """Take a checkpoint at the end of the current step, then exit."""
 
     reason: str = ""
     all_replicas: bool = False
-    """Whether all replicas are asked: they leave after the same step."""
+    """Whether all replicas receive this request: they exit after the same step."""
 
 
 class TransferAndExitNow(RankRequest, frozen=True, kw_only=True, tag="transfer-and-exit-now"):
-    """At the end of the step in hand leave the state to the process that takes this one's place, then leave."""
+    """At the end of the current step keep the state in memory for the successor process, then exit."""
 
 
 class ReplicaDown(RankRequest, frozen=True, kw_only=True, tag="replica-down"):
-    """Another replica's attempt is over: whoever waits for its ranks waits in vain."""
+    """Another replica's attempt is over; stop waiting for its ranks."""
 
     replica: int
     attempt: int
 
 
 class ReplicaStarting(RankRequest, frozen=True, kw_only=True, tag="replica-starting"):
-    """Another replica's ranks have been told to start, and will ask to be taken in."""
+    """Another replica's ranks are starting and will request to join."""
 
     replica: int
     attempt: int
 
 
 class RankFault(StrEnum):
-    """What a program may do of itself that ends its training."""
+    """A fault that a rank injects into itself."""
 
     RAISE = "raise"
     HANG = "hang"
@@ -142,7 +142,7 @@ class RankFault(StrEnum):
 
 
 class InjectRankFault(RankRequest, frozen=True, kw_only=True, tag="inject-rank-fault"):
-    """Do it, at the end of the step in hand: a drill."""
+    """Inject this fault at the end of the current step, for a drill."""
 
     fault: RankFault
 
@@ -167,7 +167,7 @@ rank_request_decoder = msgspec.json.Decoder(AgentToRank)
 
 
 class UnknownKindError(ValueError):
-    """A message of a kind that this version does not know."""
+    """A message of a type that this version does not know."""
 
 
 class _Tagged(msgspec.Struct):
@@ -179,9 +179,9 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(RankToAg
 
 
 def decode_rank_message(line: bytes) -> tuple[RankToAgent, Mapping[str, str]]:
-    """A rank's message, and by name why some of its metrics were dropped: those never cost the step.
+    """Decode a rank's message; also returns, by name, why some of its metrics were dropped.
 
-    Raises ValueError for what is no message, for its form or its meaning; UnknownKindError for one of a later version.
+    Dropped metrics never cost the step. Raises ValueError for an invalid message, and UnknownKindError for one of a later version.
     """
     try:
         return rank_message_decoder.decode(line), {}
@@ -201,9 +201,9 @@ def _is_of_another_version(line: bytes) -> bool:
 
 
 def _step_without_bad_metrics(line: bytes) -> tuple[RankStep, Mapping[str, str]] | None:
-    """A step that only its metrics make unreadable; None for anything else.
+    """A step whose metrics alone are invalid; None for anything else.
 
-    Python's parser takes what no JSON has, and other programs write: NaN, infinities and lone surrogates.
+    Python's parser accepts what other programs write although JSON forbids it: NaN, infinities and lone surrogates.
     """
     if b'"step"' not in line:
         return None

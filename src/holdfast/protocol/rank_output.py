@@ -1,7 +1,7 @@
-"""How a line of a rank stands in its agent's standard output: with the rank and the attempt before it.
+"""Prefix of a rank's lines in its agent's standard output: rank and attempt.
 
-`[rank 3, attempt 0] text`, of one of several replicas `[replica 1, rank 3, attempt 0] text`. A `+` after the bracket
-says that the line goes on in the rank's next one.
+`[rank 3, attempt 0] text`; with several replicas `[replica 1, rank 3, attempt 0] text`. A `+` after the bracket means
+that the rank's next line continues this one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSource:
-    """Whose output it is."""
+    """The rank and attempt that wrote a line."""
 
     replica: int
     rank: int
     attempt: int
 
     def label(self, *, has_replicas: bool) -> str:
-        """What stands before its lines; `several` is whether the run has several replicas."""
+        """The prefix of its lines; `has_replicas` is whether the run has several replicas."""
         replica = f"replica {self.replica}, " if has_replicas else ""
         return f"[{replica}rank {self.rank}, attempt {self.attempt}]"
 
 
 @dataclass(frozen=True)
 class RankOutput:
-    """A part of what a rank has written."""
+    """A part of a rank's output."""
 
     source: OutputSource
     text: bytes
@@ -41,7 +41,7 @@ class RankOutput:
 
 
 def parse_line(line: bytes) -> RankOutput | None:
-    """What a line of an agent's standard output, without its end, says of a rank; None for the agent's own."""
+    """Parse a line of an agent's standard output, without its newline; None for the agent's own lines."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None

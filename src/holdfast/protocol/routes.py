@@ -1,4 +1,4 @@
-"""Owns where the controller's one port takes what."""
+"""HTTP routes of the controller's port."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AGENT_SOCKET = "/v1/agent"
 """The WebSocket of a node's agent."""
 BOOTSTRAP = "/v1/bootstrap"
 CODE = "/v1/code/"
-"""With the digest of what is asked for."""
+"""Followed by the digest of the requested code."""
 UPLOADS = "/v1/uploads/"
-"""With the name of what is given back."""
+"""Followed by the name of the uploaded file."""
 
 REQUEST_ROUTES: dict[type[RequestEvent], str] = {
     CancelRequested: "/v1/cancel",
@@ -30,10 +30,10 @@ REQUEST_ROUTES: dict[type[RequestEvent], str] = {
     StackDumpRequested: "/v1/stack-dump",
     UpdateRequested: "/v1/update",
 }
-"""Of its operator, by what is asked for."""
+"""User requests, by event type."""
 
 
 def http_url(agent: str, path: str) -> str:
-    """What a controller takes at a path, where agents reach its WebSocket at the URL `agent`."""
+    """The HTTP URL of a controller's path, given the URL of its agent WebSocket."""
     parts = urlsplit(agent)
     return parts._replace(scheme=parts.scheme.replace("ws", "http"), path=path).geturl()

@@ -1,7 +1,7 @@
-"""Owns what a number or a text in anybody's word may be, so that one absurd value cannot spoil a log or a state.
+"""Ranges of numbers and text in received messages, so that one absurd value cannot corrupt a log or a state.
 
-Wide enough for every honest word. What decodes but lies outside is refused where it enters: by an agent from its
-ranks, by the controller from its agents.
+Wide enough for every correct message. The receiver rejects what lies outside: an agent from its ranks, the controller
+from its agents.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 Message = TypeVar("Message")
 
 _MAX_EXACT_INT = 2**53
-"""Whole numbers beyond it are not the same in every reader of JSON."""
+"""JSON readers disagree on integers beyond this."""
 _MAX_TIME_S = 1e11
-"""Unix seconds until the year 5138, and spans of as many; sums of a few stay finite and exact to the microsecond."""
+"""Unix seconds until the year 5138, also for durations; sums of a few stay finite and exact to the microsecond."""
 MAX_ITEMS = 65_536
 MAX_TEXT = 65_536
 MAX_METRICS = 128
-"""Metrics that a step may have."""
+"""Maximum metrics per step."""
 MAX_METRIC_NAME = 128
-"""Longest name of a metric."""
+"""Maximum length of a metric's name."""
 
 _INT_RANGES: dict[str, tuple[int, int]] = {
     "step": (-1, _MAX_EXACT_INT),
@@ -34,14 +34,14 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "seq": (0, _MAX_EXACT_INT),
 }
 _ADDRESS = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
-"""A name or an address of either kind: it becomes a variable of other nodes' ranks."""
+"""A host name, IPv4 or IPv6 address; it becomes an environment variable of other nodes' ranks."""
 _CODE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-"""The code of a finding: it is printed as it is, and looked up."""
+"""The code of a finding: printed unmodified and looked up."""
 _PATTERNS = {"address": _ADDRESS, "code": _CODE}
 
 
 class ValidatingDecoder(Generic[Message]):
-    """Decodes words of some kinds from JSON; raises msgspec.ValidationError for those that cannot be, too."""
+    """Decodes JSON messages of some types; also raises msgspec.ValidationError for values out of range."""
 
     def __init__(self, kinds: Any) -> None:
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(kinds)
@@ -54,7 +54,7 @@ class ValidatingDecoder(Generic[Message]):
 
 
 def out_of_range(word: msgspec.Struct) -> str:
-    """What about a decoded word cannot be, such as `step: 36893488147419103232`; empty when all of it can."""
+    """The first out-of-range value of a message, such as `step: 36893488147419103232`; empty if there is none."""
     for name in word.__struct_fields__:
         if said := _out_of_range_value(name, getattr(word, name)):
             return said

@@ -1,1 +1,1 @@
-"""Who may speak to a controller, and how much: keys, limits, and the door they are held at."""
+"""Authentication and limits of the controller's port: tokens, TLS, rate limits and connection admission."""

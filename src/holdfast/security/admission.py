@@ -1,7 +1,7 @@
-"""Owns every connection's way in: counted and timed from its first moment, encrypted where it leaves the machine.
+"""Admits connections to the controller's port: counts and times each from its accept, with TLS for remote peers.
 
-uvicorn knows a connection only when TLS is done, and waits for ever for the headers of a request; a stranger must not
-be able to hold a controller's descriptors that way. Refuses to own who may come in (keys.py).
+uvicorn sees a connection only after the TLS handshake, and waits forever for a request's headers; without this module
+an unauthenticated client could hold the controller's descriptors. Tokens are checked elsewhere (tokens.py).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = logging.getLogger("holdfast.controller")
 
 
 TLS_RECORD_BYTES = 16 * 1024
-"""What a TLS record holds at most. asyncio keeps a buffer of 256 KiB for each connection: half a GiB at 2,048 nodes."""
+"""Maximum size of a TLS record. asyncio keeps a 256 KiB buffer per connection: half a GiB at 2,048 nodes."""
 
 
 BACKLOG = 100
-"""Connections that are accepted in one go: they are open before the hall has seen one of them."""
+"""Connections accepted in one go: they are open before `PendingConnections` counts any of them."""
 
 
 class PendingConnection:
-    """One connection, until it has settled: done what it came for, or come to stay."""
+    """One connection that has not been admitted yet."""
 
     def __init__(self, transport: asyncio.Transport, hall: PendingConnections, within_s: float) -> None:
         self._transport = transport
@@ -46,20 +46,20 @@ class PendingConnection:
         return self._transport.is_closing()
 
     def admit(self, timeout_s: float = 0.0) -> None:
-        """The connection has come to stay: for so many seconds, or with none given for as long as it likes."""
+        """Admit the connection, for `timeout_s` seconds or, with 0, without limit."""
         self._timer.cancel()
         self._pending.remove(self)
         if timeout_s:
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
 
     def abort(self) -> None:
-        """End the connection at once, whatever it is about."""
+        """Abort the connection immediately."""
         self.admit()
         self._transport.abort()
 
 
 class PendingConnections:
-    """Where connections are until they settle: room for a stated number, the oldest making way for the newest."""
+    """Connections that have not been admitted yet; beyond the capacity, a new connection evicts the oldest."""
 
     def __init__(self, room: int, within_s: float) -> None:
         self._capacity = room
@@ -80,7 +80,7 @@ class PendingConnections:
         self._connections.pop(arrival, None)
 
     def _evict_oldest(self) -> None:
-        """Let those go that have gone by themselves; when nobody has, the one that has been longest about it."""
+        """Forget connections that are already closing; if there are none, abort the oldest."""
         for arrival in [arrival for arrival in self._connections if arrival.is_closing]:
             arrival.admit()
         if len(self._connections) >= self._capacity:
@@ -89,18 +89,21 @@ class PendingConnections:
 
 
 class AgentsWebSocket(WebSocketsSansIOProtocol):
-    """Agents speak in binary frames. Text is taken for the same, not decoded: uvicorn logs a traceback of bad UTF-8."""
+    """Agents send binary frames. Text frames are treated as binary: uvicorn logs a traceback on bad UTF-8."""
 
     def handle_text(self, event: Frame) -> None:
         self.handle_bytes(event)
 
     def keepalive_timeout(self) -> None:
-        """Let a silent peer go at once: neither TLS's farewell, 30 s, nor what is yet to be sent is waited for."""
+        """Abort a silent peer without waiting for TLS shutdown (30 s) or for unsent data."""
         self.transport.abort()
 
 
 class AdmissionServer(uvicorn.Server):
-    """uvicorn behind a door; the application finds its connection's `PendingConnection` in `scope["state"]["pending_connection"]`."""
+    """uvicorn with admission control.
+
+    The application finds its `PendingConnection` in `scope["state"]["pending_connection"]`.
+    """
 
     def __init__(self, config: uvicorn.Config, *, limits: ApiLimits, nodes: int, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -114,7 +117,7 @@ class AdmissionServer(uvicorn.Server):
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on sockets that were handed down; TLS on those that other machines can reach."""
+        """Listen on inherited sockets; use TLS on those that other machines can reach."""
         loop = asyncio.get_running_loop()
         sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
         self.servers: list[asyncio.base_events.Server] = []
@@ -134,7 +137,7 @@ class AdmissionServer(uvicorn.Server):
 
 
 class _TlsProtocol(asyncio.Protocol):
-    """A connection before it speaks HTTP; it hands over what came meanwhile."""
+    """A connection before HTTP; buffers early data and passes it on."""
 
     def __init__(
         self,
@@ -155,11 +158,11 @@ class _TlsProtocol(asyncio.Protocol):
         if self._tls is None:
             self._hand_over(arrival, raw)
         else:
-            raw.pause_reading()  # until TLS is there to read
+            raw.pause_reading()  # until TLS can read
             self._handshake_task = asyncio.ensure_future(self._handshake(arrival, raw, self._tls))
 
     def data_received(self, data: bytes) -> None:
-        """What a client sends along with the end of its handshake comes before the handshake's own awaiter is told."""
+        """Data that a client sends with the end of its handshake arrives before the awaiter of the handshake resumes."""
         self._early_data += data
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -168,9 +171,9 @@ class _TlsProtocol(asyncio.Protocol):
     async def _handshake(self, arrival: PendingConnection, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
         peer = raw.get_extra_info("peername")
         try:
-            # Its own time-outs are longer than an arrival's.
+            # asyncio's TLS timeouts are longer than the admission timeout.
             secured = await asyncio.get_running_loop().start_tls(raw, self, tls, server_side=True)
-        except OSError as error:  # among them ssl.SSLError
+        except OSError as error:  # includes ssl.SSLError
             log.warning("no TLS with %s: %s", peer[0] if peer else "somebody", error)
             secured = None
         if secured is None or self._lost:

@@ -1,6 +1,6 @@
-"""Owns how much the controller's port takes from anybody: one table, which the documentation shows.
+"""Limits of the controller's port in one table, which the documentation shows.
 
-An honest agent meets none of them, however many there are: those that grow with the run say so.
+Regular agents stay below all limits at any number of nodes; limits that grow with the run are marked.
 """
 
 from __future__ import annotations
@@ -11,49 +11,50 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ApiLimits:
-    """What one connection, one node and all strangers together may ask of a controller."""
+    """Limits per connection, per node and for all unauthenticated clients together."""
 
     header_bytes: int = 16 * 1024
-    """A request's line and headers; more is refused with 400."""
+    """Maximum size of a request's line and headers; larger requests get status 400."""
     body_bytes: int = 64 * 1024
-    """A request's body; more is refused with 413."""
+    """Maximum size of a request's body; larger requests get status 413."""
     message_bytes: int = 4 * 1024 * 1024
-    """One word of an agent; a larger one closes its connection."""
+    """Maximum size of one agent message; a larger one closes its connection."""
     admission_s: float = 30.0
-    """Seconds a connection has to be encrypted, admitted, heard and answered, or to join as an agent."""
+    """Seconds for a connection to complete TLS, authentication and one request, or to join as an agent."""
     download_s: float = 1800.0
-    """Seconds that pulling the code may take."""
+    """Maximum seconds for a code download."""
     max_pending: int = 256
-    """Connections that may be on that way at once, beside one for each node; beyond them the oldest is cut off.
+    """Maximum pending connections, plus one per node; beyond this number the oldest is closed.
 
-    Fewer where a controller may open few files: what it needs itself stays free.
+    Fewer if the controller may open few files: its own descriptors stay free.
     """
     max_queued_orders: int = 1000
-    """Orders that may wait for an agent that does not read; then its connection is cut off, and it joins again."""
+    """Orders queued for an agent that does not read; beyond this number its connection is closed, and it reconnects."""
     node_bytes_per_s: float = 4 * 1024 * 1024
-    """What is read from one node in the long run; beyond it the controller reads more slowly, and nothing is lost."""
+    """Sustained bytes per second from one node; beyond this rate the controller reads more slowly, and nothing is lost.
+    """
     node_burst_bytes: float = 32 * 1024 * 1024
-    """What a node may say at once, as after a long absence."""
+    """Bytes that a node may send in one burst, for example after a long disconnect."""
     message_cost_bytes: int = 4 * 1024
-    """Added to each word, and so the bound on their number: 1,024 a second."""
+    """Added to each message's size, which limits the rate to 1,024 messages per second."""
     log_lines_a_minute: int = 60
-    """Lines of one kind in the log of a controller or an agent; the rest are counted."""
+    """Lines of one kind per minute in the log of a controller or an agent; further lines are counted."""
 
 
 LIMITS = ApiLimits()
 
 MIN_PENDING = 64
-"""Connections that must find descriptors beside what a controller needs itself."""
+"""Minimum number of pending connections, in addition to the controller's own descriptors."""
 
 CONTROLLER_FILES = 32
-"""Open files that a controller needs beside those for each node: the log, what Python has open, what it is starting."""
+"""Open files that a controller needs besides those per node: the log, Python's files, starting processes."""
 
 FILES_PER_NODE = 4
-"""For each node (of a controller) or rank (of an agent): connection, process, log, socket."""
+"""Per node (of a controller) or per rank (of an agent): connection, process, log, socket."""
 
 
 class NodeRateLimiter:
-    """What one node may still say: drained by what it says, filled by time. A debt is paid by waiting."""
+    """Rate limiter of one node: each message takes from it, time refills it, and a deficit delays the next read."""
 
     def __init__(self, limits: ApiLimits) -> None:
         self._limits = limits
@@ -61,7 +62,7 @@ class NodeRateLimiter:
         self._at = -math.inf
 
     def take(self, size_bytes: int, now: float) -> float:
-        """Take one word's size out; the seconds to wait before the next word is read (`now` is monotonic)."""
+        """Charge one message; returns the seconds to wait before the next read (`now` is monotonic)."""
         limits = self._limits
         filled = self._level + (now - self._at) * limits.node_bytes_per_s
         self._level = min(limits.node_burst_bytes, filled) - size_bytes - limits.message_cost_bytes

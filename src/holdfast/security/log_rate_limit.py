@@ -1,4 +1,4 @@
-"""Owns how often a log may be told the same, so that strangers at the door do not fill a disk."""
+"""Limits how often one log line repeats, so that unauthenticated clients cannot fill a disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MINUTE_S = 60.0
 
 
 class LogRateLimit(logging.Filter):
-    """Lets so many lines of each kind pass in a minute, and says with the next how many it kept back.
+    """Passes `lines_a_minute` lines of each kind per minute, and appends the count of dropped lines to the next one.
 
-    Lines are of one kind when one call in the source writes them.
+    Lines are of one kind if the same call in the source logs them.
     """
 
     def __init__(self, lines_a_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,7 +20,7 @@ class LogRateLimit(logging.Filter):
         self._allowed = lines_a_minute
         self._clock = clock
         self._counts: dict[tuple[str, int], tuple[float, int]] = {}
-        """Start of a kind's minute, and its lines since."""
+        """Start of the current minute and number of lines in it, per kind."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         now, kind = self._clock(), (record.pathname, record.lineno)

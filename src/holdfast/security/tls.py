@@ -1,7 +1,7 @@
-"""Owns how a controller proves to be itself to those who reach it over a network: TLS under a CA of the run's own.
+"""TLS identity of a controller on a network: a certificate under a CA that belongs to one run.
 
-The CA's key signs one certificate and is forgotten, so nobody can ever make another; a controller that is started
-again finds the same one. Agents are given the CA, and trust nothing else. Who they are, they show by token (keys.py).
+The CA's key signs one certificate and is discarded, so no further certificate can be issued; a restarted controller
+reuses the same one. Agents receive the CA and trust nothing else. They authenticate with tokens (tokens.py).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 from holdfast.host.files import atomic_write
 
 CONTROLLER_NAME = "controller.holdfast"
-"""The name in the certificate, which agents insist on: a run's controller keeps it wherever it listens."""
+"""The name in the certificate, which agents verify: it does not depend on where the controller listens."""
 
 _CA_NAME = "the CA of one holdfast run"
 
-# Clocks of nodes may be years off, and a run has no fixed end. The last one is how RFC 5280 (4.1.2.5) writes "never".
+# Node clocks may be years off, and a run has no fixed end. _NOT_AFTER is how RFC 5280 (4.1.2.5) writes "never".
 _NOT_BEFORE = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 def is_remote(host: str) -> bool:
-    """Whether what is sent to a listener at this address can be seen by others."""
+    """Whether other machines may see the traffic of a listener at this address."""
     return not ip_address(host).is_loopback
 
 
 def make_identity(ca: Path, identity: Path) -> None:
-    """Write a CA's certificate, and a controller's certificate with its key, for nobody else to read."""
+    """Write a CA certificate, and a controller's certificate with its key, as private files."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -74,13 +74,13 @@ def make_identity(ca: Path, identity: Path) -> None:
         .sign(ca_key, SHA256())
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # The identity last: where there is one, there is its CA.
+    # Write the identity last: if it exists, its CA exists.
     atomic_write(ca, root.public_bytes(Encoding.PEM))
     atomic_write(identity, private + leaf.public_bytes(Encoding.PEM))
 
 
 def server_context(identity: Path) -> ssl.SSLContext:
-    """TLS as the controller speaks it."""
+    """The controller's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(identity)
@@ -88,7 +88,7 @@ def server_context(identity: Path) -> ssl.SSLContext:
 
 
 def client_context(ca: Path) -> ssl.SSLContext:
-    """TLS as agents speak it: with a controller whose certificate, for `NAME`, is of this CA, and with nobody else."""
+    """The agents' TLS context: accepts only a certificate for `CONTROLLER_NAME` that this CA signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(ca)

@@ -1,7 +1,7 @@
-"""Owns who may speak to a run's controller: its operator, and each node for itself, by tokens that give no more.
+"""Tokens that authenticate clients of a run's controller: the user's, and one per node with fewer rights.
 
-The run's token is the operator's. A node's token is made from it, so that a controller keeps nothing else; it names
-its node, and nobody can make another's from it, or the operator's.
+The run's token is the user's. Node tokens are derived from it by HMAC, so a controller stores nothing else. A node
+token names its node; no other token can be derived from it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class User:
-    """Whoever may ask anything of the run: cancel it, break it, read it."""
+    """The user: may cancel the run, inject faults into it and read it."""
 
 
 @dataclass(frozen=True)
 class NodeAgent:
-    """The agent of one generation of one node slot: it speaks for that node, and asks for nothing."""
+    """The agent of one generation of one node slot: sends that node's messages, and may request nothing."""
 
     node: int
     generation: int
@@ -31,7 +31,7 @@ class NodeAgent:
 
 @dataclass(frozen=True)
 class UnassignedNode:
-    """Whoever came to life in a node slot, where nobody could know beforehand of which generation: it may ask that."""
+    """A process in a node slot whose generation is not known in advance: may only request its generation."""
 
     node: int
 
@@ -51,7 +51,7 @@ def new_token() -> str:
 
 
 class TokenIssuer:
-    """Makes and knows the tokens of one run."""
+    """Issues and verifies the tokens of one run."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -61,7 +61,7 @@ class TokenIssuer:
         return self._signed(NodeAgent(node, generation))
 
     def unassigned_node_token(self, node: int) -> str:
-        """The token of whoever takes a node slot, such as `node1:5f70…`."""
+        """The token of an unassigned process in a node slot, such as `node1:5f70…`."""
         return self._signed(UnassignedNode(node))
 
     def _signed(self, holder: NodeAgent | UnassignedNode) -> str:
@@ -69,20 +69,20 @@ class TokenIssuer:
         return f"{name}:{hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()}"
 
     def attempt_key(self, replica: int, attempt: int) -> str:
-        """What the processes of one attempt know one another by; it opens nothing here."""
+        """A key that the processes of one attempt share; the controller does not accept it."""
         return hmac.new(self._token, f"attempt{replica}.{attempt}".encode(), hashlib.sha256).hexdigest()
 
     def log_signature(self, digest: bytes) -> str:
-        """What proves that a log with this digest was written by a controller of this run."""
+        """A signature which proves that a controller of this run wrote the log with this digest."""
         return hmac.new(self._token, b"log" + digest, hashlib.sha256).hexdigest()
 
     def principal_of_header(self, header: str) -> Principal | None:
-        """Whose token a request's Authorization header shows; None when it is nobody's."""
+        """The principal of a request's Authorization header; None if the token is invalid."""
         scheme, _, token = header.partition(" ")
         return self.principal(token) if scheme.lower() == "bearer" else None
 
     def principal(self, token: str) -> Principal | None:
-        """Whose token this is; None when it is nobody's. Takes as long for a wrong token as for a right one."""
+        """The principal of a token; None if it is invalid. Takes as long for a wrong token as for a right one."""
         said = _claimed_principal(token)
         expected = self._signed(said).encode() if said else self._token
         if not hmac.compare_digest(token.encode(errors="replace"), expected):
@@ -91,7 +91,7 @@ class TokenIssuer:
 
 
 def _claimed_principal(token: str) -> NodeAgent | UnassignedNode | None:
-    """Whose a token says to be, if it names anybody."""
+    """The principal that a token claims, if it names one."""
     if found := _NODE_TOKEN.fullmatch(token):
         return NodeAgent(int(found[1]), int(found[2]))
     if found := _UNASSIGNED_NODE_TOKEN.fullmatch(token):
