@@ -1,1 +1,1 @@
-"""Decides what a run does next: a pure machine over events, the policy it asks, the controller that does the I/O."""
+"""Decides what a run does next: a pure state machine, its failure policy, and the controller that does the I/O."""

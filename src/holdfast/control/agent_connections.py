@@ -1,4 +1,4 @@
-"""Owns the controller's ends of the agents' connections: whose they are, what is sent, which words are known safe."""
+"""The controller's connections to agents: which node each belongs to, queued orders and acknowledgements."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from holdfast.events import AgentConnected, AgentEvent
 from holdfast.protocol.orders import Acknowledge, Order, Progress
 
 ACK_BATCH, ACK_INTERVAL_S = 64, 0.02
-"""Agents that are told in one go that their words are safe, a few milliseconds' work, and seconds until the next go.
+"""Agents acknowledged in one batch, a few milliseconds' work, and seconds until the next batch.
 
-Nobody waits for it, and with thousands of agents it would hold up those who do: a node that joins, an order to start.
+No process waits for acknowledgements, and with thousands of agents they would delay urgent work: a joining node, a
+start order.
 """
 
 
 class ForeignMessage(ValueError):
-    """An agent spoke of what is not its own, or cannot be."""
+    """An agent sent a message about another node, or one that cannot be valid."""
 
 
 class AgentPeer(Protocol):
     """The controller's end of one agent's connection."""
 
     def send(self, order: Order) -> None:
-        """Queue an order; a closed connection is no error (the agent asks again when it returns)."""
+        """Queue an order; a closed connection is not an error (the agent catches up when it reconnects)."""
         ...
 
     def after_sent(self, act: Callable[[], None]) -> None:
-        """Act once what is queued has gone out; never, where the connection closes before."""
+        """Call `act` once the queue has been sent; never, if the connection closes before."""
         ...
 
     def close(self) -> None:
-        """Close the connection once what is queued has gone out."""
+        """Close the connection once the queue has been sent."""
         ...
 
 
 @dataclass
 class AgentConnection:
-    """What the controller keeps of one connected agent."""
+    """The controller's state of one connected agent."""
 
     peer: AgentPeer
     joined: AgentConnected
     clock_offset_s: float
     last_received_seq: int = 0
-    """Highest sequence number taken in."""
+    """Highest sequence number received."""
     last_acked_seq: int = 0
     unacked: deque[tuple[int, Callable[[], bool]]] = field(default_factory=deque[tuple[int, Callable[[], bool]]])
-    """Words that are not in the log yet, by number, and how to tell that they are; not acknowledged before."""
+    """Messages that may not be in the log yet, by sequence number, each with a check that it is."""
     replicated_bytes: int | None = None
-    """Bytes of the log that its node has been given to keep; None where it keeps none."""
+    """Bytes of the log that the node has been sent to replicate; None if it keeps no replica."""
 
     def check_origin(self, message: AgentEvent | Progress, *, replica: int | None, world_size: int) -> None:
-        """Raise `ForeignMessage` for a word about another node, or of joining: an agent joins once, when it connects."""
+        """Raise `ForeignMessage` for a message about another node, or a second `AgentConnected` on one connection."""
         own = (
             message.source == self.joined.source
             and getattr(message, "node", self.joined.node) == self.joined.node
@@ -65,7 +66,7 @@ class AgentConnection:
             raise ForeignMessage(f"node{self.joined.node} said {message}")
 
     def acknowledge(self) -> None:
-        """Tell the agent how far its words are safe: written, or of an attempt that is over."""
+        """Acknowledge the agent's messages that are in the log, or of an attempt that is over."""
         while self.unacked:
             _, is_written = self.unacked[0]
             if not is_written():
@@ -84,18 +85,18 @@ class AgentRegistry:
         self._by_node: dict[int, AgentConnection] = {}
         self._disconnected = asyncio.Event()
         self._ack_queue: deque[AgentConnection] = deque()
-        """Agents that may have words that are safe and have not been told so."""
+        """Agents that may have messages to acknowledge."""
         self._ack_timer: asyncio.TimerHandle | None = None
 
     def add(self, link: AgentConnection) -> None:
-        """Take a connection in, in place of the agent's former one."""
+        """Add a connection, replacing the agent's previous one."""
         former = self._by_node.get(link.joined.node)
         if former is not None:
             former.peer.close()
         self._by_node[link.joined.node] = link
 
     def remove(self, link: AgentConnection) -> bool:
-        """Forget a connection that has closed; False where the agent has another by now."""
+        """Remove a closed connection; False if the agent has another by now."""
         if self._by_node.get(link.joined.node) is not link:
             return False
         del self._by_node[link.joined.node]
@@ -103,28 +104,28 @@ class AgentRegistry:
         return True
 
     def send(self, nodes: Iterable[int] | None, make: Callable[[int], Order]) -> None:
-        """Send each of these nodes (None: of all) its order; one that is away is told when it joins again."""
+        """Send each of these nodes (None: all) its order; a disconnected one catches up when it reconnects."""
         for node in [*self._by_node] if nodes is None else nodes:
             if node in self._by_node:
                 self._by_node[node].peer.send(make(node))
 
     def log_replicas(self) -> list[AgentConnection]:
-        """Those of nodes that keep a copy of the log."""
+        """Connections of nodes that keep a log replica."""
         return [link for link in self._by_node.values() if link.replicated_bytes is not None]
 
     async def wait_empty(self) -> None:
-        """Until no agent is connected."""
+        """Wait until no agent is connected."""
         while self._by_node:
             self._disconnected.clear()
             await self._disconnected.wait()
 
     def acknowledge_all(self) -> None:
-        """Tell all what of theirs is safe: some now, the others a little later."""
+        """Acknowledge the messages of all agents: some now, the others a little later."""
         self._ack_queue = deque(self._by_node.values())
         self._acknowledge_some()
 
     def pause_acks(self) -> None:
-        """Acknowledge nothing more until `acknowledge_all`: what was taken in may not be in the log."""
+        """Acknowledge nothing more until `acknowledge_all`: received messages may not be in the log."""
         self._ack_queue.clear()
 
     def _acknowledge_some(self) -> None:

@@ -1,6 +1,6 @@
-"""Owns which code an attempt runs while an update is on its way: the former, the new one on trial, or the former again.
+"""Which code an attempt runs during an update: the previous code, the new code on trial, or the previous code again.
 
-Pure questions and changes of a state; course.py and updates.py act on them.
+Pure questions and changes of a state; lifecycle.py and rollout.py act on them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.events import UpdateEnded, UpdateOutcome
 from holdfast.findings import Finding
 
 TRIAL_STEPS = 10
-"""Steps for which new code is on trial: if it fails within them, the former goes on in its place."""
+"""Steps for which new code is on trial: if it fails within them, the run rolls back to the previous code."""
 
 _PROGRAM_FAILURES = (FailureKind.CRASHED, FailureKind.NOT_STARTED, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY)
 
@@ -29,7 +29,7 @@ def with_code(state: State, replica: ReplicaState, members: tuple[NodeState, ...
 
 
 def is_rollout_failure(state: State, replica: ReplicaState, failure: Failure) -> bool:
-    """Whether a failure is laid to code on trial, and there is former code to go back to."""
+    """Whether a failure is attributed to code on trial, and there is previous code to roll back to."""
     if replica.rollout_base_step is None or state.update is None or state.update.code is None:
         return False
     by_signal = failure.kind is FailureKind.KILLED and failure.code in CRASH_SIGNALS
@@ -37,7 +37,7 @@ def is_rollout_failure(state: State, replica: ReplicaState, failure: Failure) ->
 
 
 def is_settled(state: State) -> bool:
-    """Whether every replica that is at work has made its steps with the new code."""
+    """Whether every running replica has made its trial steps with the new code."""
     at_work = state.running_replicas
     return bool(at_work) and all(
         replica.rollout_base_step is not None and replica.highest_step >= replica.rollout_base_step + TRIAL_STEPS
@@ -48,7 +48,7 @@ def is_settled(state: State) -> bool:
 def update_ended(
     state: State, outcome: UpdateOutcome, at: float, finding: Finding | None = None
 ) -> tuple[State, UpdateEnded]:
-    """The state without its update, and what is written down of that."""
+    """The state without its update, and the event to log."""
     update = state.update
     assert update is not None, "an update ends once"
     applied = outcome is UpdateOutcome.APPLIED
@@ -67,7 +67,7 @@ def update_ended(
 
 
 def with_update_due(state: State, replica: ReplicaState, at: float) -> State:
-    """Of several replicas the others follow one that runs an update's code: two versions must not average gradients."""
+    """After one of several replicas runs an update's code, the others follow: two versions must not average gradients."""
     if (
         not state.has_replicas
         or state.update is None

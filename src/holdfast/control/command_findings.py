@@ -1,4 +1,4 @@
-"""Findings for commands that could not be carried out; the controller itself goes on."""
+"""Findings for commands that failed; the controller itself continues."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.os_errors import resource_error_of, waiting_finding
 
 _EVIDENCE_CHARS = 500
-"""Of an error's own words."""
+"""Maximum characters of the error's text."""
 
 
 def command_failed(error: Exception, subject: str, *, retried: bool = True) -> Finding:
-    """What to write down of a command that failed: `subject` says which, `error` is why."""
+    """The finding for a failed command: `subject` names the command, `error` is the cause."""
     if isinstance(error, OSError) and resource_error_of(error) is not None and retried:
         return waiting_finding(error, subject, Path(_where(error) or "/"))
     if isinstance(error, HoldfastError) and error.findings:

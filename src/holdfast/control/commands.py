@@ -1,7 +1,6 @@
-"""Owns what the machine can ask the world to do; the controller carries it out, and nothing here does I/O.
+"""Commands of the state machine, which the controller executes; nothing here does I/O.
 
-Every command can be carried out twice without harm: after a controller died, its successor repeats what may not have
-arrived.
+Every command is idempotent: after a controller died, the next one repeats those that may not have been executed.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from holdfast.job.run_spec import CodeArchive
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
-    """Have the back end make these nodes."""
+    """Have the back end create these nodes."""
 
     node_ids: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceNode:
-    """Have the back end remove what is left of a slot's earlier generation and make this one."""
+    """Have the back end remove the previous generation of a slot and create this one."""
 
     node_id: NodeId
     reason: str
@@ -30,21 +29,21 @@ class ReplaceNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Cordon:
-    """Have the back end put nothing new on the machine under a node."""
+    """Have the back end schedule nothing new on the machine of a node."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncordon:
-    """Have the back end use the machine that was under a node again."""
+    """Have the back end use the machine of a node again."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartAttempt:
-    """Have these nodes start their ranks of an attempt; the controller fills in what each rank is given."""
+    """Have these nodes start their ranks of an attempt; the controller fills in each rank's launch."""
 
     replica: int
     attempt: int
@@ -52,12 +51,12 @@ class StartAttempt:
     master_addr: str
     master_port: int
     code: CodeArchive | None = None
-    """What they run; none where it lies in place."""
+    """The code they run; None for code in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchCode:
-    """Have these nodes fetch code before ranks are started with it."""
+    """Have these nodes download code before ranks start with it."""
 
     nodes: tuple[int, ...]
     digest: str
@@ -65,7 +64,7 @@ class FetchCode:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeState:
-    """Have a node give back the memory in which a replica's ranks left their state."""
+    """Have a node free the memory that holds the state of a replica's ranks."""
 
     node: int
     replica: int
@@ -73,14 +72,14 @@ class FreeState:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareNode:
-    """Have a standby do all that comes before a start."""
+    """Have a standby do everything that precedes a start."""
 
     node: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopRanks:
-    """Have these nodes end every rank up to and including an attempt."""
+    """Have these nodes stop every rank up to and including an attempt."""
 
     replica: int
     attempt: int
@@ -92,17 +91,17 @@ class StopRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointAndExit:
-    """Ask the ranks of these nodes to take a checkpoint and leave; those that cannot go on as if nothing was said."""
+    """Request that the ranks of these nodes take a checkpoint and exit; ranks that cannot continue unaffected."""
 
     nodes: tuple[int, ...]
     reason: str
     transfer_state: bool = False
-    """To leave their state in memory instead of a checkpoint."""
+    """Whether to keep their state in memory instead of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSilentRanks:
-    """Have these nodes report the ranks of an attempt that have yet to speak; or every one that they have."""
+    """Have these nodes report the ranks of an attempt that have sent no hello yet, or with `all_ranks` every rank."""
 
     replica: int
     attempt: int
@@ -112,7 +111,7 @@ class ReportSilentRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class AnnounceReplicaDown:
-    """Have these nodes tell their ranks that another replica's attempt is over."""
+    """Have these nodes notify their ranks that another replica's attempt is over."""
 
     replica: int
     attempt: int
@@ -121,7 +120,7 @@ class AnnounceReplicaDown:
 
 @dataclass(frozen=True, kw_only=True)
 class AnnounceReplicaStarting:
-    """Have these nodes tell their ranks that another replica is starting."""
+    """Have these nodes notify their ranks that another replica is starting."""
 
     replica: int
     attempt: int
@@ -130,7 +129,7 @@ class AnnounceReplicaStarting:
 
 @dataclass(frozen=True, kw_only=True)
 class InjectFault:
-    """Break something on request; `node` is None for the controller itself."""
+    """Inject a requested fault; `node` is None for the controller itself."""
 
     fault: FaultRequested
     node: int | None
@@ -138,29 +137,29 @@ class InjectFault:
 
 @dataclass(frozen=True, kw_only=True)
 class TakeCheckpoint:
-    """Ask every rank to checkpoint at its next step."""
+    """Request a checkpoint from every rank at its next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSteps:
-    """Ask every rank where the time of its next steps goes."""
+    """Request a step profile from every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DumpStacks:
-    """Have every node say where its ranks stand."""
+    """Have every node dump the stacks of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEvent:
-    """Write down a decision; it changes no state, so replaying the log does not need it."""
+    """Write a decision to the log; it changes no state, so replaying the log does not need it."""
 
     event: AnyEvent
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishRun:
-    """Dismiss the agents, have the back end remove every node, and close the log."""
+    """Shut down the agents, have the back end remove every node, and close the log."""
 
 
 Command = (

@@ -1,10 +1,10 @@
-"""Owns the I/O around the machine: it writes events down, then does what the machine commands, and tells it the time.
+"""Does the I/O of the state machine: logs events, feeds them to the machine and executes its commands.
 
-Nothing is decided here. The order is always: event into the log, state moved, commands carried out; so a controller
-that dies anywhere leaves a log from which its successor goes on.
+Decides nothing. The order is always: write the event to the log, move the state, execute the commands; so the next
+controller can resume from the log wherever this one dies.
 
-One file, longer than others, because what is taken in, held back, written, acknowledged and carried out is one order of
-things over one state, and must be read side by side.
+One long file, because receiving, holding back, writing, acknowledging and executing are one sequence over one state,
+and must be read together.
 """
 
 from __future__ import annotations
@@ -79,36 +79,37 @@ TimedMessage = TypeVar("TimedMessage", bound=msgspec.Struct)
 log = logging.getLogger("holdfast.controller")
 
 CLOCK_TOLERANCE_S = 0.25
-"""Clocks nearer than this are taken as one: the difference may be the message's travel."""
+"""Clock differences below this are ignored: they may be the message's travel time."""
 
 SAME_CLOCK_S = 0.001
-"""What two looks at one machine's clock may differ by, at most: the time between reading its two faces."""
+"""Maximum difference between two readings of one machine's clocks: the time between reading both."""
 
 MAX_STEPS_AHEAD = 100_000
-"""Steps that one node may have passed and others not: what is kept of them is memory, about 60 MB."""
+"""Steps that one node may be ahead of others; those are kept in memory, about 60 MB."""
 
 RETRY_S = 1.0
-"""Seconds between two tries of what the operating system had no room for."""
+"""Seconds between two tries of an operation that failed with a resource error."""
 
 MAX_RETRY_S = 30.0
-"""Longest time between two tries of a command that failed; each waits twice as long as the one before."""
+"""Maximum seconds between two tries of a failed command; each wait is twice as long as the previous one."""
 
 REPEAT_FINDING_S = 60.0
-"""Seconds between two findings about one subject, however often the words of its failure change."""
+"""Minimum seconds between two findings about one subject, however often its error text changes."""
 
 SHUTDOWN_TRIES = 5
-"""Times that the removal of nodes is tried before a run ends without it."""
+"""Tries to remove the nodes before a run ends without it."""
 
 AGENT_SHUTDOWN_S = 3.0
-"""Seconds that dismissed agents get to leave by themselves before the back end removes them."""
+"""Seconds that agents have to exit by themselves before the back end removes them."""
 
 
 class Controller:
-    """Runs one job from its log, its machine and its back end.
+    """Runs one job from its log, its state machine and its back end.
 
-    `start_orders` expands a Start among these nodes into what the ranks of each are given; it is injected because
-    launching is not control's business; so is `drill`, which breaks what no agent can, and `attend`, which is told
-    which replicas have ranks. `copies` are those of the log, where it may be lost with its machine.
+    `start_orders` expands a StartAttempt among these nodes into the launch of each rank; it is injected because
+    launching is outside `control`. So are `inject_fault`, which injects faults that no agent can, and
+    `publish_replicas`, which receives the replicas that have ranks. `log_replicator` replicates the log to nodes if it
+    may be lost with its machine.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Controller:
         self._batcher = EventBatcher()
         self._last_seq: dict[str, int] = {}
         self._reported_info: set[Finding] = set()
-        """What is only to be known, without where it was found."""
+        """Informational findings already reported, without their location."""
         self._last_reported_at: dict[str, float] = {}
         """When a finding about a subject was last written (monotonic seconds)."""
         self._pending: tuple[AnyEvent, ...] = ()
@@ -166,7 +167,7 @@ class Controller:
         return self._state.finished
 
     async def run(self) -> None:
-        """Take over the run and see it through to its end."""
+        """Take over the run and run it to its end."""
         now = self._clock.sample
         self.handle(ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
         self._spawn(self._watch_nodes())
@@ -177,22 +178,22 @@ class Controller:
             task.cancel()
 
     def handle_request(self, request: RequestEvent) -> None:
-        """Take in what somebody asks for, as an event of ours and of now."""
+        """Handle a user's request as an event of this controller, dated now."""
         self.handle(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
     def report(self, *findings: Finding) -> None:
-        """Write down what is worth saying and by itself changes nothing."""
+        """Log findings that by themselves change nothing."""
         self.handle(*(FindingRaised(at=self._clock(), finding=finding) for finding in findings))
 
     def handle(self, *events: AnyEvent) -> None:
-        """Take events in, after what was kept back, or hold them as long as the log cannot be written."""
+        """Handle events after those held back, or hold them while the log cannot be written."""
         self._enqueue([*self._unflushed(), *events])
 
     def _enqueue(self, events: Sequence[AnyEvent]) -> None:
-        """Take in just these, or hold them as long as the log cannot be written; nothing follows `RunFinished`.
+        """Handle only these events, or hold them while the log cannot be written; nothing follows `RunFinished`.
 
-        What is held changes nothing yet: nothing is acknowledged, nothing is commanded, ranks and agents go on. A
-        request to end the run may use the last of the space that is kept for the log.
+        Held events change nothing yet: nothing is acknowledged or commanded; ranks and agents continue. A request to
+        end the run may use the last of the space reserved for the log.
         """
         if self._state.finished:
             return
@@ -203,7 +204,9 @@ class Controller:
             self._commit()
 
     def _commit(self) -> None:
-        """Write what is held, and the decisions it leads to, in one go; then move on and act."""
+        """Write held events and the decisions they lead to in one batch; then update the state and execute the
+        commands.
+        """
         state, events, self._pending = self._state, self._pending, ()
         lines: list[AnyEvent] = []
         commands: list[Command] = []
@@ -226,12 +229,13 @@ class Controller:
             self._on_rendezvous(state.rendezvous_by_replica)
         for event in events:
             self._track(event)
-        if self._log_replicator is not None:  # before an order that follows from it: who obeys that knows why
+        # before orders that follow from it: an agent that executes an order has its cause in the log replica
+        if self._log_replicator is not None:
             self._log_replicator.replicate(self._agents)
         self._wake.set()
         again, self.write_blocked = self.write_blocked, False
         if again:
-            log.warning("the log can be written again, and the run goes on")
+            log.warning("the log can be written again, and the run continues")
         for command in commands:
             self._execute(command)
         if again or any(isinstance(event, StepCommitted | BatchedEvent) for event in events):
@@ -256,7 +260,7 @@ class Controller:
             self._commit()
 
     def _disk_space_findings(self) -> tuple[FindingRaised, ...]:
-        """What is to be said when the log begins, or ceases, to live on the space that is kept for it."""
+        """Findings for when the log begins, or ceases, to use the space reserved for it."""
         error, path = self._writer.space_error, self._writer.path
         if (error is not None) is self._space_low or self._state.finished:
             return ()
@@ -269,7 +273,7 @@ class Controller:
         return (FindingRaised(at=self._clock(), finding=finding),)
 
     def _check_log(self) -> None:
-        """See that the log is as it was left, so that a change is undone before anybody misses what is gone."""
+        """Verify that the log is unchanged, so that a foreign change is undone before any reader misses an event."""
         if self.write_blocked:
             return
         try:
@@ -282,7 +286,7 @@ class Controller:
             self._enqueue(found)
 
     def _repair_findings(self) -> tuple[FindingRaised, ...]:
-        """What is to be said of changes to the log that no controller made, and that were undone."""
+        """Findings about undone changes to the log that no controller made."""
         repairs, path = self._writer.repairs, str(self._writer.path)
         if not repairs or not self._may_report(path):
             return ()
@@ -307,7 +311,7 @@ class Controller:
         )
 
     def _may_report(self, subject: str) -> bool:
-        """Whether enough time has passed since the last finding about a subject; if so, it counts from now."""
+        """Whether enough time has passed since the last finding about a subject; if so, the time restarts."""
         now = time.monotonic()
         if now - self._last_reported_at.get(subject, -math.inf) < REPEAT_FINDING_S:
             return False
@@ -315,12 +319,12 @@ class Controller:
         return True
 
     def _unflushed(self) -> list[AnyEvent]:
-        """What was kept back so that many words, or many steps, are one line."""
+        """Events held back so that many messages, or many steps, become one line."""
         steps = (line for thinning in self._step_samplers.values() for line in thinning.flush())
         return [*steps, *self._batcher.flush(self._state)]
 
     def _flush_within(self, seconds: float) -> None:
-        """See to it that what is kept back now is written in time."""
+        """Ensure that the events held back now are written within `seconds`."""
         loop = asyncio.get_running_loop()
         if self._flush_timer is not None and loop.time() < self._flush_timer.when() <= loop.time() + seconds:
             return
@@ -334,9 +338,9 @@ class Controller:
     # Agents
 
     def agent_connected(self, peer: AgentPeer, joined: AgentConnected) -> AgentConnection | None:
-        """Greet an agent; None (after telling it to leave) when its node has been given up.
+        """Handle an agent's hello; returns None, after ordering it to shut down, if its node has been replaced.
 
-        Raises `ForeignMessage` for one that would speak in another's name.
+        Raises `ForeignMessage` for a source that does not match the node.
         """
         if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
             raise ForeignMessage(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
@@ -344,7 +348,7 @@ class Controller:
         over = self._state.finished or self._state.shutting_down
         if node is None or joined.generation != node.generation or over:
             try:
-                self._writer.check()  # it may be another controller that has given the node this place
+                self._writer.check()  # another controller may have given the node this slot
             except AnotherWriter:
                 _exit_superseded()
             except OSError as error:
@@ -360,9 +364,9 @@ class Controller:
         return link
 
     def agent_messages(self, link: AgentConnection, messages: list[AgentEvent | Progress]) -> None:
-        """Take in what an agent sent, each message once, and acknowledge what is safe.
+        """Handle an agent's messages, each once, and acknowledge those that are in the log.
 
-        Raises `ForeignMessage` for a word about another node.
+        Raises `ForeignMessage` for a message about another node.
         """
         events: list[AnyEvent] = []
         seen = self._last_seq.get(link.joined.source, 0)
@@ -389,7 +393,7 @@ class Controller:
             link.acknowledge()
 
     def agent_disconnected(self, link: AgentConnection) -> None:
-        """An agent's connection has closed."""
+        """Handle a closed agent connection."""
         if not self._agents.remove(link):
             return
         joined = link.joined
@@ -400,7 +404,7 @@ class Controller:
         )
 
     def _clock_offset_s(self, joined: AgentConnected) -> float:
-        """How far an agent's clock is ahead of ours: exactly on one machine, else as far as its greeting tells."""
+        """Seconds that an agent's clock is ahead of ours: exact on one machine, else estimated from its hello."""
         exact = self._clock.offset_s(joined.clock)
         ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
         return ahead_s if abs(ahead_s) > alike_s else 0.0
@@ -417,7 +421,7 @@ class Controller:
         return [line for step in steps for line in self._sampled(step)]
 
     def _sampled(self, step: StepCommitted) -> list[StepCommitted]:
-        """What is written of a step now that it is committed; a drill that waits for one has it at once."""
+        """The log lines of a newly committed step; a fault request that waits for this step has it logged immediately."""
         thinning, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
         lines = thinning.add(
             step,
@@ -431,12 +435,12 @@ class Controller:
         return lines
 
     def _is_written(self, replica: int, attempt: int, step: int) -> bool:
-        """Whether a step need not be said again: it is in the log, or its attempt is over."""
+        """Whether a step need not be sent again: it is in the log, or its attempt is over."""
         ledger = self._step_tracker(replica)
         return attempt != ledger.attempt or step <= ledger.written
 
     def _checkpointed_steps(self) -> list[AnyEvent]:
-        """Steps that only a checkpoint proves: in a replica no longer at work, missing words may never come."""
+        """Steps that only a checkpoint proves: in a replica that no longer runs, missing messages may never arrive."""
         return [
             line
             for index, ledger in self._step_trackers.items()
@@ -446,13 +450,13 @@ class Controller:
         ]
 
     def _has_ended(self, ledger: StepTracker) -> bool:
-        """Whether its attempt is the replica's last, and is no longer at work."""
+        """Whether its attempt is the replica's last, and no longer running."""
         replica = self._state.replicas[ledger.replica]
         at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.HANG_SUSPECTED)
         return not at_work and replica.attempt == ledger.attempt
 
     def _step_tracker(self, index: int) -> StepTracker:
-        """The ledger of a replica's attempt in hand."""
+        """The step tracker of a replica's current attempt."""
         replica = self._state.replicas[index]
         ledger = self._step_trackers.get(index)
         if ledger is None or ledger.attempt != replica.attempt:
@@ -502,7 +506,7 @@ class Controller:
     def _send_or_retry(
         self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True
     ) -> None:
-        """Send orders that are worked out for each node; try again later where that fails."""
+        """Send orders that are computed per node; retry later if that fails."""
         try:
             send()
         except Exception:
@@ -524,7 +528,7 @@ class Controller:
         self._agents.send((node,), lambda node: PrepareStandby(start=launches(node)))
 
     def _is_still_requested(self, places: Iterable[NodeId]) -> bool:
-        """Whether any of these nodes is still to be made: others may have been asked for in their place."""
+        """Whether any of these nodes is still to be created: later generations may have been requested instead."""
         return any(self._state.nodes[place.node].generation == place.generation for place in places)
 
     def _is_current_attempt(self, replica: int, attempt: int) -> bool:
@@ -533,10 +537,10 @@ class Controller:
     async def _retry_until_done(
         self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
     ) -> None:
-        """Carry a command out; try again until it succeeds, is not `current` any more, or the run ends.
+        """Execute a command; retry until it succeeds, is no longer `current`, or the run ends.
 
-        Whatever goes wrong is this command's failure and no other's: its cause is written down, and the machine, which
-        waits for what the command was to bring about, decides what follows when it does not come.
+        A failure affects only this command: its cause is logged, and the machine, which waits for the command's effect,
+        decides what follows if it does not come.
         """
         written, pauses = "", _retry_delays()
         while not self._state.ending and current():
@@ -553,7 +557,7 @@ class Controller:
             await asyncio.sleep(next(pauses))
 
     async def _inject_fault(self, drill: FaultRequested) -> None:
-        """Do what no agent can, said first: it may be this process that breaks."""
+        """Inject a fault that no agent can, logged first: the fault may hit this process."""
         log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
         node = drill.index if drill.target.is_numbered else -1
         done = FaultInjected(
@@ -570,20 +574,20 @@ class Controller:
 
     async def _finish(self) -> None:
         ending = self._state.ending
-        assert ending is not None, "Finish follows the decision to end"
+        assert ending is not None, "FinishRun follows the decision to end"
         conclude = partial(self._backend.report_outcome, ending.outcome, ending.exit_code, ending.reason)
         await self._try_at_shutdown("the run's place cannot be told how the run ended", conclude)
         self._agents.send(None, lambda _: Shutdown())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGENT_SHUTDOWN_S):
                 await self._agents.wait_empty()
-        await self._try_at_shutdown("what is left of the run's nodes could not be removed", self._backend.cancel)
+        await self._try_at_shutdown("the run's remaining nodes could not be removed", self._backend.cancel)
         self.handle(
             RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
         )
 
     async def _try_at_shutdown(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
-        """Do what belongs to the end of a run, which must come: after some tries the run ends without it."""
+        """Do a step of the run's end; after `SHUTDOWN_TRIES` tries the run ends without it."""
         for left in reversed(range(SHUTDOWN_TRIES)):
             try:
                 await act()
@@ -598,7 +602,7 @@ class Controller:
     # Watching
 
     async def _watch_nodes(self) -> None:
-        """Write down what becomes of nodes, until they are all to go: that they went then is no news."""
+        """Log the back end's observations of nodes, until all are to be removed."""
         subject = "nodes cannot be watched"
         observations, written, pauses = None, "", _retry_delays()
         while True:
@@ -632,7 +636,7 @@ class Controller:
                 await asyncio.wait_for(self._wake.wait(), None if next_at is None else next_at - now)
 
     async def _watch_clock(self) -> None:
-        """Say when the wall clock is set; nothing here goes by it. Look at the log as often."""
+        """Report a changed wall clock, which affects nothing here; check the log at the same interval."""
         while True:
             await asyncio.sleep(JUMP_POLL_S)
             self._check_log()
@@ -646,7 +650,7 @@ class Controller:
         self._track(event)
 
     def _track(self, event: AnyEvent) -> None:
-        """Keep what is not the machine's: how far each source was heard, how far each attempt's steps are known."""
+        """Track what the machine does not: the last message of each source, the written steps of each attempt."""
         if event.source:
             self._last_seq[event.source] = max(self._last_seq.get(event.source, 0), event.seq)
         if tiding := _info_key(event):
@@ -667,14 +671,14 @@ class Controller:
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """A task fails here only where it feeds the machine what the machine holds to be impossible."""
+        """A task fails here only if it feeds the machine an event that the machine holds to be impossible."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             crash(error)
 
 
 def _retry_delays() -> Iterator[float]:
-    """Seconds to wait between the tries of what fails again and again."""
+    """Seconds between the tries of an operation that fails repeatedly."""
     pause_s = RETRY_S
     while True:
         yield pause_s
@@ -695,16 +699,16 @@ def _to_event(seen: NodeObservation, at: float) -> AnyEvent:
 
 
 def crash(error: BaseException) -> NoReturn:
-    """What must not go unseen, such as what the machine holds to be impossible, ends this process.
+    """Exit this process after an unexpected error, such as an event that the machine holds to be impossible.
 
-    Another controller starts from the log.
+    The next controller resumes from the log.
     """
     log.critical("the controller failed and will be restarted from its log", exc_info=error)
     os._exit(ExitCode.INTERNAL)
 
 
 def _exit_superseded() -> NoReturn:
-    """Everything a controller does follows a line in the log; one that may write no more has nothing left to do."""
+    """Exit: everything a controller does follows a log line, and this one may write no more."""
     log.critical("another controller has taken this run over; this one leaves, and touches nothing")
     os._exit(SUPERSEDED_EXIT_CODE)
 
@@ -717,7 +721,7 @@ _OF_EVERY_NODE = frozenset({"code-edited"})
 
 
 def _info_key(event: AnyEvent) -> Finding | None:
-    """What an event only lets know, without where: many nodes find the same, and once is enough for who reads it."""
+    """The finding of an informational event, without location: many nodes find the same, and one report is enough."""
     if not isinstance(event, FindingRaised):
         return None
     if event.finding.severity is Severity.INFO or event.finding.code in _OF_EVERY_NODE:
@@ -726,7 +730,7 @@ def _info_key(event: AnyEvent) -> Finding | None:
 
 
 def _to_controller_time(message: TimedMessage, ahead_s: float) -> TimedMessage:
-    """Move the times of a message from its sender's clock to the controller's."""
+    """Convert the times of a message from its sender's clock to the controller's."""
     if not ahead_s:
         return message
     if isinstance(message, Progress):

@@ -1,6 +1,6 @@
-"""Owns which order, to which agents, a command of the machine is.
+"""Maps a command of the state machine to an order and its target agents.
 
-Not the orders to start ranks: what a rank is given is the launcher's business.
+Start orders are not here: launch expands each rank's launch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.protocol import orders
 from holdfast.protocol.orders import Order
 
 Dispatch = tuple[tuple[int, ...] | None, Order]
-"""Nodes (None: all that are connected) and what each of them is ordered."""
+"""Nodes (None: all connected ones) and their order."""
 
 
 def order_for(command: Command, *, replica_world_size: int) -> Dispatch:
-    """The order that a command is, and to whom; `replica_world_size` is the ranks of one replica.
+    """The order for a command, and its targets; `replica_world_size` is the number of ranks of one replica.
 
-    Raises `AssertionError` for a command that is no order.
+    Raises `AssertionError` for a command that is not an order.
     """
     match command:
         case StopRanks(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, all_replicas=together):
@@ -64,4 +64,4 @@ def order_for(command: Command, *, replica_world_size: int) -> Dispatch:
         case DumpStacks():
             return None, orders.DumpStacks()
         case _:
-            raise AssertionError(f"{command} is no order")
+            raise AssertionError(f"{command} is not an order")

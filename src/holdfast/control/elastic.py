@@ -1,6 +1,6 @@
-"""Owns how many nodes an attempt has: whom it waits for, and for how long, and what is said when the number changes.
+"""Decides how many nodes an attempt starts with, how long it waits for more, and what to report on a change.
 
-Pure questions about a state; course.py acts on the answers. Growing while ranks run is growth.py's.
+Pure questions about a state; lifecycle.py acts on the answers. Adding nodes while ranks run is in scale_up.py.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.spec import GlobalBatch, Job, LearningRate
 
 MAX_REASONS = 4
-"""Of so many missing nodes it is said why they are."""
+"""Maximum number of missing nodes whose reason is reported."""
 
 
 def min_nodes(job: Job, state: State) -> int:
-    """Fewest nodes that a replica can go on with."""
+    """Fewest nodes that a replica can run with."""
     return -(-job.nodes.min // len(state.replicas))
 
 
 def select_members(job: Job, state: State, replica: ReplicaState) -> tuple[NodeState, ...]:
-    """The nodes that a gathering replica is to start with now; none while it waits for others.
+    """The nodes that a gathering replica starts with now; empty while it waits for others.
 
-    Longer than for others it waits for a node that is coming, and for the word that nothing is left of a lost one: its
-    ranks and these must not be at work at once.
+    It waits longest for a node that is on its way, and for confirmation that no rank of a lost node is left: its ranks
+    and the new ones must not run concurrently.
     """
     ready = state.ready_nodes & replica.slots
     if ready == replica.slots:
@@ -36,7 +36,7 @@ def select_members(job: Job, state: State, replica: ReplicaState) -> tuple[NodeS
 
 
 def too_few_nodes_finding(job: Job, state: State, index: int, at: float) -> Finding | None:
-    """What there is to say of a replica that has waited in vain; nothing where enough are there, or out of reach."""
+    """The finding for a replica that waited too long for nodes; None if enough are joined or disconnected."""
     nodes = state.nodes_of(index)
     there = sum(node.phase is NodePhase.JOINED for node in nodes)
     if sum(not node.is_missing for node in nodes) >= min_nodes(job, state):
@@ -48,7 +48,7 @@ def too_few_nodes_finding(job: Job, state: State, index: int, at: float) -> Find
         what=f"{there} of {len(nodes)} nodes are there, and the run waits until there are {min_nodes(job, state)}",
         where=", ".join(f"node{node.node}" for node in absent[:MAX_REASONS]),
         evidence=tuple(_absence_text(node, at) for node in absent[:MAX_REASONS]),
-        remedy="Nothing, if a node will come back: the run goes on by itself. Otherwise ask for fewer, or a range.",
+        remedy="Nothing, if a node will come back: the run resumes by itself. Otherwise ask for fewer, or a range.",
         owner=Owner.CLUSTER,
     )
 
@@ -56,7 +56,7 @@ def too_few_nodes_finding(job: Job, state: State, index: int, at: float) -> Find
 def world_size_change(
     job: Job, state: State, previous: ReplicaState, members: tuple[int, ...], at: float
 ) -> WorldSizeChanged | None:
-    """What changes when a replica's next attempt has these members; None when their number stays what it was."""
+    """What changes when a replica's next attempt has these members; None if their number stays the same."""
     slots = state.nodes_of(previous.replica)
     before, after = len(previous.members) or len(slots), len(members)
     if before == after:
@@ -93,7 +93,7 @@ def world_size_change(
 
 
 def _settings_confirmed(replica: ReplicaState) -> bool | None:
-    """Whether the ranks do what the job says of batch and learning rate; None as long as that is not known."""
+    """Whether the ranks honour the job's batch size and learning rate; None while that is unknown."""
     if replica.step_rate.global_batch is not None:
         return True
     return False if replica.highest_step > 0 else None

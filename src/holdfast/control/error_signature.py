@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_CHARACTERS = 200
-"""What is compared of a line: its end may be cut off elsewhere when an address before it is longer."""
+"""Characters compared of a line: its end may be cut off elsewhere if an address before it is longer."""
 
 # Parts that differ from one attempt to the next, or from one rank to another:
 #   [rank3]: ValueError: no batch at 0x7f3a2c10, pid 4121, 2026-11-22 03:57:18

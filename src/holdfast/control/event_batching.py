@@ -1,10 +1,10 @@
-"""Owns how the words of a large replica's nodes become few lines of the log.
+"""Batches the messages of a large replica's nodes into few log lines.
 
-A replica of more than `CROWD` nodes speaks as one: what its nodes say alike, and no decision waits for, is gathered
-until all have said it, or for `MAX_BATCH_DELAY_S`, and then written as one event (events/batched.py). What may decide something,
-such as the first failures of an attempt, is written at once and whole. Nothing gathered counts before it is written:
-it is not acknowledged, so agents say it again to a controller's successor; and it is written before anything else is,
-so that the log keeps each agent's words in their order.
+In a replica of more than `BATCH_ABOVE_NODES` nodes, equal messages that no decision waits for are held until all nodes
+have sent them, or for `MAX_BATCH_DELAY_S`, and then written as one event (events/batched.py). Messages that may decide
+something, such as the first failures of an attempt, are written immediately and individually. A held message has no
+effect before it is written: it is not acknowledged, so agents resend it to the next controller. It is written before
+any other event, so the log keeps each agent's messages in order.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from holdfast.events import (
 )
 
 BATCH_ABOVE_NODES = 16
-"""Nodes up to which a replica has a line in the log for every word of every node."""
+"""Maximum nodes of a replica whose messages each get a log line."""
 
 MAX_BATCH_DELAY_S = 1.0
-"""Longest that a word is kept where others have yet to say the same; what all have said is written at once."""
+"""Maximum seconds that a message is held while other nodes have yet to send the same."""
 
 UNBATCHED_FAILURES = 8
-"""How many failures, or hung ranks, of an attempt are written whole: those that may be its cause."""
+"""Failures, or hung ranks, of an attempt that are written individually: those that may be its cause."""
 
 BatchableEvent = RanksStarted | RankHung | RankExited | RanksStopped
 
 _BATCHABLE_TYPES = (RanksStarted, RankHung, RankExited, RanksStopped)
-"""In the order in which an agent says them: an attempt is judged when the last of its nodes has stopped."""
+"""In the order in which an agent sends them: an attempt is judged when the last of its nodes has stopped."""
 
 
 class EventBatcher:
-    """What large replicas' nodes have said and is not written yet."""
+    """Messages of large replicas' nodes that are not written yet."""
 
     def __init__(self) -> None:
         self.rounds = 0
-        """How often words were given out; those taken in an earlier round are written."""
+        """Number of flushes; messages offered in an earlier round are written."""
         self._pending: dict[tuple[str, int], BatchableEvent] = {}
         self._reported_nodes: dict[tuple[type[BatchableEvent], int], int] = defaultdict(int)
-        """Nodes that said something, a bit each, by what and of which replica."""
+        """Nodes that sent a message, one bit each, by message type and replica."""
 
     def __bool__(self) -> bool:
         return bool(self._pending)
 
     def offer(self, state: State, word: AgentEvent) -> bool:
-        """Keep a word, unless it is of another kind or something may be decided by it."""
+        """Hold a message, unless it is of another type or may decide something."""
         if not isinstance(word, BatchableEvent):
             return False
         replica = state.replicas[word.replica]
@@ -78,11 +78,11 @@ class EventBatcher:
         return True
 
     def is_flushed(self, round_offered: int) -> bool:
-        """Whether words taken in that round are written."""
+        """Whether messages offered in that round are written."""
         return round_offered < self.rounds
 
     def is_complete(self, state: State) -> bool:
-        """Whether every node of a replica that can say it has: that it started, or that nothing is left on it."""
+        """Whether every node of a replica that can has reported that it started, or that it stopped."""
         return any(
             kind in (RanksStarted, RanksStopped)
             and spoken & state.nodes_with_processes == state.nodes_with_processes & state.replicas[index].slots
@@ -90,7 +90,7 @@ class EventBatcher:
         )
 
     def flush(self, state: State) -> list[AnyEvent]:
-        """What was gathered, drawn together; from now on it is written."""
+        """The held messages, merged; from now on they count as written."""
         if not self._pending:
             return []
         self.rounds += 1
@@ -108,14 +108,14 @@ class EventBatcher:
 
 
 def _batch_key(word: BatchableEvent) -> object:
-    """Equal for words of a kind that can be drawn together."""
+    """Equal for messages that can be merged."""
     if isinstance(word, RankExited):
         return (word.replica, word.reason, word.code, word.stopped, word.exited_on_request)
     return word.replica
 
 
 def _likely_causes(state: State, words: Iterable[BatchableEvent]) -> set[int]:
-    """Those (by identity) that may be an attempt's cause, beside what is known of it."""
+    """The messages, by identity, that may be an attempt's cause, given the failures already known."""
     firsts: set[int] = set()
     for replica in state.replicas:
         failures = [word for word in words if isinstance(word, RankExited) and word.failed]
@@ -127,7 +127,7 @@ def _likely_causes(state: State, words: Iterable[BatchableEvent]) -> set[int]:
 
 
 def _merge(group: list[BatchableEvent]) -> AnyEvent:
-    """One event that says what all of these do; a lone word stays as it is."""
+    """One event for all of these messages; a single message stays unchanged."""
     last = group[-1]
     if len(group) == 1:
         return last

@@ -1,6 +1,6 @@
-"""Owns the faults that people ask for: who carries each out and when, and which machines are out of use because of one.
+"""Schedules requested faults: who injects each and when, and which machines a fault has cordoned.
 
-What there is to ask for is in job/fault_catalog.py.
+job/fault_catalog.py lists the faults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.job.spec import Job
 
 
 def fault_requested(job: Job, state: State, event: FaultRequested) -> Transition:
-    """Somebody wants a fault: its node is told at once, and again whenever it joins, until it was done."""
+    """Handle a fault request: its node receives it immediately, and again whenever it joins, until it is injected."""
     if event.action is FaultAction.RESTORE:
         return _machine_restored(state, event.index)
     if event.at_step is None and _executor(event) is Executor.CONTROLLER:
@@ -26,7 +26,7 @@ def fault_requested(job: Job, state: State, event: FaultRequested) -> Transition
 
 
 def fault_injected(job: Job, state: State, event: FaultInjected) -> Transition:
-    """A fault took effect; a node that is lost for good takes its machine with it."""
+    """A fault took effect; a node that is removed for good cordons its machine."""
     known = tuple(drill for drill in state.pending_faults if drill.at == event.requested_at)
     state = replace(state, pending_faults=tuple(drill for drill in state.pending_faults if drill not in known))
     if not any(drill.action is FaultAction.REMOVE for drill in known):
@@ -36,25 +36,25 @@ def fault_injected(job: Job, state: State, event: FaultInjected) -> Transition:
 
 
 def due_at_step(job: Job, state: State, step: int) -> tuple[FaultRequested, ...]:
-    """Faults of the controller's own that waited for a step."""
+    """Faults in the controller that wait for a step."""
     own = (drill for drill in state.pending_faults if _executor(drill) is Executor.CONTROLLER)
     return tuple(drill for drill in own if step >= (drill.at_step or 0))
 
 
 def pending_for_node(job: Job, state: State, node: int) -> Commands:
-    """Faults that a node, which joins or starts ranks, is to be told of."""
+    """Faults to send to a node that joins or starts ranks."""
     return tuple(
         InjectFault(fault=drill, node=node) for drill in state.pending_faults if _target_node(job, state, drill) == node
     )
 
 
 def cordon_commands(state: State) -> Commands:
-    """Machines that are out of use, for a back end that may not know."""
+    """Cordoned machines, for a back end that may not know them."""
     return tuple(Cordon(node_id=place) for place in state.cordoned)
 
 
 def _machine_restored(state: State, node: int) -> Transition:
-    """Every machine that was lost under this node is of use again."""
+    """Uncordon every machine that was lost under this node."""
     back = tuple(place for place in state.cordoned if place.node == node)
     kept = tuple(place for place in state.cordoned if place.node != node)
     return replace(state, cordoned=kept), tuple(Uncordon(node_id=place) for place in back)
@@ -65,7 +65,7 @@ def _executor(drill: FaultRequested) -> Executor:
 
 
 def _target_node(job: Job, state: State, drill: FaultRequested) -> int | None:
-    """The node whose agent carries a drill out; none where another does, or the attempt in hand has not the rank."""
+    """The node whose agent injects a fault; None if another process does, or the current attempt lacks the rank."""
     if _executor(drill) is not Executor.AGENT:
         return None
     if drill.target.is_rank:

@@ -1,9 +1,9 @@
-"""Owns what follows from ranks that pass no step: who holds up whom, in one replica and among several.
+"""Handles ranks that complete no step: finds the culprit in one replica or among several.
 
-In a hang everybody waits, and the one to blame differs only in its stack. One replica restarts whole, so it is only
-waited until all have spoken. Of several only the one to blame is expelled, and at once where its word leaves no doubt:
-it is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks wait, and none of them for
-another replica. Those that wait for it go on when it is gone.
+In a hang all ranks wait, and only the culprit's stack differs. A single replica restarts whole, so it only waits until
+all ranks have reported. Of several replicas only the culprit is stopped, immediately if its report is conclusive: a
+rank is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks wait, none of them for another
+replica. The replicas that wait for it continue when it is gone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from holdfast.job.step_timeouts import EARLY_MARGIN_S, EARLY_STEPS, StepTimeouts
 
 
 def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
-    """Wait for the other ranks' word, unless this one says enough."""
+    """Wait for the reports of the other ranks, unless this one is conclusive."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or not replica.is_running:
         return state, ()
     if state.has_replicas and not has_quorum(job, state):
-        return state, ()  # it waits for replicas that are lost
+        return state, ()  # it waits for lost replicas
     heard = replica.reported | 1 << event.rank
     state = state.with_replica(replace(replica, reported=heard, hangs=(*replica.hangs, event)))
     if state.has_replicas and _is_conclusive(job, state, event):
@@ -39,7 +39,7 @@ def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
 
 
 def on_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition:
-    """Nobody will say more: the replica to blame is expelled; of several it may be another, or one that is gone."""
+    """No more reports will arrive: stop the suspect; among several replicas it may be another, or one that is gone."""
     if not state.has_replicas:
         return stop_replica(job, state, index, at)
     if state.replicas[index].phase is not ReplicaPhase.HANG_SUSPECTED:
@@ -55,7 +55,7 @@ def on_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition
 
 
 def on_progress(state: State, event: StepCommitted) -> State:
-    """A replica that has passed a step since it was reported does not hang."""
+    """A replica that has completed a step since the report does not hang."""
     replica = state.replicas[event.replica]
     if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > max(hung.at for hung in replica.hangs):
         return _clear_suspicion(state, event.replica)
@@ -63,21 +63,21 @@ def on_progress(state: State, event: StepCommitted) -> State:
 
 
 def on_first_step(state: State, event: StepCommitted) -> State:
-    """An attempt has taken its first step: so long may others take."""
+    """An attempt has completed its first step: other attempts get as much time."""
     took_s = event.ended - state.replicas[event.replica].started_at
     state = replace(state, longest_first_step_s=max(state.longest_first_step_s, took_s))
     return state.with_timer(Timer.FIRST_STEP.key(event.replica), None)
 
 
 def on_first_step_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """Those that have yet to open their Session are asked for, since no deadline of theirs watches them."""
+    """Request reports from ranks that have yet to open their Session, since no step timeout watches them."""
     replica = state.replicas[index]
     busy = tuple(node for node in state.nodes_of(index) if node.has_processes)
     return (state, (report_silent_command(replica, busy),)) if replica.phase is ReplicaPhase.RUNNING else (state, ())
 
 
 def _stop_suspect(job: Job, state: State, index: int, at: float) -> Transition:
-    """Stop a replica; others that were reported have waited for it."""
+    """Stop a replica; other suspected ones have been waiting for it."""
     for replica in state.replicas:
         if replica.phase is ReplicaPhase.HANG_SUSPECTED and replica.replica != index:
             state = _clear_suspicion(state, replica.replica)
@@ -90,9 +90,9 @@ def _clear_suspicion(state: State, index: int) -> State:
 
 
 def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
-    """Whether what is heard of a replica shows that it holds up the others; that it is stopped says more than a stack.
+    """Whether the reports show that a replica holds up the others; a stopped process is better evidence than a stack.
 
-    While another replica is on its way back, which keeps the cores busy, any other may be slow for a while.
+    While another replica recovers, which keeps the cores busy, any replica may be slow for a while.
     """
     replica = state.replicas[hung.replica]
     excused = any(_is_recovering(other) for other in state.replicas if other is not replica)
@@ -107,13 +107,13 @@ def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
 
 
 def _is_recovering(replica: ReplicaState) -> bool:
-    """Whether others may rightly wait for a replica: it is on its way back, and has yet to commit its first step."""
+    """Whether others may rightly wait for a replica: it is recovering, and has yet to commit its first step."""
     coming = replica.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING)
     return coming or (replica.phase is ReplicaPhase.RUNNING and not replica.has_stepped)
 
 
 def _waits_for_compiling_replica(job: Job, state: State, suspect: ReplicaState) -> bool:
-    """Whether it waits for a replica that may take longer in its early steps, of which its own agent will speak.
+    """Whether it waits for a replica that may take longer in its early steps, which that replica's agent reports.
 
     No step takes that much longer than the longest.
     """

@@ -1,6 +1,7 @@
-"""Owns the course of an attempt: all its ranks are started, stopped when one fails, judged when quiet, started again.
+"""The lifecycle of an attempt: starts all its ranks, stops them when one fails, judges the failure and restarts.
 
-What happened to a node, a rank or a request is for nodes.py, ranks.py and requests.py; they call what is here.
+Events of nodes, ranks and requests are in node_handlers.py, rank_handlers.py and request_handlers.py, which call this
+module.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from holdfast.job.step_timeouts import StepTimeouts
 
 
 def stop_replica(job: Job, state: State, index: int, at: float) -> Transition:
-    """Stop every rank of a replica at once; what to do next is decided when all is quiet."""
+    """Stop every rank of a replica immediately; the next action is decided when all have stopped."""
     replica = state.replicas[index]
     commands: Commands = ()
     if replica.phase is not ReplicaPhase.STOPPING:
@@ -56,13 +57,13 @@ def stop_replica(job: Job, state: State, index: int, at: float) -> Transition:
 
 
 def announce_replica_down(state: State, replica: ReplicaState) -> Commands:
-    """Tell the ranks of other replicas that this one's attempt is over: what they wait for will not come."""
+    """Notify the ranks of other replicas that this one's attempt is over, so that they stop waiting for it."""
     nodes = _nodes_of_other_replicas(state, replica.replica)
     return (AnnounceReplicaDown(replica=replica.replica, attempt=replica.attempt, nodes=nodes),) if nodes else ()
 
 
 def mark_departed(state: State, index: int) -> Transition:
-    """A replica that had time to leave takes no further step: a rank of it has said so or ended, or its time is up."""
+    """A draining replica takes no further step: one of its ranks reported so or ended, or its time is up."""
     replica = state.replicas[index]
     if not replica.draining:
         return state, ()
@@ -70,18 +71,18 @@ def mark_departed(state: State, index: int) -> Transition:
 
 
 def _nodes_of_other_replicas(state: State, index: int) -> tuple[int, ...]:
-    """The nodes on which other replicas are at work."""
+    """The nodes on which other replicas run."""
     attending = (replica for replica in state.replicas if replica.replica != index and state.may_step(replica))
     return tuple(node for replica in attending for node in replica.members)
 
 
 def has_quorum(job: Job, state: State) -> bool:
-    """Whether so many replicas are at work that steps are committed."""
+    """Whether enough replicas run for steps to be committed."""
     return len(state.running_replicas) >= job.recovery.min_replicas
 
 
 def _quorum_findings(job: Job, before: State, after: State, at: float) -> Commands:
-    """What there is to say when there begin to be too few replicas for a step, or enough again."""
+    """Findings for when the quorum for a step is lost or restored."""
     was, now = has_quorum(job, before), has_quorum(job, after)
     began = any(replica.attempt > 0 for replica in after.replicas) or was
     if was == now or after.ending or not after.has_replicas or after.training_complete or not began:
@@ -91,7 +92,7 @@ def _quorum_findings(job: Job, before: State, after: State, at: float) -> Comman
 
 
 def stop_running_nodes(job: Job, state: State, index: int, at: float) -> Transition:
-    """Have the nodes that may have ranks end them; a deadline that stands already is not put off."""
+    """Have nodes that may have ranks stop them; an existing deadline is not postponed."""
     busy = tuple(node for node in state.nodes_of(index) if node.has_processes)
     if not busy:
         return state, ()
@@ -103,7 +104,7 @@ def stop_running_nodes(job: Job, state: State, index: int, at: float) -> Transit
 
 
 def _stop_grace_s(job: Job, state: State, replica: ReplicaState, at: float) -> float:
-    """A recovery kills at once; an ending has its own grace, and ranks that can still save get the job's."""
+    """A recovery kills immediately; an ending has its own grace period; ranks that can still save get the job's."""
     if state.ending:
         return state.ending.grace_s
     announced = any(loss.kind is FailureKind.NODE_PREEMPTED for loss in replica.node_failures)
@@ -111,13 +112,13 @@ def _stop_grace_s(job: Job, state: State, replica: ReplicaState, at: float) -> f
 
 
 def _exited_as_planned(replica: ReplicaState, at: float) -> bool:
-    """Whether a replica's ranks end because they are to start again with more; of those left behind, some complain."""
+    """Whether a replica's ranks exit to restart with more nodes; those left behind may report peer errors."""
     failure = first_failure(replica, at)
     return replica.exit_requested and (failure.is_peer_symptom or failure.kind is FailureKind.CAUSE_UNKNOWN)
 
 
 def advance(job: Job, state: State, index: int, at: float) -> Transition:
-    """Go on as far as the nodes allow: judge what is quiet, start what is gathered, finish what is done."""
+    """Advance as far as the nodes allow: judge stopped ranks, start gathered nodes, finish completed replicas."""
     replica = state.replicas[index]
     if state.nodes_with_processes & replica.slots:
         return state, ()
@@ -138,7 +139,7 @@ def advance(job: Job, state: State, index: int, at: float) -> Transition:
 
 
 def on_min_nodes_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """The time for missing nodes is up: go on without them, or say what is missing."""
+    """The time for missing nodes is up: start without them, or report what is missing."""
     if state.ending or state.replicas[index].phase is not ReplicaPhase.GATHERING:
         return state, ()
     if finding := elastic.too_few_nodes_finding(job, state, index, at):
@@ -158,7 +159,7 @@ def _on_all_stopped(job: Job, state: State, replica: ReplicaState, at: float) ->
         return advance(job, state, replica.replica, at)
     failure = first_failure(replica, at)
     if any(loss.evicted for loss in replica.node_failures):
-        failure = replace(failure, evicted=True)  # whatever else went wrong, the attempt was at its end
+        failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if state.training_complete:
         record = _recovery_record(replica, ignored(failure), failure, at)
         state, commands = _on_replica_done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
@@ -181,7 +182,7 @@ def _on_all_stopped(job: Job, state: State, replica: ReplicaState, at: float) ->
 
 
 def _roll_back(job: Job, state: State, replica: ReplicaState, failure: Failure, at: float) -> Transition:
-    """Code on trial has failed: every replica that runs it starts again with the former, and nobody is blamed else."""
+    """Code on trial has failed: every replica that runs it restarts with the previous code, without further blame."""
     verdict = rolled_back(failure)
     others = [other for other in state.running_replicas if other.rollout_base_step is not None and other is not replica]
     state, ended = code_versions.update_ended(state, UpdateOutcome.ROLLED_BACK, at, verdict.finding)
@@ -198,7 +199,7 @@ def _roll_back(job: Job, state: State, replica: ReplicaState, failure: Failure, 
 def _back_off_or_replace(
     job: Job, state: State, replica: int, failure: Failure, verdict: Verdict, at: float
 ) -> Transition:
-    """What a replica that fails again and again is given beside another try: time, and at last another node."""
+    """Give a replica that fails repeatedly a pause and finally another node, in addition to a restart."""
     if verdict.wait_s:
         state = state.with_timer(Timer.BACK_OFF.key(replica), at + verdict.wait_s)
     if not verdict.replace_node or state.nodes[failure.node].replica != replica:
@@ -210,20 +211,20 @@ def _back_off_or_replace(
 
 
 def _ready_for_next_attempt(replica: ReplicaState) -> ReplicaState:
-    """A replica whose attempt is over, and which is to start again."""
+    """A replica whose attempt is over and which is to restart."""
     gathering = replace(replica, phase=ReplicaPhase.GATHERING, exit_requested=False, transfers_state=False)
     return replace(gathering, attempt_steps=0, succeeded=0, rank_failures=(), reported=0, hangs=(), node_failures=())
 
 
 def _all_succeeded(job: Job, replica: ReplicaState) -> bool:
-    """Whether every process of the attempt ended by itself with code 0; what befell its node later is no matter."""
+    """Whether every process of the attempt exited with code 0; later events of its node do not matter."""
     return 0 < replica.succeeded.bit_count() == len(replica.members) * job.processes_per_node
 
 
 def _start_attempt(
     job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float
 ) -> Transition:
-    """Start the next attempt with the head node's fresh port: no address, port or key of a dead one."""
+    """Start the next attempt with the head node's newly reserved port: no address, port or key of an earlier attempt."""
     head, members = nodes[0], tuple(node.node for node in nodes)
     changed = elastic.world_size_change(job, state, replica, members, at)
     replica = replace(
@@ -266,7 +267,7 @@ def _start_attempt(
 
 
 def end_run(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | None = None) -> Transition:
-    """Bring the whole run to its end: every replica stops, in its own time."""
+    """End the whole run: every replica stops, within its grace period."""
     decided = ShutdownDecided(
         at=at,
         outcome=ending.outcome,
@@ -291,7 +292,7 @@ def end_run(job: Job, state: State, ending: Ending, at: float, verdict: Verdict 
 
 
 def _on_replica_done(job: Job, state: State, at: float) -> Transition:
-    """A replica has ended; when it was the last, so has the run, and when it was the first to finish, the training."""
+    """A replica has ended; if it was the last, so has the run; if it was the first to finish, so has the training."""
     commands: Commands = ()
     for replica in state.replicas if state.training_complete else ():
         late = replica.is_running and replica.highest_step > 0 and not replica.has_stepped
@@ -310,7 +311,7 @@ def _on_replica_done(job: Job, state: State, at: float) -> Transition:
 
 
 def start_command(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> StartAttempt:
-    """Have these nodes start their ranks of the attempt in hand."""
+    """Have these nodes start their ranks of the current attempt."""
     return StartAttempt(
         replica=replica.replica,
         attempt=replica.attempt,
@@ -324,7 +325,7 @@ def start_command(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> StartA
 def stop_command(
     replica: ReplicaState, nodes: tuple[NodeState, ...], grace_s: float, *, together: bool = False
 ) -> StopRanks:
-    """Have these nodes end their ranks of the attempt in hand."""
+    """Have these nodes stop their ranks of the current attempt."""
     numbers = tuple(node.node for node in nodes)
     return StopRanks(
         replica=replica.replica, attempt=replica.attempt, nodes=numbers, grace_s=grace_s, all_replicas=together
@@ -332,11 +333,10 @@ def stop_command(
 
 
 def arm_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition:
-    """Some wait in vain, and the one to blame differs only in its stack: stop when every rank's word of it is there.
+    """Ranks wait, and only the culprit's stack differs: stop when every rank has reported.
 
-    Of several replicas another may be to blame, so all that may say so get their time.
-
-    Some have not come so far as to speak of their steps, so that no deadline watches them: those are asked for.
+    Among several replicas the culprit may be in another, so all ranks that may report get their time. Ranks that have
+    not reported a step yet have no step timeout: their reports are requested.
     """
     replica = replace(state.replicas[index], phase=ReplicaPhase.HANG_SUSPECTED)
     state = state.with_replica(replica)
@@ -350,9 +350,9 @@ def arm_hang_verdict(job: Job, state: State, index: int, at: float) -> Transitio
 
 
 def report_silent_command(replica: ReplicaState, nodes: tuple[NodeState, ...]) -> ReportSilentRanks:
-    """Have these nodes report ranks that no deadline watches: those that have yet to speak.
+    """Have these nodes report ranks without a step timeout: those that have sent no hello yet.
 
-    Where a rank gave up waiting there may be no deadline for steps, or a longer one: then all are asked for.
+    If a rank gave up waiting there may be no step timeout, or a longer one: then all ranks report.
     """
     numbers = tuple(node.node for node in nodes)
     everyone = any(map(timed_out_waiting, replica.rank_failures))

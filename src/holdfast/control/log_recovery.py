@@ -1,9 +1,9 @@
-"""Owns the question whether a run can go on from a log that is damaged; pure.
+"""Decides whether a run can resume from a damaged log; pure.
 
-The machine decides the same again when it is fed the same, and what it decided stands in the log beside what it was
-fed. A replay that passes the damaged lines over and comes to every decision that the log holds has shown that nothing
-which led to one of them was lost; what was lost besides is made good as the run goes on (its steps by later steps, a
-rank's end by its node's word that nothing is left). Any other replay would go on from a state that never was.
+The machine is deterministic, and the log holds its decisions as well as its inputs. If a replay without the damaged
+lines reproduces every decision in the log, no input of a decision was lost. Other losses are repaired as the run
+continues: steps by later steps, a rank's exit by its node's report that nothing is left. Any other replay would resume
+from a state that never existed.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from holdfast.events.log import CorruptSpan
 from holdfast.findings import Finding, Owner, Severity
 
 _SHOWN = 3
-"""Damaged places that a finding names."""
+"""Number of damaged places that a finding lists."""
 
 _DECISIVE_FIELDS = ("replica", "attempt", "world_size", "master_port", "node", "generation", "outcome")
-"""What must be equal in two decisions that are the same; their words may be another version's."""
+"""Fields that must match in two equal decisions; texts may differ between versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecovery:
-    """What is left of a damaged log, and what is to be said of it."""
+    """The events of a damaged log, and the finding about the damage."""
 
     events: tuple[AnyEvent, ...]
     finding: Finding
-    """A warning where the run can go on, else the error that ends it."""
+    """A warning if the run can resume, otherwise the error that ends it."""
 
     @property
     def is_fatal(self) -> bool:
         return self.finding.severity is Severity.ERROR
 
     def events_to_write(self, at: float) -> tuple[AnyEvent, ...]:
-        """What a controller writes down before anything else: the finding where it is new; all, when it is the end."""
+        """Events that a controller logs first: the finding if it is new; if fatal, the whole ending."""
         if self.is_fatal:
             outcome, code, why = Outcome.FAILED, ExitCode.STORAGE_FAILED, self.finding.what
             return (
@@ -66,7 +66,7 @@ class LogRecovery:
 def recover_log(
     machine: Machine, entries: Iterable[AnyEvent | CorruptSpan], created: RunCreated, log: str
 ) -> LogRecovery:
-    """Replay a damaged log; `created` stands in for its first line where that is damaged, `log` is its path."""
+    """Replay a damaged log; `created` replaces its first line if that is damaged, `log` is its path."""
     events: list[AnyEvent] = []
     damage: list[CorruptSpan] = []
     state, expected = State(), deque[AnyEvent]()
@@ -83,25 +83,25 @@ def recover_log(
         if disagreement:
             continue
         if ahead := _ahead_of_state(state, entry):
-            disagreement = f"what is left does not lead to {ahead}, of which the log speaks"
+            disagreement = f"the remaining lines do not lead to {ahead}, which the log refers to"
             continue
         if machine.is_output(type(entry)):
             while gap and expected and _decisive_values(entry) != _decisive_values(expected[0]):
                 expected.popleft()
             if not expected or _decisive_values(entry) != _decisive_values(expected.popleft()):
-                disagreement = f"what is left does not lead to {_event_text(entry)}, which the log holds"
+                disagreement = f"the remaining lines do not lead to {_event_text(entry)}, which the log holds"
             continue
         if machine.is_input(type(entry)):
-            # A controller may have died between an event and what it decided.
+            # A controller may have died between an event and its decision.
             if expected and not gap and not isinstance(entry, ControllerStarted):
-                disagreement = f"what is left leads to {_event_text(expected[0])}, which the log does not hold"
+                disagreement = f"the remaining lines lead to {_event_text(expected[0])}, which the log does not hold"
                 continue
             expected.clear()
             gap = False
         try:
             state, commands = machine.step(state, entry)
         except (AssertionError, LookupError) as error:
-            disagreement = f"what is left leads to {_event_text(entry)}, which is impossible there: {error!r}"
+            disagreement = f"the remaining lines lead to {_event_text(entry)}, which is impossible there: {error!r}"
             continue
         records = (command.event for command in commands if isinstance(command, RecordEvent))
         expected.extend(event for event in records if machine.is_output(type(event)))
@@ -109,7 +109,7 @@ def recover_log(
 
 
 def empty_log(created: RunCreated, log: str) -> LogRecovery:
-    """What to say of a log that holds nothing, though its run had begun; `created` stands in for its first line."""
+    """The recovery of an empty log whose run had begun; `created` replaces its first line."""
     disagreement = "it is empty, though the run had started nodes"
     return LogRecovery(events=(created,), finding=_finding([], disagreement, log))
 
@@ -121,7 +121,7 @@ def _finding(damage: list[CorruptSpan], disagreement: str, log: str) -> Finding:
     if disagreement:
         return Finding(
             code="event-log-corrupt",
-            what="the event log is damaged where it matters, so the run cannot go on from it",
+            what="the event log is damaged where it matters, so the run cannot resume from it",
             where=log,
             evidence=(*places, disagreement),
             remedy="Run the job again, with `checkpoint.path` set to this run's checkpoints: they are not touched.",
@@ -139,7 +139,7 @@ def _finding(damage: list[CorruptSpan], disagreement: str, log: str) -> Finding:
 
 
 def _ahead_of_state(state: State, event: AnyEvent) -> str:
-    """What an event speaks of that has not begun yet, as far as the state knows; a decision is what begins it."""
+    """What an event refers to that has not begun yet in this state; decisions, which begin things, are exempt."""
     if isinstance(event, AttemptStarted | NodeRequested | StandbyPromoted | WorldSizeChanged):
         return ""
     index: int = getattr(event, "node", -1)

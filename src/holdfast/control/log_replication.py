@@ -1,7 +1,7 @@
-"""Owns the copies of a run's log that nodes keep, where the controller's folder is lost with its machine.
+"""Replicates the run's log to nodes, for controllers whose folder is lost with their machine.
 
-Each line goes to the nodes as soon as it is written, before any order that follows from it, so that no agent that keeps
-a copy ever knows more than its copy tells. Refuses to own how a log is got back from them (recall.py).
+Each line goes to the nodes as soon as it is written, before any order that follows from it, so that no agent with a
+replica knows more than its replica. log_restore.py restores the log from replicas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from holdfast.host.files import open_regular
 from holdfast.protocol.orders import ReplicateLog
 
 MAX_REPLICAS = 8
-"""Nodes that keep a copy, the first ones: enough to outlive a rack, few enough to cost nothing."""
+"""Number of nodes that keep a replica, the lowest-numbered ones: enough to survive a rack, few enough to cost nothing.
+"""
 CHUNK_BYTES = 1 << 20
 
 
 class LogReplicator:
-    """Tells nodes what is new in the log; `seal` makes of its digest what nobody else can make.
+    """Sends new log lines to nodes; `sign` makes a signature of the log's digest that only the controller can make.
 
-    `told` is called, once, when the first node has been sent all that was written until then.
+    `on_first_ack` is called once, when the first node has been sent everything written until then.
     """
 
     def __init__(self, log: Path, sign: Callable[[bytes], str], on_first_ack: Callable[[], None] | None = None) -> None:
@@ -35,7 +36,7 @@ class LogReplicator:
         self._digested_bytes = 0
 
     def position_of(self, node: int, copy: LogReplicaPosition) -> int | None:
-        """How much of a node's copy is of this very log; None for a node that need keep none."""
+        """Bytes of a node's replica that match this log; None for a node that need not keep a replica."""
         if node >= MAX_REPLICAS:
             return None
         found = hashlib.sha256()
@@ -44,7 +45,7 @@ class LogReplicator:
         return copy.bytes if copy.bytes <= self._size and self._sign(found.digest()) == copy.signature else 0
 
     def replicate(self, links: AgentRegistry) -> None:
-        """Send each node that keeps a copy what it lacks."""
+        """Send each node that keeps a replica what it lacks."""
         behind = [(link, link.replicated_bytes) for link in links.log_replicas() if link.replicated_bytes != self._size]
         if not behind:
             return

@@ -1,9 +1,10 @@
-"""Owns every decision of a run: a pure function from (state, event) to (state, commands), over a table by event type.
+"""All decisions of a run: a pure function from (state, event) to (state, commands), with a handler table by event type.
 
-The log holds the events this machine was fed, so folding the log through it gives back the state; commands are then
-dropped, except those that `ControllerStarted` and `AgentConnected` ask for again. Clock, randomness and processes come in
-as events. The rows are in nodes.py, ranks.py, hangs.py, growth.py, drills.py, updates.py and requests.py, and what
-follows from them in course.py. Policy (policy.py) says what a failure deserves; blame (blame.py) which one came first.
+The log holds the events that this machine received, so folding them gives back the state. Commands are then dropped,
+except those that `ControllerStarted` and `AgentConnected` issue again. Clock, randomness and processes arrive as
+events. The handlers are in node_handlers.py, rank_handlers.py, hangs.py, scale_up.py, fault_requests.py, rollout.py and
+request_handlers.py; lifecycle.py has the consequences. policy.py decides what follows a failure, root_cause.py which
+one came first.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ from holdfast.job.spec import Job
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine for one job; holds no state of its own."""
+    """The state machine of one job; stateless."""
 
     job: Job
 
     def step(self, state: State, event: AnyEvent) -> Transition:
-        """Take one event; events that carry no decision leave the state as it is."""
+        """Handle one event; events without a handler leave the state unchanged."""
         if state.finished:
             return state, ()
         if isinstance(event, RunCreated):
@@ -77,7 +78,7 @@ class Machine:
         return handler(self.job, state, event) if handler else (state, ())
 
     def replay(self, events: Iterable[AnyEvent]) -> State:
-        """The state after these events, with nothing done about them."""
+        """The state after these events; commands are dropped."""
         state = State()
         for event in events:
             state, _ = self.step(state, event)
@@ -85,16 +86,16 @@ class Machine:
 
     @staticmethod
     def is_input(kind: type[AnyEvent]) -> bool:
-        """Whether events of a kind move the state."""
+        """Whether events of a type change the state."""
         return kind is RunCreated or kind in _HANDLERS
 
     @staticmethod
     def is_output(kind: type[AnyEvent]) -> bool:
-        """Whether events of a kind are the machine's own, written down as it decides them."""
+        """Whether events of a type are the machine's decisions, logged as it makes them."""
         return kind in get_args(RunEvent) and not Machine.is_input(kind)
 
     def _initial_state(self, at: float) -> State:
-        """The state in which every run begins: no node is there, and none was asked for."""
+        """The state in which every run begins: no node exists, and none was requested."""
         replicas = self.job.recovery.replicas
         per_replica = self.job.nodes.max // replicas
         node_handlers = tuple(

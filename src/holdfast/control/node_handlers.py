@@ -1,4 +1,4 @@
-"""Owns what follows from nodes and their agents: they join, leave, are lost, and their slots are filled again."""
+"""Handles events of nodes and their agents: they join, leave, are lost, and their slots are refilled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from holdfast.job.spec import Job
 
 
 def controller_started(job: Job, state: State, event: ControllerStarted) -> Transition:
-    """No connection survives a controller: every agent is away until it has joined this one, with its time anew."""
+    """Handle a new controller: agent connections do not survive, so every agent counts as disconnected, with a new
+    deadline.
+    """
     if state.shutting_down:
         return state, (FinishRun(),)
     missing = tuple(node for node in state.nodes if node.is_missing)
@@ -56,7 +58,7 @@ def controller_started(job: Job, state: State, event: ControllerStarted) -> Tran
 
 
 def _request_missing_again(job: Job, state: State, missing: tuple[NodeState, ...], at: float) -> Transition:
-    """Ask for the nodes that are needed and not there: whether they were asked for before is not known."""
+    """Request the nodes that are needed and missing: earlier requests may have been lost."""
     if state.ending:
         return state, ()
     done = {replica.replica for replica in state.replicas if replica.phase is ReplicaPhase.DONE}
@@ -74,7 +76,7 @@ def _request_missing_again(job: Job, state: State, missing: tuple[NodeState, ...
 
 
 def node_created(job: Job, state: State, event: NodeCreated) -> Transition:
-    """A node exists, and nothing of its former one; from now on its agent has its time to join."""
+    """Handle a node's creation, which confirms that its predecessor is gone; its agent's time to join starts."""
     node = state.nodes[event.node]
     if event.generation != node.generation or not node.is_missing or _is_unneeded(state, node.replica):
         return state, ()
@@ -84,7 +86,7 @@ def node_created(job: Job, state: State, event: NodeCreated) -> Transition:
 
 
 def _arm_min_nodes_timeout(job: Job, state: State, node: NodeState, at: float) -> State:
-    """The first node to come after a time in which none was there has the others waited for: a gang comes together."""
+    """The first node to come while none is there starts the wait for the others, since a gang is scheduled together."""
     if not job.nodes.is_elastic or node.replica is None or Timer.MIN_NODES.key(node.replica) in state.timers:
         return state
     awaited = (NodePhase.REQUESTED, NodePhase.UNAVAILABLE)
@@ -94,7 +96,7 @@ def _arm_min_nodes_timeout(job: Job, state: State, node: NodeState, at: float) -
 
 
 def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transition:
-    """A node cannot be had, and nothing is left of its former one; it comes, unasked, when it can."""
+    """Handle a node that the back end cannot create yet; its predecessor is gone, and the back end creates it later."""
     node = state.nodes[event.node]
     if event.generation != node.generation or not node.is_missing:
         return state, ()
@@ -103,7 +105,7 @@ def node_unavailable(job: Job, state: State, event: NodeUnavailable) -> Transiti
 
 
 def _advance(job: Job, state: State, replica: int | None, at: float) -> Transition:
-    """Have standbys take what places they can, and replicas do what they may have waited for."""
+    """Promote ready standbys, and advance replicas that may have waited for this."""
     state, commands, gained = standby_promotion.promote_standbys(job, state, at)
     for index in dict.fromkeys((*gained, *(() if replica is None else (replica,)))):
         state, more = advance(job, state, index, at)
@@ -113,7 +115,7 @@ def _advance(job: Job, state: State, replica: int | None, at: float) -> Transiti
 
 
 def agent_connected(job: Job, state: State, event: AgentConnected) -> Transition:
-    """A node is there (again): give it whatever it has missed."""
+    """Handle a connected or reconnected agent: send it what it has missed."""
     node = state.nodes[event.node]
     if event.generation != node.generation:
         return state, ()
@@ -164,7 +166,7 @@ def agent_connected(job: Job, state: State, event: AgentConnected) -> Transition
 
 
 def standby_ready(job: Job, state: State, event: StandbyReady) -> Transition:
-    """A standby can take a place from now on; one that never says so never does."""
+    """Handle a standby that is ready; one that never reports this is never promoted."""
     node = state.nodes[event.node]
     if event.generation != node.generation or node.replica is not None:
         return state, ()
@@ -172,7 +174,7 @@ def standby_ready(job: Job, state: State, event: StandbyReady) -> Transition:
 
 
 def _missed_announcements(state: State, node: NodeState) -> Commands:
-    """What befell other replicas while this node was out of reach; ranks that know it already are told twice."""
+    """What happened to other replicas while this node was disconnected; its ranks may receive it twice."""
     return tuple(
         AnnounceReplicaDown(replica=other.replica, attempt=other.attempt, nodes=(node.node,))
         for other in state.replicas
@@ -183,7 +185,7 @@ def _missed_announcements(state: State, node: NodeState) -> Commands:
 
 
 def agent_disconnected(job: Job, state: State, event: AgentDisconnected) -> Transition:
-    """A connection closed: its node has a while to come back."""
+    """Handle a closed connection: its node has until a deadline to reconnect."""
     node = state.nodes[event.node]
     if event.generation != node.generation or event.incarnation != node.incarnation:
         return state, ()
@@ -191,7 +193,7 @@ def agent_disconnected(job: Job, state: State, event: AgentDisconnected) -> Tran
 
 
 def node_terminated(job: Job, state: State, event: NodeTerminated) -> Transition:
-    """The back end says that a node is no more."""
+    """Handle a node that the back end reports as gone."""
     node = state.nodes[event.node]
     if event.generation != node.generation:
         return state, ()
@@ -199,12 +201,12 @@ def node_terminated(job: Job, state: State, event: NodeTerminated) -> Transition
 
 
 def node_evicted(job: Job, state: State, event: NodeEvicted) -> Transition:
-    """The queue takes a node back: what this ends, or has just ended, costs no restart."""
+    """Handle an eviction: a failure that it causes, or has just caused, costs no restart."""
     node = state.nodes[event.node]
     if event.generation != node.generation:
         return state, ()
     state = state.with_node(node.with_changes(evicted=True))
-    if node.replica is None or node.is_missing:  # one that never joined has no part in earlier failures
+    if node.replica is None or node.is_missing:  # a node that never joined has no part in earlier failures
         return state, ()
     replica = state.replicas[node.replica]
     losses = tuple(replace(loss, evicted=loss.evicted or loss.node == node.node) for loss in replica.node_failures)
@@ -219,7 +221,7 @@ def _is_loss_of(failure: Failure, node: NodeState) -> bool:
 
 
 def node_preemption_notice(job: Job, state: State, event: NodePreemptionNotice) -> Transition:
-    """A node will be gone soon: its replica's ranks, all of them healthy, have their grace to save and end."""
+    """Handle a preemption notice: the replica's ranks, all healthy, have the grace period to save and exit."""
     node = state.nodes[event.node]
     if node.phase is not NodePhase.JOINED:
         return state, ()
@@ -241,9 +243,9 @@ def nodes_lost(
     failed_at: float | None = None,
     confirmed_gone: bool = False,
 ) -> Transition:
-    """Nodes of a replica are lost: what ran on them, or was about to, has failed; their slots are filled again.
+    """Handle lost nodes of a replica: what ran on them, or was about to, has failed; their slots are refilled.
 
-    `buried` says that nothing of them is left.
+    `confirmed_gone` means that nothing of them is left.
     """
     gone = tuple(
         next_generation(node, at, reason, maybe_alive=node.has_processes and not confirmed_gone) for node in nodes
@@ -275,9 +277,9 @@ def nodes_lost(
 
 
 def _is_failure(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
-    """Whether the loss of these nodes, as they were, is a failure of their replica and not only of theirs.
+    """Whether the loss of these nodes, in their former state, is also a failure of their replica.
 
-    Nodes that are lost while their replica is down for a failure belong to that one, unless a slot is lost again.
+    Nodes lost while their replica is down for a failure count to that failure, unless a slot is lost again.
     """
     replica = _replica_of(state, nodes)
     match replica.phase:
@@ -295,10 +297,10 @@ def _is_failure(job: Job, state: State, nodes: tuple[NodeState, ...]) -> bool:
 
 
 def _mark_slots_lost(state: State, index: int, nodes: tuple[NodeState, ...], *, new_disruption: bool) -> State:
-    """Remember which slots were lost while no attempt could run; `anew` starts another disruption."""
+    """Record which slots were lost while no attempt could run; `new_disruption` starts another disruption."""
     replica = state.replicas[index]
     if replica.is_running and not any(node.has_processes for node in nodes):
-        return state  # its attempt goes on without them
+        return state  # its attempt continues without them
     lost = sum(1 << node.node for node in nodes)
     return state.with_replica(replace(replica, lost_slots=lost if new_disruption else replica.lost_slots | lost))
 
@@ -313,13 +315,13 @@ def fail_replica(
     kind: FailureKind = FailureKind.NODE_LOST,
     failed_at: float | None = None,
 ) -> Transition:
-    """What ran on these nodes is gone, so their replica fails."""
+    """Fail the replica of these nodes, since what ran on them is gone."""
     replica = _replica_of(state, nodes)
     state, told = mark_departed(state, replica.replica)
     in_time = kind is FailureKind.NODE_PREEMPTED and job.recovery.stop_grace_s > 0
     leaves = (
         state.has_replicas and in_time and replica.phase is ReplicaPhase.RUNNING
-    )  # one that hangs is not waited for
+    )  # a hung replica is not waited for
     losses = tuple(
         Failure(
             kind=kind,
@@ -340,20 +342,20 @@ def fail_replica(
 
 
 def _replica_of(state: State, nodes: tuple[NodeState, ...]) -> ReplicaState:
-    """The replica that these nodes are, or were, a part of."""
+    """The replica of these nodes, now or before."""
     index = nodes[0].replica
     assert index is not None, f"node{nodes[0].node} is a standby, on which nothing runs"
     return state.replicas[index]
 
 
 def on_reconnect_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """A node's time to come back is up."""
+    """A node's time to reconnect is up."""
     reason = f"its agent has been out of reach for recovery.node_grace_s, {job.recovery.node_grace_s:g} s"
     return nodes_lost(job, state, (state.nodes[index],), at, reason, failed_at=at - _reconnect_timeout_s(job))
 
 
 def on_join_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """Nodes that have not joined in time are made again; where too few are there without them, that is a failure."""
+    """Replace nodes that have not joined in time; if too few are there without them, the replica fails."""
     patience_s = job.recovery.join_timeout_s
     expected = [node for node in state.nodes_of(index) if node.phase in (NodePhase.REQUESTED, NodePhase.CREATED)]
     if not expected or _is_unneeded(state, index):
@@ -371,7 +373,7 @@ def on_join_timeout(job: Job, state: State, index: int, at: float) -> Transition
 
 
 def on_standby_join_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """A standby that has not joined in time is made again; nothing has waited for it."""
+    """Replace a standby that has not joined in time; nothing has waited for it."""
     node, patience_s = state.nodes[index], job.recovery.join_timeout_s
     if node.replica is not None or node.phase not in (NodePhase.REQUESTED, NodePhase.CREATED) or state.ending:
         return state, ()
@@ -388,7 +390,7 @@ def _is_unneeded(state: State, replica: int | None) -> bool:
 
 
 def on_stop_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """A replica's time to end its ranks is up."""
+    """A replica's time to stop its ranks is up."""
     busy = tuple(node for node in state.nodes_of(index) if node.has_processes)
     return nodes_lost(job, state, busy, at, "it could not end its ranks in time")
 

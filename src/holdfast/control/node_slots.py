@@ -1,4 +1,4 @@
-"""Owns how a node slot is emptied and filled again; pure, and below the course of attempts and the lives of nodes."""
+"""Empties and refills node slots; pure, used by lifecycle.py and node_handlers.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.job.spec import Job
 
 
 def next_generation(node: NodeState, at: float, reason: str, *, maybe_alive: bool) -> NodeState:
-    """The slot of a lost node, for its next one."""
+    """The slot of a lost node, with the next generation requested."""
     return replace(
         node,
         phase=NodePhase.REQUESTED,
@@ -26,20 +26,20 @@ def next_generation(node: NodeState, at: float, reason: str, *, maybe_alive: boo
 
 
 def arm_join_timeout(job: Job, state: State, node: NodeState) -> State:
-    """A node was asked for, or made: it has its time to join."""
+    """Start the join timeout of a node that was requested or created."""
     until = node.since + job.recovery.join_timeout_s
     key = Timer.STANDBY_JOIN.key(node.node) if node.replica is None else Timer.JOIN.key(node.replica)
     return state.with_node(node).with_timer(key, min(until, state.timers.get(key, until)))
 
 
 def node_requested(node: NodeState, at: float, reason: str = "") -> RecordEvent:
-    """Write down that a slot is to be filled."""
+    """Log that a node was requested."""
     standby = node.replica is None
     asked = NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason, standby=standby)
     return RecordEvent(event=asked)
 
 
 def request_again(slots: tuple[NodeState, ...], at: float, reason: str) -> Commands:
-    """Write down, and have done, that these slots are filled again."""
+    """Log and execute requests to refill these slots."""
     records = (node_requested(node, at, reason) for node in slots)
     return (*records, *(ReplaceNode(node_id=node.node_id, reason=reason) for node in slots))

@@ -1,7 +1,7 @@
-"""Owns the judgement: given a failure and what went before, what is to be done and how it is said.
+"""The failure policy: decides what follows a failure, given earlier failures, and words the finding.
 
-Pure. Rules are rows, asked in order; the first that applies decides. The machine acts on the verdict and knows no rule.
-A long file, because it is a table of failures and one of rules, and what these ask.
+Pure. Rules are rows, tried in order; the first that applies decides. The machine executes the verdict and knows no
+rule. One long file: a table of failure kinds, a table of rules, and their helpers.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from holdfast.job.step_timeouts import EARLY_STEPS
 from holdfast.os_errors import resource_error_in
 
 CRASH_LOOP_LENGTH = 3
-"""Equal failures in a row, without a step between them, that are called a crash loop."""
+"""Equal failures in a row, without a step between them, that count as a crash loop."""
 
 CRASH_LOOP_HORIZON_S = 60.0
-"""A program that reports no steps is taken to have made some in an attempt that lived longer than this, in seconds,
-unless it ended by an error of its own: equal errors count however long it lived."""
+"""Seconds of running after which a program without reported steps is assumed to have made some.
+
+Not if it ended with its own error: equal errors count however long the attempt ran.
+"""
 
 FIRST_STEP_HORIZON_S = 30.0
-"""A program that never opened its holdfast channel is taken to be before its first step for this long, in seconds."""
+"""Seconds for which a program that never connected to its agent's socket is assumed to be before its first step."""
 
 STOP_GRACE_S = 20.0
-"""Seconds beyond the asked grace that a node may take to end its ranks before it counts as lost."""
+"""Seconds beyond the requested grace period that a node may take to stop its ranks before it counts as lost."""
 
 HANG_VERDICT_S = 8.0
-"""Seconds the other ranks get to report after the first reported a hang; longer than py-spy takes for a node."""
+"""Seconds the other ranks have to report after the first reported a hang; longer than py-spy takes for a node."""
 
 
 JOIN_TRIES = 3
-"""Times in a row that a node is made again because it does not join."""
+"""Times in a row that a node is created again because it does not join."""
 
 EXIT_GRACE_S = 5.0
-"""Seconds that ranks which were asked to leave get for it after their checkpoint, before they are told to end."""
+"""Seconds that ranks which must exit have after their checkpoint, before SIGTERM."""
 
 SCALE_UP_PAUSE_S = 60.0
-"""Seconds between the first two times that a run grows; each later time waits twice as long as the one before."""
+"""Seconds between the first two times that a run adds nodes; each later wait is twice as long."""
 
 
 CRASH_SIGNALS = (
@@ -58,23 +60,23 @@ CRASH_SIGNALS = (
     signal.SIGTRAP,
     signal.SIGSYS,
 )
-"""Signals that a program brings upon itself."""
+"""Signals that a program causes itself."""
 
 _SHELL_SIGNALS = range(129, 193)
-"""Exit codes by which a shell says that a signal ended its program."""
+"""Exit codes by which a shell reports that a signal killed its program."""
 
 
 FLAP_LIMIT = 3
-"""Failures in a row, each soon after the last, with which a replica among several is given another node."""
+"""Failures in a row, each soon after the last, after which one of several replicas gets another node."""
 
 FLAP_S = 60.0
-"""A replica that lived this long, in seconds, does not flap."""
+"""A replica that ran this many seconds does not flap."""
 
 BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
-"""Seconds that a replica waits before its second try in a row, twice as long before each further one, up to so long."""
+"""Seconds that a replica waits before its second restart in a row, doubled before each further one, and the maximum."""
 
 PROGRESS_STEPS = EARLY_STEPS
-"""Steps of a replica's attempt after which it has been of use, and compiles no more: the next try waits for nothing."""
+"""Steps of an attempt after which it made progress and no longer compiles: the next restart waits for nothing."""
 
 
 class FailureKind(StrEnum):
@@ -84,21 +86,21 @@ class FailureKind(StrEnum):
     CODE_DELIVERY_FAILED = "code-not-delivered"
     CRASHED = "rank-crashed"
     TERMINATED_EXTERNALLY = "rank-terminated-externally"
-    """Somebody else sent it SIGTERM: it saved, and left with the code for that."""
+    """Another process sent it SIGTERM: it saved and exited with code 75."""
     KILLED = "rank-killed"
     OUT_OF_MEMORY = "rank-out-of-memory"
     LAUNCHER_ORPHANED_RANKS = "launcher-orphaned-ranks"
     DISK_FULL = "disk-full"
     READ_ONLY = "read-only-file-system"
     SPAWN_RESOURCES_EXHAUSTED = "spawn-resources-exhausted"
-    """The node had no files, processes or memory to give."""
+    """The node had no file descriptors, processes or memory left."""
     PORT_IN_USE = "rendezvous-port-in-use"
     HUNG = "rank-hung"
     NODE_LOST = "node-lost"
     NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
     CAUSE_UNKNOWN = "failure-cause-unknown"
-    """It ended without any word of why: a log that lost a line can tell no more."""
+    """It ended without evidence: the log may have lost a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,7 @@ class Failure:
     replica: int = 0
     rank: int | None = None
     log_owner_rank: int | None = None
-    """The rank in whose file its output is, where that is another's."""
+    """The rank whose log file holds its output, if that is another rank."""
     code: int = 0
     """Exit code, or the signal's number."""
     error: str = ""
@@ -123,27 +125,27 @@ class Failure:
     step: int = 0
     """Highest step committed when it happened."""
     made_progress: bool = False
-    """Whether its replica had committed as many steps in the attempt as make it of use."""
+    """Whether its replica had committed `PROGRESS_STEPS` steps in the attempt."""
     has_session: bool = False
     uptime_s: float = 0.0
     is_peer_symptom: bool = False
-    """Whether its error only speaks of a peer that went away."""
+    """Whether its error only reports that a peer is gone."""
     is_network_error: bool = False
-    """Whether its error speaks of a connection, which may be one to a server that will be there again."""
+    """Whether its error is about a connection, perhaps to a server that will return."""
     evicted: bool = False
-    """Whether the run's queue took the node back: that is no fault of the run's, and costs no restart."""
+    """Whether the run's queue evicted the node: not a fault of the run, and it costs no restart."""
     waiting_rank: int | None = None
     """The rank that gave up waiting for this one."""
 
     @property
     def subject(self) -> str:
-        """What it happened to."""
+        """The rank and node it happened to."""
         whose = "" if self.rank is None else f"rank {self.rank}{replica_suffix(self.replica)} on "
         return f"{whose}node{self.node}"
 
     @property
     def is_program_error(self) -> bool:
-        """Whether the program ended by an error of its own, for which no peer, node or person is needed."""
+        """Whether the program ended with its own error, caused by no peer, node or user."""
         if self.is_peer_symptom or self.kind not in (FailureKind.CRASHED, FailureKind.KILLED):
             return False
         number = self.code if self.kind is FailureKind.KILLED else self.code - 128
@@ -152,10 +154,10 @@ class Failure:
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
-        """Equal for failures that are the same failure again; ports, addresses and pids in its words may differ.
+        """Equal for failures that are the same failure again; ports, addresses and pids in the text may differ.
 
-        Which rank meets an error of the program first, or a full disk, is chance. What comes from outside, such as
-        SIGKILL, a lost connection or a hang, is the same again only on the same rank; so is an error without words.
+        Which rank first meets a program error or a full disk is chance. External causes, such as SIGKILL, a lost
+        connection or a hang, are the same only on the same rank; so is an error without text.
         """
         anywhere = (self.is_program_error and self.error != "") or self.kind in _OF_ANY_RANK
         return (self.kind, None if anywhere else self.rank, self.code, normalize_error(self.error))
@@ -163,13 +165,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class _KindText:
-    """What is said of a kind of failure, and how a run leaves that ends with it."""
+    """The text for a kind of failure, and the exit code of a run that ends with it."""
 
     words: str
     """A clause about `who`."""
     owner: Owner
     exit_code: Callable[[int], int]
-    """Given the failure's own."""
+    """Computed from the failure's own code."""
 
 
 def _own(code: int) -> int:
@@ -191,12 +193,12 @@ _KINDS: dict[FailureKind, _KindText] = {
     ),
     FailureKind.CRASHED: _KindText("{who} exited with code {failure.code}", Owner.USER, _own),
     FailureKind.TERMINATED_EXTERNALLY: _KindText(
-        "{who} was told to stop by somebody else, and left after a checkpoint", Owner.CLUSTER, _own
+        "{who} received SIGTERM from another process, and exited after a checkpoint", Owner.CLUSTER, _own
     ),
     FailureKind.KILLED: _KindText("{who} was ended by {signal}", Owner.CLUSTER, _signal_exit_code),
     FailureKind.OUT_OF_MEMORY: _KindText("{who} was ended for lack of memory", Owner.USER, _signal_exit_code),
     FailureKind.LAUNCHER_ORPHANED_RANKS: _KindText(
-        "the launcher of {who} ended with code 0 and left ranks at work", Owner.CLUSTER, _always(1)
+        "the launcher of {who} ended with code 0 and left ranks running", Owner.CLUSTER, _always(1)
     ),
     FailureKind.PORT_IN_USE: _KindText(
         "{who} found the port taken at which its attempt was to meet", Owner.CLUSTER, _own
@@ -221,7 +223,7 @@ _KINDS: dict[FailureKind, _KindText] = {
     ),
 }
 _NEVER_ARRIVED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
-"""Of one that hung, where another gave up."""
+"""For a rank that hung while another gave up waiting."""
 
 _OF_ANY_RANK = (
     FailureKind.OUT_OF_MEMORY,
@@ -229,7 +231,7 @@ _OF_ANY_RANK = (
     FailureKind.READ_ONLY,
     FailureKind.SPAWN_RESOURCES_EXHAUSTED,
 )
-"""Beside a program's own errors: what any rank may be the first to meet."""
+"""Besides program errors: failures that any rank may meet first."""
 
 _BEFORE_THE_PROGRAM = (
     FailureKind.NOT_STARTED,
@@ -238,7 +240,7 @@ _BEFORE_THE_PROGRAM = (
     FailureKind.PORT_IN_USE,
     FailureKind.NEVER_JOINED,
 )
-"""What fails before the program has done any work."""
+"""Failures before the program has done any work."""
 
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
@@ -264,11 +266,11 @@ _START_REMEDIES = {
     errno.ENOEXEC: "Begin the file with `#!` and its interpreter, or the command with that interpreter.",
     errno.E2BIG: "Write large values to a file and name it in the variable: Linux limits each to 128 KiB.",
 }
-"""By what the operating system said of a program that it did not start."""
+"""Remedies by the errno with which the operating system refused to start a program."""
 
 
 class Action(StrEnum):
-    """What is done about a failure."""
+    """The action that follows a failure."""
 
     RESTART = "restart in place"
     REPLACE_NODE = "replace the node and restart"
@@ -280,7 +282,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A judgement: what to do, what to tell, and the exit code if it ends the run."""
+    """The decision on a failure: the action, the finding, and the exit code if it ends the run."""
 
     action: Action
     finding: Finding
@@ -288,25 +290,27 @@ class Verdict:
     wait_s: float = 0.0
     """Seconds to wait before the next attempt."""
     replace_node: bool = False
-    """Whether the node, which is there, is to be replaced nonetheless."""
+    """Whether to replace the node although it is there."""
     recomputed_s: float = 0.0
-    """Seconds of running that the next attempt repeats, unless the program loads a checkpoint of its own; 0 where steps
-    are reported, and where another replica has the state."""
+    """Seconds of work that the next attempt repeats, unless the program loads its own checkpoint.
+
+    0 if steps are reported, or if another replica has the state.
+    """
 
 
 def ignored(failure: Failure) -> Verdict:
-    """A failure that matters no more, because another replica has come to the end of the training."""
+    """A failure that no longer matters, because another replica has finished the training."""
     return Verdict(action=Action.IGNORE, finding=_finding(failure, "", "Nothing: another replica has finished."))
 
 
 def rolled_back(failure: Failure) -> Verdict:
-    """A failure of code that was on trial, whose former code goes on."""
+    """A failure of code on trial: the previous code runs again."""
     told = "Mend the code and update again: the former goes on from what was handed over, or a newer checkpoint."
     return Verdict(action=Action.ROLL_BACK, finding=_finding(failure, "soon after it got other code", told))
 
 
 def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
-    """What there is to say when there begin to be too few replicas for a step, or enough again."""
+    """The finding for when the quorum for a step is lost or restored."""
     few = at_work < least
     rest = f"no step is committed until {least} are" if few else "steps are committed again"
     return Finding(
@@ -320,13 +324,13 @@ def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
 
 
 def scale_up_due(growths: tuple[float, ...], at: float, restart_window_s: float) -> float:
-    """When a run that has grown at these times may grow again, in Unix seconds: at once, unless it did so of late."""
+    """When a run that added nodes at these times may do so again, in Unix seconds: immediately, unless it did recently."""
     recent = [growth for growth in growths if growth > at - restart_window_s]
     return recent[-1] + SCALE_UP_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
 
 def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
-    """Decide what follows from a failure, given those before it (oldest first) and the job's recovery settings."""
+    """Decide what follows a failure, given earlier ones (oldest first) and the job's recovery settings."""
     for rule in _RULES:
         verdict = rule(failure, earlier, recovery)
         if verdict is not None:
@@ -351,7 +355,7 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
     if failure.kind is not FailureKind.CRASHED or not before:
         return None
     soon = "before its first step, so a restart would fail too"
-    if not failure.has_session:  # nobody knows what it did in that time
+    if not failure.has_session:  # its progress in that time is unknown
         soon = f"within {max(1, math.ceil(failure.uptime_s))} s of its start, so a restart would most likely fail too"
     return _stop(
         failure,
@@ -361,17 +365,17 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
 
 
 def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A program that reports no steps may have made progress between two signals, if it lived long enough.
+    """A program without reported steps may have made progress between two signals, if it ran long enough.
 
-    An error of its own, in its own words, is the same error again, however late it comes; one that speaks of a
-    connection is not. A lost node and a taken port are nothing the program does again.
+    Its own error, with the same text, is the same error again, however late it comes; one about a connection is not. A
+    lost node and a used port are not repeated by the program.
     """
     if failure.kind in (*_OF_NODES, FailureKind.PORT_IN_USE):
         return None
     unseen = not failure.has_session and failure.uptime_s > CRASH_LOOP_HORIZON_S
     if unseen and not (failure.is_program_error and failure.error and not failure.is_network_error):
         return None
-    # Of several replicas one that fails so is given another node first.
+    # One of several replicas gets another node first.
     length = CRASH_LOOP_LENGTH if recovery.replicas == 1 else FLAP_LIMIT + CRASH_LOOP_LENGTH
     last = (*earlier, failure)[-length:]
     same = all(one.signature == failure.signature and one.step == failure.step for one in last)
@@ -388,7 +392,7 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
 
 
 def _on_whom(last: tuple[Failure, ...]) -> str:
-    """Whether equal failures keep to one rank, which a bad node would explain, or come wherever chance has it."""
+    """Whether equal failures keep to one rank, which a bad node would explain, or hit different ranks."""
     ranks = [one.rank for one in last if one.rank is not None]
     if len(set(ranks)) < 2:
         return "each time on the same rank"
@@ -411,7 +415,7 @@ def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
 
 
 def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A node that does not join however often it is made will not do so the next time."""
+    """A node that did not join after repeated tries will not join the next time."""
     if failure.kind is not FailureKind.NEVER_JOINED:
         return None
     tries = [one for one in (*earlier, failure) if (one.kind, one.node) == (failure.kind, failure.node)]
@@ -441,9 +445,10 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """Of several replicas one that fails again and again disturbs the others each time: it waits, then moves.
+    """A replica among several that fails repeatedly disturbs the others each time: it waits, then moves to another
+    node.
 
-    One that makes steps in between pays for that with them, and only moves.
+    One that makes progress in between only moves.
     """
     known = (*earlier, failure)
     tries = _in_a_row(known, lambda one: one.uptime_s < FLAP_S)
@@ -458,7 +463,7 @@ def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery
 
 
 def _in_a_row(known: tuple[Failure, ...], holds: Callable[[Failure], bool]) -> int:
-    """How many of the latest failures it holds for."""
+    """Number of latest failures for which `holds` is true."""
     return next((number for number, one in enumerate(reversed(known)) if not holds(one)), len(known))
 
 
@@ -481,7 +486,7 @@ def _has_reported(failure: Failure, earlier: tuple[Failure, ...]) -> bool:
 
 
 def _repeats_s(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> float:
-    """Seconds that ranks of a program without a Session ran in the attempt that failed; 0 where that is not known."""
+    """Seconds that ranks of a program without a Session ran in the failed attempt; 0 if unknown."""
     judged = any(one.attempt == failure.attempt for one in earlier)
     ran = failure.attempt >= 0 and not judged and failure.kind not in _BEFORE_THE_PROGRAM
     known = recovery.replicas == 1 and not _has_reported(failure, earlier)
@@ -506,7 +511,7 @@ def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
 
 
 def never_joined_finding(node: int, reason: str) -> Finding:
-    """What there is to say of a node that was waited for in vain, whether or not it was needed."""
+    """The finding for a node that did not join in time, whether or not it was needed."""
     return Finding(
         code=FailureKind.NEVER_JOINED.value,
         severity=Severity.WARNING,

@@ -1,4 +1,4 @@
-"""Owns what follows from the word of ranks: they end, have ended, hang in great number, or commit a step."""
+"""Handles rank events: they exit, stop, hang in large numbers, or commit a step."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from holdfast.events import (
 from holdfast.job.spec import Job
 
 STEP_RATE_WEIGHT = 0.1
-"""How much the latest step counts in a replica's pace."""
+"""Weight of the latest step in a replica's step rate."""
 
 
 def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
-    """A rank ended: the others go on without its replica, if that was leaving."""
+    """Handle a rank's exit: other replicas continue without its replica, if that was draining."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
@@ -43,7 +43,7 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
 
 
 def _on_exit(job: Job, state: State, event: RankExited) -> Transition:
-    """It did by itself and well, or its attempt has failed."""
+    """The rank exited successfully, or its attempt has failed."""
     replica = state.replicas[event.replica]
     if exited_on_request(replica, event):
         return shorten_exit_timeout(state, event.replica, event.at), ()

@@ -1,4 +1,4 @@
-"""Owns what follows from what people ask for: an end, a checkpoint, where the time goes."""
+"""Handles user requests: cancel, checkpoint, step profile, stack dump."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.job.spec import Job
 
 
 def cancel(job: Job, state: State, event: CancelRequested) -> Transition:
-    """Somebody wants the run to end; a second wish with `force` takes its grace away."""
+    """Cancel the run; a second request with `force` removes its grace period."""
     if state.ending and not event.force:
         return state, ()
     grace_s = 0.0 if event.force else job.recovery.stop_grace_s
@@ -22,15 +22,15 @@ def cancel(job: Job, state: State, event: CancelRequested) -> Transition:
 
 
 def checkpoint(job: Job, state: State, event: CheckpointRequested) -> Transition:
-    """Somebody wants a checkpoint."""
+    """Request a checkpoint from every rank."""
     return state, (TakeCheckpoint(),)
 
 
 def profile(job: Job, state: State, event: ProfileRequested) -> Transition:
-    """Somebody wants to know where the time of a step goes."""
+    """Request a step profile from every rank."""
     return state, (ProfileSteps(),)
 
 
 def dump_stacks(job: Job, state: State, event: StackDumpRequested) -> Transition:
-    """Somebody wants to know where every rank stands."""
+    """Request the stacks of every rank."""
     return state, (DumpStacks(),)

@@ -1,7 +1,6 @@
-"""Owns how a run takes other code in: nodes have it first, then ranks hand over what they have and start again with it.
+"""Rolls out new code in a run: nodes download it first, then ranks transfer their state and restart with it.
 
-Which code an attempt runs is versions.py's; that code which fails soon is taken back is decided where failures are
-judged (course.py).
+code_versions.py decides which code an attempt runs; lifecycle.py rolls back code that fails soon.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from holdfast.job.run_spec import CodeArchive
 from holdfast.job.spec import Job
 
 STATE_TRANSFER_S, STATE_TRANSFER_STEPS = 60.0, 10
-"""Longest that ranks get to come to the end of their step and leave what they have, seconds and steps together."""
+"""Maximum seconds, and maximum steps, that ranks have to finish their step and transfer their state."""
 
-REASON = "the run goes on with other code"
+REASON = "the run resumes with other code"
 
 
 def update_requested(job: Job, state: State, event: UpdateRequested) -> Transition:
-    """Somebody wants other code to run: nodes have it first. One that has not begun gives way to a later one."""
+    """Handle an update request: nodes download the code first. An update that has not begun gives way to a later one."""
     if state.ending:
         return state, ()
     if state.update is not None and _has_started(state):
@@ -39,13 +38,13 @@ def update_requested(job: Job, state: State, event: UpdateRequested) -> Transiti
 
 
 def fetch_command(update: Update, nodes: tuple[int, ...]) -> FetchCode:
-    """Have these nodes fetch the code of an update."""
-    assert update.code is not None, "code in place is there"
+    """Have these nodes download the code of an update."""
+    assert update.code is not None, "code in place needs no download"
     return FetchCode(nodes=nodes, digest=update.code.digest)
 
 
 def code_fetched(job: Job, state: State, event: CodeFetched) -> Transition:
-    """A node has the code, or cannot have it: then nothing is stopped for it."""
+    """Handle a node that has the code, or failed to download it: then nothing is stopped for it."""
     update = state.update
     if update is None or update.code is None or update.code.digest != event.digest or _has_started(state):
         return state, ()
@@ -57,7 +56,7 @@ def code_fetched(job: Job, state: State, event: CodeFetched) -> Transition:
 
 
 def on_node_joined(state: State, node: NodeState) -> Transition:
-    """A node is there (again): of code that others have, it will have its own when it is started with it."""
+    """Handle a joined node: without the update's code, it downloads the code when its ranks start."""
     update = state.update
     if update is None or update.code is None or update.is_fetched_by((node.node,)):
         return state, ()
@@ -67,12 +66,12 @@ def on_node_joined(state: State, node: NodeState) -> Transition:
 
 
 def on_update_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """No restart came in time: ranks are stopped for the update."""
+    """No restart came in time: stop the ranks for the update."""
     return advance_rollout(job, state, at)
 
 
 def advance_rollout(job: Job, state: State, at: float) -> Transition:
-    """Have the ranks leave for the new code, once it is time and all their nodes have it."""
+    """Have the ranks exit for the new code, once it is due and all their nodes have it."""
     update = state.update
     if update is None or update.due is None or at < update.due:
         return state, ()
@@ -92,7 +91,7 @@ def advance_rollout(job: Job, state: State, at: float) -> Transition:
 
 
 def _stop_for_update(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
-    """Ranks that tell of steps hand over their state; of others nothing is known, and they are stopped."""
+    """Ranks that report steps transfer their state; others are stopped."""
     state = state.with_replica(replace(replica, exit_requested=True, transfers_state=replica.has_stepped))
     if not replica.has_stepped:
         found = FindingRaised(at=at, finding=_state_transfer_skipped(replica))
@@ -103,12 +102,12 @@ def _stop_for_update(job: Job, state: State, replica: ReplicaState, at: float) -
 
 
 def transfer_and_exit(nodes: tuple[int, ...]) -> CheckpointAndExit:
-    """Ask the ranks of these nodes to leave their state in memory, and go."""
+    """Request that the ranks of these nodes keep their state in memory and exit."""
     return CheckpointAndExit(nodes=nodes, reason=REASON, transfer_state=True)
 
 
 def settle_update(state: State, at: float) -> Transition:
-    """After a step: the new code may have made enough of them, and there is no way back from then on."""
+    """After a step: end the update if the new code has made enough steps; from then on there is no rollback."""
     if state.update is None or not code_versions.is_settled(state):
         return state, ()
     state, ended = code_versions.update_ended(state, UpdateOutcome.APPLIED, at)
@@ -137,8 +136,8 @@ def _state_transfer_skipped(replica: ReplicaState) -> Finding:
     return Finding(
         code="state-transfer-skipped",
         severity=Severity.WARNING,
-        what="the ranks have told of no step since they were started, so they are stopped for the update as they are",
+        what="the ranks have reported no step since their start, so they are stopped for the update without a state transfer",
         where=f"attempt {replica.attempt}",
-        remedy="Nothing where they save their own checkpoints: they go on from the last. With a holdfast.train Session "
-        "they would go on from the step they are at.",
+        remedy="Nothing where they save their own checkpoints: they resume from the last. With a holdfast.train Session "
+        "they would resume from the step they are at.",
     )

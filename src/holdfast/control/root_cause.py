@@ -1,4 +1,4 @@
-"""Owns the question who failed first: of all that was learnt about an attempt, the one failure that began it."""
+"""Decides which failure came first: the root cause of an attempt's end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.control.state import ReplicaState
 from holdfast.events import ExitReason, RankExited, RankHung
 from holdfast.os_errors import resource_error_in
 
-# What a rank says when a peer has gone: never the cause while another failure is known.
+# Error lines of a rank whose peer is gone: never the cause while another failure is known.
 #   RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29318
 #   torch.distributed.DistNetworkError: recvValueWithTimeout failed on SocketImpl(fd=3, ...): Connection reset by peer
 #   torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.
@@ -19,7 +19,7 @@ from holdfast.os_errors import resource_error_in
 #   torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.
 #   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
 #   RuntimeError: Broken pipe
-#   (the store of torch before 2.1; Python's own words for it would be BrokenPipeError: [Errno 32] Broken pipe)
+# (the store of torch before 2.1; Python's own error would be BrokenPipeError: [Errno 32] Broken pipe)
 _OF_A_PEER = re.compile(
     r"closed by (?:remote )?peer|remote process exit|communicator was aborted|DistNetworkError|Socket recv failed|"
     r"Timed out waiting \d+ms for|Timed out after \d+ seconds waiting for clients|"
@@ -29,12 +29,12 @@ _OF_A_PEER = re.compile(
     re.IGNORECASE,
 )
 
-# Who says this may have lost a peer, or the server of its data: it is the cause where no better one is known.
+# Error lines that may mean a lost peer, or a lost data server: the cause if no better one is known.
 #   ConnectionRefusedError: [Errno 111] Connection refused
 #   requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='data', port=443): Read timed out. (read timeout=10)
 _OF_A_NETWORK = re.compile(r"reset by peer|broken pipe|connection refused|timed out", re.IGNORECASE)
 
-# What a rank says that has waited for its peers for as long as it was told to:
+# Error lines of a rank whose wait for its peers timed out:
 #   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
 #   torch.distributed.DistBackendError: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, ...
 #   torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0
@@ -50,20 +50,20 @@ _WAITING = re.compile(
     r"ReplicaGroup\._wait_arrival|_Bucket\.unpack|quorum|should_commit"
 )
 
-# A frame in which a replica waits for the other replicas, and for nobody of its own.
+# A frame in which a replica waits for other replicas, and not for its own ranks.
 _FOR_REPLICAS = re.compile(
     r"ReplicaGroup\._wait_arrival|ReplicaGroup\.wait_for_replicas|_Bucket\.unpack"
-)  # the last on a GPU
+)  # _Bucket.unpack: on a GPU
 
 
 class PeerSymptom(IntEnum):
-    """How far a rank's last words leave it open that the cause was elsewhere."""
+    """How likely a rank's last error line is a symptom of a failure elsewhere."""
 
     NONE = 0
     NETWORK = 1
-    """They speak of a connection, which may be one to a peer."""
+    """It mentions a connection, perhaps to a peer."""
     PEER = 2
-    """They speak of a peer that went away."""
+    """It mentions a peer that is gone."""
 
 
 _KINDS: dict[ExitReason, FailureKind] = {
@@ -78,17 +78,17 @@ _KINDS: dict[ExitReason, FailureKind] = {
 
 
 def exited_on_request(replica: ReplicaState, exited: RankExited) -> bool:
-    """Whether a rank's end is what its replica was asked for: a checkpoint, and then to leave."""
+    """Whether a rank exited because its replica was requested to: a checkpoint, then exit."""
     return replica.exit_requested and exited.exited_on_request
 
 
 def first_failure(replica: ReplicaState, at: float) -> Failure:
     """The failure that began the end, at `at`, of an attempt that did not succeed.
 
-    Lost nodes and exits are ordered by their own clocks, with those that only speak of a vanished peer last. A hang is
-    the cause only where no node was lost and no rank ended before it was reported: a death leaves the others waiting,
-    while ranks that end after the report end because a hung replica is being stopped. And where those that ended only
-    gave up waiting: for the rank that was seen to do something else.
+    Lost nodes and exits are ordered by time, with those that only mention a lost peer last. A hang is the cause only if
+    no node was lost and no rank ended before it was reported: a death leaves the others waiting, while ranks that end
+    after the report end because a hung replica is being stopped. If the ranks that ended only gave up waiting, the
+    cause is the rank that was seen doing something else.
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = sorted((one for one in replica.rank_failures if one.failed and one.at <= reported_at), key=precedence)
@@ -106,7 +106,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
 
 
 def precedence(exited: RankExited) -> tuple[PeerSymptom, float]:
-    """Smallest for the failure most likely to be the first: it does not only speak of a vanished peer, and is early."""
+    """Smallest for the likeliest first failure: it does not only mention a lost peer, and is early."""
     return (_peer_symptom(exited), exited.at)
 
 
@@ -117,22 +117,22 @@ def _peer_symptom(exited: RankExited) -> PeerSymptom:
 
 
 def timed_out_waiting(exited: RankExited) -> bool:
-    """Whether a rank ended because it had waited for others as long as it was told to."""
+    """Whether a rank ended because its wait for other ranks timed out."""
     return exited.reason in (ExitReason.CODE, ExitReason.SIGNAL) and bool(_GAVE_UP.search(exited.error))
 
 
 def is_not_waiting(hung: RankHung) -> bool:
-    """Whether a rank was seen to do something else than to wait for others."""
+    """Whether a rank was seen doing something other than waiting for other ranks."""
     return hung.process_state == "T" or bool(hung.top_frame and not _waits(hung))
 
 
 def waits_inside_replica(hung: RankHung) -> bool:
-    """Whether a rank was seen to wait, and not for other replicas."""
+    """Whether a rank was seen waiting, but not for other replicas."""
     return bool(hung.top_frame) and not waits_for_other_replicas(hung)
 
 
 def waits_for_other_replicas(hung: RankHung) -> bool:
-    """Whether a rank was seen to wait for other replicas, and for nobody of its own."""
+    """Whether a rank was seen waiting for other replicas, and not for its own."""
     return bool(_FOR_REPLICAS.search(hung.top_frame))
 
 
@@ -142,21 +142,21 @@ HangSuspicion = tuple[bool, bool, int, float, bool, bool, float]
 def hang_suspicion(hung: RankHung) -> HangSuspicion:
     """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer.
 
-    Of those that have told of the same step one is behind that is still at its end, in `Session.commit`, and the more
-    the higher up it is there: others have come past all that it could wait in for them. Of those that wait the ones
-    that wait for other replicas are the least suspect: nobody waits for them in there.
+    Of ranks that reported the same step, one still in `Session.commit` is behind, the more so the earlier its line: the
+    others have passed everything that it could wait in for them. Of waiting ranks, those that wait for other replicas
+    are the least suspect: no rank waits for them there.
     """
     told = (hung.process_state != "T", hung.has_session, hung.last_step, hung.commit_line or math.inf)
     return (*told, _waits(hung), waits_for_other_replicas(hung), hung.last_step_at)
 
 
 def _waits(hung: RankHung) -> bool:
-    """Whether a rank is where ranks wait when another is late."""
+    """Whether a rank is where ranks wait if another is late."""
     return bool(_WAITING.search(hung.top_frame))
 
 
 def _kind(exited: RankExited) -> FailureKind:
-    """What a rank's end was: one that speaks of a full disk is no error of the program's, nor is to leave when told."""
+    """The kind of a rank's exit: a full disk is not a program error, nor is an exit on SIGTERM."""
     if exited.exited_on_request:
         return FailureKind.TERMINATED_EXTERNALLY
     row = resource_error_in(exited.error) if exited.reason in (ExitReason.CODE, ExitReason.NOT_STARTED) else None

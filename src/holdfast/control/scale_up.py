@@ -1,7 +1,7 @@
-"""Owns how a replica that runs takes in a node that came back: ranks leave after a checkpoint, and more start again.
+"""Adds returned nodes to a running replica: its ranks checkpoint and exit, and more ranks start.
 
-No step is lost where ranks take a checkpoint when asked. Others are stopped after their next one, and at last when
-`nodes.scale_up_timeout_s` is over. How often a run may grow is policy's.
+No step is lost if ranks take a checkpoint on request. Other ranks are stopped after their next checkpoint, or once
+`nodes.scale_up_timeout_s` is over. policy.py limits how often a run may add nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.job.spec import Job
 
 
 def maybe_scale_up(job: Job, state: State, index: int, at: float) -> Transition:
-    """Grow, now or when it is time, if a replica has nodes to spare and no other is on its way."""
+    """Add nodes, now or when due, if a replica has spare nodes and no other is on its way."""
     replica = state.replicas[index]
     if state.ending or replica.phase is not ReplicaPhase.RUNNING or replica.exit_requested:
         return state, ()
@@ -38,12 +38,12 @@ def maybe_scale_up(job: Job, state: State, index: int, at: float) -> Transition:
 
 
 def checkpoint_and_exit(nodes: tuple[int, ...]) -> CheckpointAndExit:
-    """Ask the ranks of these nodes to leave after a checkpoint."""
-    return CheckpointAndExit(nodes=nodes, reason="the run goes on with more nodes")
+    """Request that the ranks of these nodes checkpoint and exit."""
+    return CheckpointAndExit(nodes=nodes, reason="the run resumes with more nodes")
 
 
 def checkpoint_committed(job: Job, state: State, event: CheckpointCommitted) -> Transition:
-    """A checkpoint is there: ranks that were asked to leave have a moment to do so by themselves."""
+    """Handle a checkpoint: ranks that were requested to exit have `EXIT_GRACE_S` to do so."""
     replica = state.replicas[event.replica]
     if not replica.exit_requested or event.attempt != replica.attempt or replica.phase is not ReplicaPhase.RUNNING:
         return state, ()
@@ -51,13 +51,13 @@ def checkpoint_committed(job: Job, state: State, event: CheckpointCommitted) -> 
 
 
 def shorten_exit_timeout(state: State, index: int, at: float) -> State:
-    """What holds up a replica that is leaving is not waited for much longer."""
+    """Limit the remaining wait for a replica that is exiting."""
     key = Timer.EXIT.key(index)
     return state.with_timer(key, min(state.timers.get(key, at + EXIT_GRACE_S), at + EXIT_GRACE_S))
 
 
 def on_exit_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """A replica that was asked to leave has not: its ranks are told to end."""
+    """A replica has not exited on request: stop its ranks."""
     replica = state.replicas[index]
     if not replica.exit_requested or replica.phase is not ReplicaPhase.RUNNING:
         return state, ()

@@ -1,7 +1,7 @@
-"""Owns which standby takes the place of which missing node; pure, below the course of attempts and the lives of nodes.
+"""Promotes standbys to missing nodes; pure, used by lifecycle.py and node_handlers.py.
 
-Two slots change roles: the standby's gets the replica and the seat of the missing node's, so that the ranks keep their
-numbers, and the other is a standby's as soon as it is filled.
+Two slots swap roles: the standby's slot gets the replica and node rank of the missing node's, so that ranks keep their
+numbers; the other slot becomes a standby's once refilled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.job.spec import Job
 
 
 def promote_standbys(job: Job, state: State, at: float) -> tuple[State, Commands, tuple[int, ...]]:
-    """Put standbys that are ready where nodes are missing; what is to be said, and which replicas have gained one."""
+    """Put ready standbys in place of missing nodes; returns the commands and the replicas that gained a node."""
     if state.ending or not state.ready_standbys & state.ready_nodes:
         return state, (), ()
     commands: Commands = ()
@@ -36,14 +36,15 @@ def promote_standbys(job: Job, state: State, at: float) -> tuple[State, Commands
 
 
 def prepare_standby(state: State, node: int) -> Commands:
-    """Have a standby that has joined get ready, unless it has said that it is."""
+    """Have a joined standby prepare, unless it is ready."""
     return () if state.ready_standbys >> node & 1 else (PrepareNode(node=node),)
 
 
 def _replaceable(state: State, replica: ReplicaState) -> Iterator[NodeState]:
-    """Places of a replica that a standby may take.
+    """Slots of a replica that a standby may take.
 
-    Not one whose former ranks may still live, and at first not one whose node is on its way: it was asked for no later.
+    Not a slot whose former ranks may still live, and at first not one whose node is on its way: it was requested no
+    later.
     """
     if replica.phase is ReplicaPhase.DONE:
         return

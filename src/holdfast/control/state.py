@@ -1,4 +1,4 @@
-"""Owns what a run's controller knows: frozen data, changed only by the machine (machine.py)."""
+"""The controller's state of a run: frozen data, changed only by the state machine (machine.py)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from holdfast.job.run_spec import CodeArchive
 
 
 class Timer(StrEnum):
-    """What the machine waits for, each for one node or replica."""
+    """Timers of the machine, each for one node or replica."""
 
     RECONNECT = "reconnect"
-    """A node whose connection closed is to come back."""
+    """Deadline for a disconnected node to reconnect."""
     STOP = "stop"
-    """A replica's ranks are to end."""
+    """Deadline for a replica's ranks to stop."""
     HANG_VERDICT = "hang-verdict"
-    """A hung replica's other ranks are to report."""
+    """Deadline for a hung replica's other ranks to report."""
     FIRST_STEP = "first-step"
-    """A replica's ranks are to have taken a step, in a run whose ranks have taken some before."""
+    """Deadline for a replica's first step, in a run whose ranks have completed some before."""
     JOIN = "join"
-    """A replica's nodes that were made are to join."""
+    """Deadline for a replica's created nodes to join."""
     STANDBY_JOIN = "standby-join"
-    """A standby that was made is to join."""
+    """Deadline for a created standby to join."""
     MIN_NODES = "min-nodes"
-    """A replica's missing nodes are to come, or it does without them."""
+    """Time after which a replica starts without its missing nodes."""
     BACK_OFF = "back-off"
-    """A replica that fails again and again is to try once more."""
+    """Time at which a replica that fails repeatedly restarts."""
     SCALE_UP = "scale-up"
-    """A replica that could have more nodes is to take them in."""
+    """Time at which a replica may add nodes."""
     EXIT = "exit"
-    """A replica that is winding down is to have left."""
+    """Deadline for the ranks of a replica to exit on request."""
     UPDATE = "update"
-    """Ranks are to be stopped for an update, unless they restart before."""
+    """Time at which ranks are stopped for an update, unless they restart before."""
 
     def key(self, index: int) -> str:
-        """The key of this deadline of a node or replica."""
+        """The key of this timer for a node or replica."""
         return f"{self.value}:{index}"
 
     @classmethod
@@ -52,31 +52,31 @@ class Timer(StrEnum):
 
 
 class NodePhase(StrEnum):
-    """Where a node slot stands."""
+    """State of a node slot."""
 
     REQUESTED = "requested"
-    """Asked of the back end, which has not answered."""
+    """Requested from the back end, which has not answered."""
     UNAVAILABLE = "unavailable"
-    """The back end cannot make it now, and will as soon as it can."""
+    """The back end cannot create it now, and will as soon as it can."""
     CREATED = "created"
-    """It exists; its agent has not been heard of."""
+    """It exists; its agent has not connected."""
     JOINED = "joined"
     DISCONNECTED = "disconnected"
-    """Its agent's connection closed; it has until its deadline to come back."""
+    """Its agent's connection closed; it has until its deadline to reconnect."""
 
 
 class ReplicaPhase(StrEnum):
-    """Where a replica stands."""
+    """State of a replica."""
 
     GATHERING = "gathering"
-    """Waiting until every one of its nodes is joined and quiet."""
+    """Waiting until all of its nodes have joined and stopped their ranks."""
     RUNNING = "running"
     HANG_SUSPECTED = "hang-suspected"
-    """A hang was reported; the other ranks' stacks are awaited."""
+    """A hang was reported; reports of the other ranks are pending."""
     STOPPING = "stopping"
-    """Its ranks are being ended."""
+    """Its ranks are being stopped."""
     DONE = "done"
-    """Every rank has ended and none will be started again."""
+    """All ranks have ended and none will restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +87,19 @@ class NodeState:
     replica: int | None
     """None for a standby."""
     node_rank: int
-    """Its place among the nodes, by which ranks are numbered: one that takes another's place has its ranks."""
+    """Its index among the nodes, which determines global ranks: a replacement has the same ranks."""
     generation: int = 0
     phase: NodePhase = NodePhase.REQUESTED
     since: float = 0.0
-    """Unix seconds at which a missing node was asked for, or made."""
+    """Unix seconds at which a missing node was requested or created."""
     reason: str = ""
     """Why it is missing."""
     join_timed_out: bool = False
     """Whether a node in this slot did not join in time, and none has since."""
     maybe_alive: bool = False
-    """Whether ranks of the node that was lost may still live: its back end has yet to say that nothing is left."""
+    """Whether ranks of the lost node may still live: the back end has yet to report it gone."""
     evicted: bool = False
-    """Whether its queue takes this node back."""
+    """Whether the queue evicts this node."""
     incarnation: str = ""
     address: str = ""
     port: int = 0
@@ -118,7 +118,7 @@ class NodeState:
 
     @property
     def is_missing(self) -> bool:
-        """Whether nobody is there, nor known to be out of reach."""
+        """Whether the slot has no node, not even a disconnected one."""
         return self.phase in (NodePhase.REQUESTED, NodePhase.UNAVAILABLE, NodePhase.CREATED)
 
     @property
@@ -134,25 +134,25 @@ class NodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRate:
-    """What a replica's steps have shown of themselves."""
+    """Measurements of a replica's steps."""
 
     step_s: float | None = None
-    """Seconds a step takes, those of late counting more."""
+    """Seconds per step, weighted towards recent steps."""
     total_steps: int | None = None
     global_batch: int | None = None
-    """Samples in a step, where ranks take their micro-batches from a Session."""
+    """Samples per step, if ranks take their micro-batches from a Session."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Other code that ranks are to run; over when it has made some steps, or is taken back."""
+    """Other code that ranks are to run; ends once the code has made some steps or is rolled back."""
 
     code: CodeArchive | None
-    """None where it lies in place."""
+    """None for code in place."""
     due: float | None
-    """Unix seconds at which ranks are stopped for it; none waits for a restart."""
+    """Unix seconds at which ranks are stopped for it; None waits for a restart."""
     fetched_by: int = 0
-    """Nodes that have the code, a bit each."""
+    """Nodes that have the code, one bit each."""
 
     def is_fetched_by(self, nodes: Iterable[int]) -> bool:
         """Whether all of these nodes have its code."""
@@ -165,10 +165,10 @@ class ReplicaState:
 
     replica: int
     slots: int = 0
-    """Its node slots, a bit each, as in `State.busy`."""
+    """Its node slots, one bit each, as in `State.nodes_with_processes`."""
     phase: ReplicaPhase = ReplicaPhase.GATHERING
     attempt: int = -1
-    """The attempt in hand, from 0; -1 before the first."""
+    """The current attempt, from 0; -1 before the first."""
     members: tuple[int, ...] = ()
     """The attempt's nodes, in the order of their ranks."""
     started_at: float = 0.0
@@ -177,31 +177,31 @@ class ReplicaState:
     highest_step: int = 0
     """Highest step ever committed."""
     attempt_steps: int = 0
-    """How many it has committed in the attempt in hand."""
+    """Number of steps committed in the current attempt."""
     step_rate: StepRate = StepRate()
     exit_requested: bool = False
-    """Whether its ranks were asked to leave after a checkpoint, so that it can go on with more nodes."""
+    """Whether its ranks were requested to exit after a checkpoint, so that it can resume with more nodes."""
     transfers_state: bool = False
-    """Whether they leave their state in memory instead, for the same ranks with other code."""
+    """Whether they keep their state in memory instead, for the same ranks with other code."""
     code: CodeArchive | None = None
-    """What the attempt in hand runs; none where code lies in place."""
+    """The code of the current attempt; None for code in place."""
     draining: bool = False
-    """Whether its ranks are being ended and may take a step till then, since their node is only about to go."""
+    """Whether its ranks are being stopped but may still take a step, since their node is only about to go."""
     rollout_base_step: int | None = None
     """The step after which it runs code of an update that is on trial."""
     scale_ups: tuple[float, ...] = ()
-    """Unix seconds at which it stopped for that, oldest first."""
+    """Unix seconds at which it stopped to add nodes, oldest first."""
     succeeded: int = 0
-    """Ranks of this attempt that ended by themselves with code 0, a bit each."""
+    """Ranks of this attempt that exited by themselves with code 0, one bit each."""
     rank_failures: tuple[RankExited, ...] = ()
-    """How ranks of this attempt failed, in the order it was learnt."""
+    """Failed exits of this attempt's ranks, in order of arrival."""
     reported: int = 0
-    """Ranks of this attempt that were reported hung, or gave up waiting for others, a bit each."""
+    """Ranks of this attempt that were reported hung or gave up waiting for others, one bit each."""
     hangs: tuple[RankHung, ...] = ()
     node_failures: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
     lost_slots: int = 0
-    """Node slots lost since its last attempt was running, a bit each: together they are one disruption."""
+    """Node slots lost since its last attempt ran, one bit each: together they are one disruption."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 
@@ -211,7 +211,7 @@ class ReplicaState:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether it has committed a step in the attempt in hand."""
+        """Whether it has committed a step in the current attempt."""
         return self.attempt_steps > 0
 
 
@@ -227,29 +227,29 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All that a controller knows of its run; the fold of its log."""
+    """All that a controller knows about its run; the fold of its log."""
 
     nodes: tuple[NodeState, ...] = ()
     nodes_with_processes: int = 0
-    """Nodes that are `busy`, a bit each: asked at every word of every node, where looking at all would be square."""
+    """Nodes with `has_processes`, one bit each: read for each message, where scanning all nodes would be quadratic."""
     ready_nodes: int = 0
-    """Nodes that are `ready`, a bit each."""
+    """Nodes with `is_ready`, one bit each."""
     ready_standbys: int = 0
-    """Standbys that have said that they can start at once, a bit each."""
+    """Standbys that reported ready, one bit each."""
     replicas: tuple[ReplicaState, ...] = ()
     timers: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Unix seconds at which the machine wants to be told that time has passed, by key."""
+    """Unix seconds at which each timer expires, by key."""
     pending_faults: tuple[FaultRequested, ...] = ()
-    """Drills that wait: the controller's own for a step, others for an agent's word that they were done."""
+    """Faults that wait: the controller's for a step, others for an agent's report that they were injected."""
     code: CodeArchive | None = None
-    """What ranks run, but for an update; none where it lies in place."""
+    """The code of ranks without an update; None for code in place."""
     update: Update | None = None
     cordoned: tuple[NodeId, ...] = ()
-    """Places whose machine is out of use, by a drill."""
+    """Nodes whose machine is cordoned by a drill."""
     ending: Ending | None = None
     finished: bool = False
     longest_first_step_s: float = 0.0
-    """Longest, in seconds, that an attempt took from its start to the end of its first step; 0 before any has."""
+    """Longest seconds from an attempt's start to the end of its first step; 0 before any has completed one."""
 
     @property
     def done(self) -> bool:
@@ -258,12 +258,12 @@ class State:
 
     @property
     def shutting_down(self) -> bool:
-        """Whether only the end is left: agents are told to leave, and the back end removes every node."""
+        """Whether only the shutdown is left: agents exit, and the back end removes every node."""
         return self.ending is not None and self.done
 
     @property
     def has_replicas(self) -> bool:
-        """Whether there are replicas that survive one another."""
+        """Whether there are several replicas, each of which can fail alone."""
         return len(self.replicas) > 1
 
     @property
@@ -273,20 +273,20 @@ class State:
 
     @property
     def rendezvous_by_replica(self) -> dict[int, str]:
-        """Where the ranks of each replica's attempt meet; empty for one that has none at work."""
+        """Rendezvous address of each replica's attempt; empty for a replica without running ranks."""
         return {
             replica.replica: f"{replica.master_addr}:{replica.master_port}" if self.may_step(replica) else ""
             for replica in self.replicas
         }
 
     def may_step(self, replica: ReplicaState) -> bool:
-        """Whether a replica's ranks may take a step: they are at work, or have time to end after one."""
+        """Whether a replica's ranks may take a step: they run, or have a grace period to end after one."""
         parting = replica.draining or (self.ending is not None and self.ending.grace_s > 0)
         return replica.is_running or (parting and replica.phase is ReplicaPhase.STOPPING)
 
     @property
     def training_complete(self) -> bool:
-        """Whether a replica has finished by itself: what it holds is what all of them were to come to."""
+        """Whether a replica has finished by itself: its state is the result of the training."""
         return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
@@ -298,7 +298,7 @@ class State:
         return replace(self, nodes=nodes, nodes_with_processes=busy, ready_nodes=ready)
 
     def with_nodes(self, changed: Iterable[NodeState]) -> State:
-        """Many at once: all are looked at, which beats thousands of changes of single bits."""
+        """Replace many nodes in one pass: scanning all beats thousands of single-bit changes."""
         nodes = list(self.nodes)
         for node in changed:
             nodes[node.node] = node
@@ -310,7 +310,7 @@ class State:
         return replace(self, replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
 
     def with_timer(self, key: str, at: float | None) -> State:
-        """Set a deadline, or take it away with None."""
+        """Set a timer, or delete it with None."""
         if self.timers.get(key) == at:
             return self
         deadlines = dict(self.timers)
@@ -328,13 +328,13 @@ class State:
         return tuple(sorted((node for node in self.nodes if node.replica == replica), key=lambda node: node.node_rank))
 
     def node_at(self, replica: int, node_rank: int) -> int | None:
-        """The node at a place of a replica's attempt in hand; none where it has not so many."""
+        """The node at a node rank of a replica's current attempt; None if the attempt has fewer nodes."""
         members = self.replicas[replica].members
         return members[node_rank] if node_rank < len(members) else None
 
 
 def _bits(flags: Iterable[bool]) -> int:
-    """A bit for each flag, the first one lowest."""
+    """One bit per flag, the first one lowest."""
     return int("".join("1" if flag else "0" for flag in flags)[::-1] or "0", 2)
 
 
@@ -343,4 +343,4 @@ def _with_bit(bits: int, index: int, on: bool) -> int:
 
 
 Transition = tuple[State, Commands]
-"""What an event leads to: the state after it, and what is to be done."""
+"""The result of an event: the state after it, and the commands."""

@@ -1,6 +1,6 @@
-"""Owns the rule for a committed step: one that every node of a replica has passed in the same attempt.
+"""Decides which steps are committed: those that every node of a replica has finished in the same attempt.
 
-Every node's word of it says so, or a complete checkpoint does.
+The evidence is a progress message from every node, or a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from holdfast.protocol.orders import NodeStep, Progress
 
 @dataclass
 class _PendingStep:
-    """A step that some nodes have passed: their latest times, and their metrics."""
+    """A step that some nodes have finished: their latest times, and their metrics."""
 
     node_count: int = 0
-    """How many have."""
+    """Number of nodes that have."""
     head_step: NodeStep | None = None
     others: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     """Metrics of the other nodes."""
@@ -39,25 +39,25 @@ class _PendingStep:
 
 @dataclass
 class StepTracker:
-    """Puts the nodes' progress in one attempt of a replica together."""
+    """Merges the nodes' progress in one attempt of a replica."""
 
     replica: int
     attempt: int
     nodes: tuple[int, ...]
-    """The first is the head, which has rank 0."""
+    """The first is the head node, which has rank 0."""
     committed: int = 0
     """Highest step committed in this attempt."""
     written: int = 0
     """Highest step of this attempt that is in the log."""
     checkpointed: int = 0
-    """Highest step of a complete checkpoint: every rank finished it, whether or not its node's word of it arrived."""
+    """Highest step of a complete checkpoint: every rank finished it, even if a node's progress message was lost."""
     _last_by_node: dict[int, int] = field(default_factory=dict[int, int])
-    """The last step each node has passed."""
+    """The last step each node has finished."""
     _pending: dict[int, _PendingStep] = field(default_factory=dict[int, _PendingStep])
     """Steps not committed, by number."""
 
     def add(self, progress: Progress, at: float) -> list[StepCommitted]:
-        """Add a node's word; the steps that are now whole. Words heard twice change nothing."""
+        """Add a node's progress; returns the newly committed steps. Repeated messages change nothing."""
         newest = max(self._last_by_node.get(progress.node, 0), self.committed)
         steps: list[StepCommitted] = []
         for word in progress.steps:
@@ -72,18 +72,18 @@ class StepTracker:
         return steps
 
     def ahead(self, node: int) -> int:
-        """Steps that a node has passed and others have not, as far as they are kept."""
+        """Steps that a node is ahead of others, as far as they are kept."""
         return min(len(self._pending), self._last_by_node.get(node, 0) - self.committed)
 
     def commit_checkpointed(self, at: float) -> list[StepCommitted]:
-        """Commit the head's words up to the proven step; for when other nodes' words of it may have died with them."""
+        """Commit the head's steps up to the checkpoint; other nodes' progress messages may be lost with them."""
         proven = [
             (number, step) for number, step in self._pending.items() if step.head_step and number <= self.checkpointed
         ]
         return [self._commit(number, step, at) for number, step in sorted(proven, key=lambda pair: pair[0])]
 
     def _commit(self, number: int, step: _PendingStep, at: float) -> StepCommitted:
-        """A node passes its steps in order, so nobody will pass any that is lower."""
+        """A node finishes its steps in order, so no node will finish a lower one."""
         self.committed = number
         while self._pending and (lowest := next(iter(self._pending))) <= number:
             del self._pending[lowest]

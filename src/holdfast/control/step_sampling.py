@@ -1,13 +1,13 @@
-"""Owns which committed steps have a line of their own in the log, and which share one.
+"""Decides which committed steps have their own line in the log, and which share one.
 
-The first `WHOLE` steps of a replica each have a line, and so has the first of every attempt. From then on a line comes
-when a thousandth of the run's age has passed since the last one, at the latest after `MAX_INTERVAL_S`; it stands for all
-steps since. The times a line carries are sums over its steps, so accounts, speed and step numbers come out the same;
-metrics are those of its last step, and those that come with few steps, which is a reason for a line. Whatever else
-happens to the run is written after the steps before it.
+The first `FULL_RATE_LINES` steps of a replica each have a line, and so has the first of every attempt. From then on a
+line is written when a thousandth of the run's age has passed since the last one, at the latest after `MAX_INTERVAL_S`;
+it stands for all steps since. The times of a line are sums over its steps, so accounting, speed and step numbers stay
+exact; metrics are those of its last step. A step with metrics that only few steps have gets a line. Other events are
+written after the steps before them.
 
 With steps of 10 s (260,000 in 30 days) that is 1,000 lines for the first 2.8 hours, 2,000 until 30 s are a thousandth
-of the run's age (8.3 hours), then one each 30 s: 89,000 lines, 20 MiB. However short a step is, there are no more than
+of the run's age (8.3 hours), then one per 30 s: 89,000 lines, 20 MiB. However short a step is, there are no more than
 1,000 + 1,000 · ln(30,000) + 30 days / 30 s = 98,000.
 """
 
@@ -22,29 +22,29 @@ from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
 from holdfast.metrics.metric_catalog import has_requested, sticky_metrics
 
 FULL_RATE_LINES = 1000
-"""Lines before steps begin to share them; and the share of a run's age that may pass without one is 1 / WHOLE."""
+"""Lines before steps begin to share them; 1 / FULL_RATE_LINES of a run's age may pass without a line."""
 
 MAX_INTERVAL_S = 30.0
-"""Longest that steps share a line, in seconds; what `holdfast status` says of a run under way is no older."""
+"""Maximum seconds that steps share a line; `holdfast status` of a live run is no older."""
 
 
 def min_interval_s(lines: int, age_s: float) -> float:
-    """Least time between two lines about steps, in a run of this age that has so many of them."""
+    """Minimum seconds between two step lines, in a run of this age that has so many of them."""
     return 0.0 if lines < FULL_RATE_LINES else min(MAX_INTERVAL_S, age_s / FULL_RATE_LINES)
 
 
 @dataclass
 class StepSampler:
-    """What is written and what is kept back of one replica's steps."""
+    """The written and held-back steps of one replica."""
 
     lines: int = 0
     last_written: StepCommitted | None = None
-    """The last one written."""
+    """The last line written."""
     pending: StepCommitted | None = None
-    """Steps that are committed and not written yet, as the one line they would be."""
+    """Steps that are committed and not written yet, merged into one line."""
 
     def on_written(self, line: StepCommitted) -> StepCommitted:
-        """Take note of a line."""
+        """Record a written line."""
         self.lines += 1
         self.last_written = line
         return line
@@ -52,10 +52,10 @@ class StepSampler:
     def add(
         self, step: StepCommitted, *, age_s: float, highest: int, at_once: bool = False, low_space: bool = False
     ) -> list[StepCommitted]:
-        """The lines that a newly committed step leads to; `highest` is the highest step that is written.
+        """The lines to write for a newly committed step; `highest` is the highest step in the log.
 
-        Steps that are done again share no line with new ones: they are accounted for apart. `sparing` is for a log that
-        has little space left.
+        Recomputed steps share no line with new ones: they are accounted separately. `space_low` writes as few lines as
+        possible.
         """
         lines: list[StepCommitted] = []
         if self.pending is not None and not _can_merge(self.pending, step, highest):
@@ -68,15 +68,15 @@ class StepSampler:
         return lines
 
     def flush(self) -> list[StepCommitted]:
-        """The line that is due at once for what is kept; none where nothing is."""
+        """The line for the held-back steps, to be written immediately; empty if there are none."""
         kept, self.pending = self.pending, None
         return [] if kept is None else [self.on_written(kept)]
 
 
 def merge_steps(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> tuple[AnyEvent, ...]:
-    """Events that wait for a log which has no space, with as few lines about steps as can be.
+    """Merge the step events of a batch that waits for log space into as few lines as possible.
 
-    Checkpoints may then follow steps that came after them; nothing else changes places. `highest` is of a replica.
+    Checkpoints may then follow later steps; all other events keep their order. `highest` takes a replica.
     """
     drawn: list[AnyEvent] = []
     open_lines: dict[int, int] = {}
