@@ -1,3 +1,3 @@
-"""holdfast: multi-node training that runs correctly on its first launch and holds fast when things break."""
+"""holdfast: launches multi-node PyTorch training and recovers it from failures."""
 
 __version__ = "0.1.0"

@@ -1,10 +1,10 @@
-"""What holdfast can be asked to do, as functions: the command line calls these, and so can a program.
+"""holdfast's Python API: the functions behind each command-line verb.
 
-A composition root: it knows the job's models, the back ends and where runs are kept. A run belongs to its controller,
-a process of its own; these functions start it, read its log, and speak to its port.
+A composition root: it knows the job models, the back ends and where runs are stored. A run belongs to its controller, a
+separate process; these functions start it, read its log, and send it requests.
 
-One file, longer than others, because it is the one list of what can be asked for. What diagnoses is imported where it
-is asked for: its rules are a fifth of all that would be loaded, and no other verb needs them.
+One long file, because it is the single list of operations. Diagnosis is imported on use: its rules are a fifth of all
+imports, and no other verb needs them.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ if TYPE_CHECKING:
     from holdfast.launch.kubernetes.object_names import ObjectNames
 
 LAST_LINES = 10
-"""Lines of the rank that failed first that are shown where nothing better is known of it."""
+"""Last lines shown of the rank that failed first, if the diagnosis finds nothing better."""
 LAST_LINE_CHARS = 2000
 LEAVE_S = 5.0
-"""Longest that `follow` waits, after a run's last event, for its processes to have gone."""
+"""Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
 
 
 # Describe
 
 
 class Overrides(TypedDict, total=False):
-    """What is given beside a job file, and goes over it; without a file, `command` is the job's."""
+    """Arguments that override a job file; without a file, `command` is the job's."""
 
     command: Sequence[str]
     overrides: Sequence[str]
@@ -108,7 +108,7 @@ class Overrides(TypedDict, total=False):
 
 
 def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
-    """Read a job file, or make a job of a command line, with what is to be said of it; raises when it is wrong."""
+    """Read a job file, or make a job from a command line, with its findings; raises if it is invalid."""
     fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
     asked = [f"{key}={value}" for key, value in fields.items() if value is not None]
     overrides = [*asked, *given.get("overrides", ())]
@@ -118,12 +118,12 @@ def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
 
 
 def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
-    """Read a job file, or make a job of a command line; raises when it is wrong."""
+    """Read a job file, or make a job from a command line; raises if it is invalid."""
     return load(path, **given).job
 
 
 def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:
-    """Everything that is wrong with a job here, or worth saying, before anything is started."""
+    """All problems and warnings of a job on a target, before anything is started."""
     from holdfast.launch.local.local_preflight import check_locally
 
     place, loaded = _target(target, base), _loaded(job)
@@ -143,16 +143,16 @@ def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ..
 
 
 def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[Finding, ...]:
-    """Everything that a place lacks for a job, or for the smallest one; a cluster is asked, and nothing is made there.
+    """Everything that a target lacks for a job, or for a minimal one; queries a cluster but creates nothing there.
 
-    Raises HoldfastError where the cluster does not answer, or does not know this user.
+    Raises HoldfastError if the cluster does not answer, or does not know this user.
     """
     place = _target(target, base)
     smallest = load(None, command=("true",), overrides=("image=any",))
     if place.backend != KUBERNETES:
         return check(loaded or smallest, target, base=base)
     known = check(loaded or smallest, target, base=base)
-    if loaded is None:  # what is said of the smallest job is of nobody's, but for what any job meets there
+    if loaded is None:  # a minimal job's own findings concern no user, except one that any job would get there
         known = tuple(each for each in known if each.code == "checkpoint-not-shared")
     if any(each.code == "no-image" for each in known):
         return known
@@ -167,7 +167,7 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
 
 
 def _check_cluster(loaded: LoadedJob, place: Target, target: str, base: Path) -> Iterator[Finding]:
-    """What a cluster's target and the job make of one another, each finding with its line in either file."""
+    """Problems of the job on a cluster target, each finding with its line in either file."""
     from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX, check_job_on_cluster
 
     for finding in check_job_on_cluster(_submission(loaded.job, place, target, None)):
@@ -180,23 +180,23 @@ def _check_cluster(loaded: LoadedJob, place: Target, target: str, base: Path) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """Exactly what would be sent to a place, or given to each rank."""
+    """Exactly what would be sent to a target, or given to each rank."""
 
     text: str
     findings: tuple[Finding, ...]
     objects: tuple[dict[str, Any], ...] = ()
-    """The same as data, where it is sent to a cluster."""
+    """The same as data, if it is sent to a cluster."""
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
-    """Exactly what would be sent to the place, or given to each rank; nothing is started.
+    """Exactly what would be sent to the target, or given to each rank; nothing is started.
 
-    Raises HoldfastError where a cluster could make nothing of it.
+    Raises HoldfastError if the job cannot run on a cluster.
     """
     loaded, place = _loaded(job), _target(target, base)
     if place.backend == KUBERNETES:
         return _render_objects(loaded, place, target, base)
-    from holdfast.launch.local.local_backend import render as render_local  # a fifth of all that would be loaded
+    from holdfast.launch.local.local_backend import render as render_local  # a fifth of all imports
 
     with tempfile.TemporaryDirectory() as aside:
         text = render_local(_accepted(loaded.job, target, base, Path(aside)))
@@ -221,9 +221,9 @@ def _render_objects(loaded: LoadedJob, place: Target, target: str, base: Path) -
 def start(
     job: Job | LoadedJob, target: str, *, base: Path, on_findings: Callable[[Sequence[Finding]], object] | None = None
 ) -> RunDir:
-    """Start a run and return as soon as its controller can be spoken to; raises when the job is not possible here.
+    """Start a run and return as soon as its controller answers; raises if the job cannot run here.
 
-    `tell` is given the warnings, before anything is started.
+    `tell` receives the warnings before anything is started.
     """
     findings = check(job, target, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
@@ -247,7 +247,7 @@ def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
     if lacking := tuple(missing_secrets(job, base.absolute(), os.environ)):
         raise HoldfastError(lacking, ExitCode.CANNOT_RUN_HERE)
     place = _target(target, base)
-    connect(place.context, place.namespace)  # it connects while the rest is found out
+    connect(place.context, place.namespace)  # connect in parallel with the rest
     from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem
     from holdfast.launch.kubernetes.submit.submit_run import submit
 
@@ -260,24 +260,25 @@ def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
 
 
 _STARTS = {LOCAL: _start_here, KUBERNETES: _start_on_cluster}
-"""How a run is started, by its back end."""
+"""Start function of each back end."""
 
 
 def restart_controller(run: RunDir) -> bool:
-    """Start a controller for an unfinished run that has none; whether this call did so."""
+    """Start a controller for an unfinished run without one; returns whether this call did so."""
     if is_finished(run) or run.alive() or not run.secrets.exists():
         return False
     try:
         start_supervisor(run, accepted(run))
     except HoldfastError:
-        if run.alive():  # somebody else was quicker
+        if run.alive():  # another process was quicker
             return False
         raise
     return True
 
 
 def cancel(run: RunDir, *, force: bool = False) -> bool:
-    """End a run: SIGTERM and its grace, or SIGKILL at once with `force`; whether its controller does it.
+    """End a run: SIGTERM and its grace period, or SIGKILL immediately with `force`; returns whether its controller does
+    it.
 
     With `force` a local run whose controller does not answer is ended without it.
     """
@@ -307,18 +308,18 @@ def _is_local(run: RunDir) -> bool:
     try:
         return accepted(run).backend == LOCAL
     except HoldfastError:
-        return os.path.lexists(run.nodes)  # which only runs on this machine have
+        return os.path.lexists(run.nodes)  # only local runs have this folder
 
 
 def controller_failing(run: RunDir) -> Finding | None:
-    """That a run's controllers do not last; None where they do, or where nobody keeps any."""
+    """The finding for a run whose controllers fail repeatedly; None if they do not, or if no supervisor restarts them."""
     return controller_client.controller_failing(run)
 
 
 def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
-    """Have a run's ranks take a checkpoint at their next step; returns once it is complete, in every replica.
+    """Have a run's ranks take a checkpoint at their next step; returns once it is complete in every replica.
 
-    Raises HoldfastError where nobody can take one, where it fails, and when it is not there `timeout_s` seconds later.
+    Raises HoldfastError if no rank can take one, if it fails, and if it is not complete after `timeout_s` seconds.
     """
     waited: dict[int, int] = {}
     for known, event in follow_request(run, CheckpointRequested(at=time.time()), CHECKPOINT, timeout_s):
@@ -328,20 +329,20 @@ def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
             waited.pop(event.replica, None)
             if not waited:
                 return event
-    raise AssertionError("it is waited for until it is there or will not be")
+    raise AssertionError("follow_request ends with the result or raises")
 
 
 def profile_steps(run: RunDir, *, timeout_s: float) -> StepCommitted:
-    """Have a run's ranks profile their next steps; returns the step whose metrics say where their time goes.
+    """Have a run's ranks profile their next steps; returns the step whose metrics hold the step-time breakdown.
 
-    Raises HoldfastError where no rank can, and when it is not known `timeout_s` seconds later.
+    Raises HoldfastError if no rank can, and if the profile is not there after `timeout_s` seconds.
     """
     seen = (event for _, event in follow_request(run, ProfileRequested(at=time.time()), STEP_PROFILE, timeout_s))
     return next(event for event in seen if isinstance(event, StepCommitted) and has_requested(event.metrics))
 
 
 Updated, update = code_update.UpdateResult, code_update.update
-"""Have a run's ranks go on with other code."""
+"""Have a run's ranks resume with other code."""
 
 
 def inject_fault(
@@ -354,7 +355,7 @@ def inject_fault(
     for_s: float | None = None,
     amount: float | None = None,
 ) -> None:
-    """Break something of a run on purpose, at once or at a step, for some seconds or for good (job/fault_catalog.py)."""
+    """Inject a fault into a run, immediately or at a step, for some seconds or for good (job/fault_catalog.py)."""
     asked = FaultRequested(
         at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
     )
@@ -362,7 +363,7 @@ def inject_fault(
 
 
 def inject_faults(run: RunDir, asked: Sequence[FaultRequested]) -> None:
-    """Break several things of a run, or none where it cannot have one of them."""
+    """Inject several faults into a run, or none if one of them is not possible."""
     refuse_finished(run)
     for each in asked:
         check_drill(each, accepted(run), run.run_id)
@@ -379,32 +380,32 @@ def accepted(run: RunDir) -> RunSpec:
 
 
 def is_orphaned(run: RunDir) -> bool:
-    """Whether a run is unfinished and nothing goes on with it, until `revive`."""
+    """Whether a run is unfinished and has no controller, until `restart_controller`."""
     return not run.alive() and not is_finished(run)
 
 
 def events(run: RunDir) -> list[AnyEvent]:
-    """Every event of a run until now, in order."""
+    """Every event of a run so far, in order."""
     return read_events(run.events)
 
 
 def status(run: RunDir) -> RunStatus:
-    """How a run is doing, or how it went."""
+    """The status of a run, live or finished."""
     return read_status(run)
 
 
 def pending_reason(run: RunDir) -> Finding | None:
-    """Why a run's nodes are not there, as its cluster shows it; None where nothing says so, or where it has none."""
+    """Why a run's nodes are missing, as reported by its cluster; None if there is no reason or no cluster."""
     return controller_client.pending_reason(run)
 
 
 def staleness(run: RunDir) -> Finding | None:
-    """How old it is what is known of a run elsewhere, and why; None where its place is heard."""
+    """How old the local data of a remote run is, and why; None if its cluster is in contact."""
     return controller_client.staleness(run, now=time.time())
 
 
 def run_row(run: RunDir) -> RunRow:
-    """A run in a line; the log of one that is over is folded for that only once."""
+    """A run as one table row; the log of a finished run is folded for it only once."""
     try:
         log_bytes = run.events.stat().st_size
     except FileNotFoundError:
@@ -418,7 +419,7 @@ def run_row(run: RunDir) -> RunRow:
 
 
 def _cached_row(run: RunDir) -> RunRow | None:
-    """What was kept of a run when it was last folded; none where nothing was, or nothing that this version knows."""
+    """The cached row of a run; None if there is none, or none that this version can read."""
     import msgspec
 
     try:
@@ -430,12 +431,12 @@ def _cached_row(run: RunDir) -> RunRow | None:
 def _cache_row(run: RunDir, known: RunRow) -> None:
     import msgspec
 
-    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
+    with contextlib.suppress(OSError):  # an unwritable folder costs time, nothing else
         atomic_write(run.run_row, msgspec.json.encode(known))
 
 
 def summary(run: RunDir) -> RunSummary:
-    """How a run went, or how far it is: where its time went, and what failed."""
+    """How a run went so far: where its time went, and what failed."""
     reader = EventReader(run.events)
     known, logs = list(reader.read()), str(run.logs) if run.logs.is_dir() else ""
     clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
@@ -445,13 +446,13 @@ def summary(run: RunDir) -> RunSummary:
 
 
 def _corrupt_line_count(reader: EventReader, known: Sequence[AnyEvent]) -> int:
-    """How many lines of a log cannot be read, at least; one where its beginning is gone."""
+    """Number of corrupt lines of a log, at least 1 if its beginning is gone."""
     begins = not known or isinstance(known[0], RunCreated)
     return reader.corrupt_line_count or int(not begins)
 
 
 def storage_finding(run: RunDir) -> Finding | None:
-    """What is wrong with the disk of an unfinished run's folder, which may keep its controller from saying so."""
+    """The problem of the disk with an unfinished run's folder, which may keep its controller from reporting it."""
     if is_finished(run):
         return None
     refusal = probe_disk(run.path)
@@ -459,7 +460,7 @@ def storage_finding(run: RunDir) -> Finding | None:
 
 
 def runs() -> list[RunDir]:
-    """Every run of this user, newest first."""
+    """All runs of this user, newest first."""
     root = runs_root()
     if not root.is_dir():
         return []
@@ -468,7 +469,7 @@ def runs() -> list[RunDir]:
 
 
 def _begun_at(run: RunDir) -> float:
-    """When a run was started; 0 of a folder that is none. A run whose job was lost has its log."""
+    """When a run was started; 0 for a folder that is not a run. A run whose job file was lost has its log."""
     for path in (run.job, run.events):
         with contextlib.suppress(OSError):
             return path.lstat().st_mtime
@@ -476,9 +477,9 @@ def _begun_at(run: RunDir) -> float:
 
 
 def find_run(prefix: str | None) -> RunDir:
-    """The run whose id begins with `prefix`, or has it as its last part; the latest run when there is no prefix.
+    """The run whose id begins with `prefix`, or ends in it; the latest run if there is no prefix.
 
-    A job's whole name means its latest run.
+    A job's full name selects its latest run.
     """
     known = runs()
     if not known:
@@ -503,7 +504,7 @@ def find_run(prefix: str | None) -> RunDir:
 def diagnose(
     paths: Sequence[Path], *, stdin: BinaryIO | None = None, hide: Callable[[str], str] | None = None
 ) -> Diagnosis:
-    """What happened, first to whom, and what to do, from files and folders of logs; `-` is standard input.
+    """Diagnose log files and folders: what happened, where first, and what to do; `-` is standard input.
 
     `hide` replaces secrets in a line before it is cut.
     """
@@ -511,7 +512,7 @@ def diagnose(
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
 
     for path in paths:
-        if str(path) != "-" and not os.path.exists(path):  # which answers for a name that is too long as well
+        if str(path) != "-" and not os.path.exists(path):  # False also for a name that is too long
             name, remedy = printable(str(path)), "Give files or folders that are there, or the id of a run."
             raise failure(
                 "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
@@ -533,10 +534,9 @@ def diagnose(
 def diagnose_run(
     run: RunDir, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
 ) -> Diagnosis:
-    """What happened in the attempt of a run that failed last: from its event log and what the ranks wrote in it.
+    """Diagnose a run's last failed attempt from its event log and its ranks' logs.
 
-    `known` are the events to go by; all of the log when they are not given. `hide` replaces secrets in a line before it
-    is cut.
+    `known` are the events to use; by default the whole log. `hide` replaces secrets in a line before it is cut.
     """
     from holdfast.diagnose.failed_attempt import last_failure
     from holdfast.diagnose.log_input import LogInput
@@ -571,7 +571,7 @@ def diagnose_run(
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
     pile = LogInput((*logs.values(), *stacks), shared_logs=shared)
-    # The number of a launcher's process is that of the first rank of its node, whichever of them failed.
+    # A launcher process has the number of its node's first rank, whichever of its ranks failed.
     first_rank = None if shared and failed.log_rank is None else failed.rank
     if first_rank is None:
         fact = replace(fact, process=replace(fact.process, rank=None))
@@ -589,7 +589,7 @@ def diagnose_run(
 
 
 def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
-    """What a rank wrote last."""
+    """The last lines that a rank wrote."""
     from holdfast.diagnose.diagnosis import Evidence
 
     lines = (line for line in last_lines(path, 2 * LAST_LINES) if line.strip())
@@ -598,13 +598,13 @@ def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence
 
 
 STACK_DUMP_TIMEOUT_S = 20.0
-"""Longest to wait for the stacks of a live run's ranks."""
+"""Maximum seconds to wait for the stacks of a live run's ranks."""
 
 
 def _standstill(
     run: RunDir, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
 ) -> Stall | None:
-    """Since when a live run shows no sign of work; its log is read only where nothing else tells that it does."""
+    """Since when a live run shows no progress; reads its log only if nothing else shows progress."""
     written_s: dict[RankLog, float] = {}
     for log, path in find_rank_logs(run).items():
         with contextlib.suppress(OSError):
@@ -617,16 +617,16 @@ def _standstill(
 
 
 def standstill_finding(run: RunDir, status: RunStatus | None = None) -> Finding | None:
-    """What is to be said of an unfinished run that has shown no sign of work for minutes."""
+    """The finding for an unfinished run without progress for minutes."""
     still = None if is_finished(run) else _standstill(run, status or read_status(run), STATUS_IDLE_S)
     return still and still.finding(run.run_id)
 
 
 def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> list[StacksDumped]:
-    """Have the agents take the stacks of ranks; what has come after so many seconds, at the latest."""
+    """Have the agents dump the stacks of ranks; returns the dumps that arrived within `timeout_s` seconds."""
     taken: list[StacksDumped] = []
     waiting = set(of)
-    with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or nobody answers
+    with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or its controller does not answer
         for _, event in follow_request(run, StackDumpRequested(at=time.time()), STACK_DUMP, timeout_s):
             if isinstance(event, StacksDumped):
                 taken.append(event)
@@ -639,7 +639,7 @@ def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> li
 def _diagnose_standstill(
     run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
 ) -> Diagnosis:
-    """What is known of a live run that shows no sign of work: its logs, and where its ranks stand now."""
+    """Diagnose a live run without progress: its logs, and its ranks' current stacks."""
     from holdfast.diagnose.failed_attempt import early_exit_fact
     from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_pile
@@ -656,7 +656,7 @@ def _diagnose_standstill(
 
 
 def _require_owner(run: RunDir) -> RunDir:
-    """The run, refused when its folder is another user's: what is in it would be believed."""
+    """The run; raises if its folder is another user's, whose content cannot be trusted."""
     if run.path.stat().st_uid == os.geteuid():
         return run
     raise failure(
@@ -664,22 +664,22 @@ def _require_owner(run: RunDir) -> RunDir:
         f"the folder of {run.run_id} belongs to another user",
         exit_code=ExitCode.NOT_PERMITTED,
         where=str(run.path),
-        remedy="Ask its owner, or set HOLDFAST_HOME to a folder of your own.",
+        remedy="Ask its owner, or set HOLDFAST_HOME to your own folder.",
     )
 
 
 def _with_controller(run: RunDir) -> RunDir:
-    """The run, with its folder as it is there where it runs elsewhere."""
+    """The run, after restarting its sync if it runs remotely."""
     if run.remote.exists():
-        with contextlib.suppress(HoldfastError):  # what is known of it is told all the same
+        with contextlib.suppress(HoldfastError):  # without it the local copy is used
             restart_controller(run)
     return run
 
 
 def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
-    """Yield a run's events as they come, and None every `poll_s` seconds when none came; ends with `RunFinished`.
+    """Yield a run's events as they arrive, and None every `poll_s` seconds without one; ends with `RunFinished`.
 
-    Raises when the run can have no more events because its keeper is gone.
+    Raises if the run can have no more events because its supervisor is gone.
     """
     reader = EventReader(run.events)
     while True:
@@ -704,7 +704,7 @@ def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
 
 @contextlib.contextmanager
 def _new_run_dir(name: str) -> Generator[RunDir]:
-    """A folder for a run, which is gone again where what is done with it fails: it holds an environment."""
+    """A folder for a run, removed again if the block raises: it holds the environment."""
     try:
         folder = RunDir.create(name)
     except OSError as error:
@@ -736,7 +736,7 @@ def _target(name: str, base: Path) -> Target:
 def _submission(
     job: Job, place: Target, name: str, code: CodeArchive | None, *, at: float = 0.0, names: ObjectNames | None = None
 ) -> RenderContext:
-    """The job on its way to a cluster, where relative paths start from the shared volume.
+    """The render context of a job on a cluster, where relative paths start from the shared volume.
 
     `at` and `names` are known when it is started.
     """
@@ -761,7 +761,7 @@ def _submission(
 
 
 def _accepted(job: Job, name: str, base: Path, archives: Path) -> RunSpec:
-    """The job, and the place it is accepted for; its code goes into the folder `archives` where it is shipped."""
+    """The run specification of a job on a target; shipped code is archived in the folder `archives`."""
     target = _target(name, base)
     fabric = resolve(job.fabric.name, target.fabric)
     return RunSpec(
@@ -779,14 +779,14 @@ def _accepted(job: Job, name: str, base: Path, archives: Path) -> RunSpec:
 
 
 def _write_inputs(folder: RunDir, accepted: RunSpec, secrets: Mapping[str, str] | None = None) -> None:
-    """Write what the run's keeper and controllers need to know; `secrets` where its ranks are started from here."""
+    """Write the inputs of the run's supervisor and controllers; `secrets` if its ranks are started from here."""
     write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
     write_private(folder.token, new_token())
     write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}}))
 
 
 def _wait_for_end(run: RunDir) -> None:
-    """Wait, but not for ever, until the run's last process has gone."""
+    """Wait until the run's last process has exited, at most `LEAVE_S` seconds."""
     deadline = time.monotonic() + LEAVE_S
     while run.alive() and time.monotonic() < deadline:
         time.sleep(0.005)

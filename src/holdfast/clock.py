@@ -1,8 +1,8 @@
-"""Owns the time of a run: the wall clock read once, then counted on, so that a clock that is set moves nothing.
+"""A run's clock: the wall clock read once, then advanced by the monotonic clock, so that setting the wall clock has no
+effect.
 
-Every process of a run has one. It starts at the wall clock and goes on with the machine's monotonic clock; whoever
-takes over from another process of the same boot goes on with that one's clock. Deadlines, order and durations are the
-monotonic clock's; what the wall clock does meanwhile is only told.
+Every process of a run has one. A process that takes over from another one of the same boot continues its clock.
+Deadlines, order and durations use this clock; jumps of the wall clock are only reported.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import msgspec
 from holdfast.findings import Finding, Owner, Severity
 
 JUMP_S = 1.0
-"""A wall clock that is this much elsewhere than at the last look was set; what keeps clocks true moves them slowly."""
+"""Seconds of deviation since the last poll that count as a jump; NTP slews move the clock slowly."""
 
 JUMP_POLL_S = 2.0
-"""How often a process looks whether the wall clock was set."""
+"""Seconds between polls of the wall clock."""
 
 
 class ClockSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one process tells another of its clock: a moment on it, and the same moment on the machine's own."""
+    """A reading of one process's clock that another process can convert: a time on it, and the machine's time at that
+    moment.
+    """
 
     at: float
     """Unix seconds."""
     monotonic_s: float
     """Seconds on the machine's monotonic clock, which all its processes share."""
     boot: str
-    """Names the boot that the monotonic clock counts from."""
+    """Identifies the boot that the monotonic clock counts from."""
     wall_offset_s: float = 0.0
-    """How far the wall clock was ahead of `at`."""
+    """Seconds that the wall clock was ahead of `at`."""
 
 
 def _wall_s() -> float:
@@ -40,7 +42,7 @@ def _wall_s() -> float:
 
 
 def boot_id() -> str:
-    """Names this boot of this machine; empty where the kernel does not tell."""
+    """Identifies this boot of this machine; empty if the kernel does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -48,7 +50,7 @@ def boot_id() -> str:
 
 
 class Clock:
-    """Unix seconds that never jump and never go back."""
+    """Unix seconds that never jump and never decrease."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Clock:
         wall: Callable[[], float] = _wall_s,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Go on with a former process's clock where the machine is the same, and never before a known moment."""
+        """Continue an earlier process's clock if the machine is the same, and never before a known time."""
         self._wall = wall
         self._monotonic = monotonic
         self._boot = boot_id()
@@ -73,17 +75,17 @@ class Clock:
 
     @property
     def sample(self) -> ClockSample:
-        """What another process must know to tell this clock's time."""
+        """The reading that another process needs to convert this clock's times."""
         return ClockSample(at=self(), monotonic_s=self._monotonic(), boot=self._boot, wall_offset_s=self._wall_offset_s)
 
     def offset_s(self, other: ClockSample | None) -> float | None:
-        """How far another clock of this machine is ahead of this one, in seconds; None for one of another machine."""
+        """Seconds that another clock of this machine is ahead of this one; None for a clock of another machine."""
         if other is None or not self._same_boot(other):
             return None
         return other.at - other.monotonic_s - self._zero
 
     def jumped_s(self) -> float:
-        """How far the wall clock was set since this was asked last, in seconds; 0.0 when it was not."""
+        """Seconds by which the wall clock was set since the last call; 0.0 if it was not."""
         ahead_s = self._wall() - self()
         jump_s = ahead_s - self._wall_offset_s
         if abs(jump_s) < JUMP_S:
@@ -96,7 +98,7 @@ class Clock:
 
 
 def clock_jumped(where: str, jump_s: float) -> Finding:
-    """What is to be said of a wall clock that was set while a run went on."""
+    """The finding for a wall clock that was set during a run."""
     return Finding(
         code="clock-jumped",
         severity=Severity.WARNING,
@@ -109,6 +111,6 @@ def clock_jumped(where: str, jump_s: float) -> Finding:
 
 
 def shift_wall_clock(by_s: float) -> None:
-    """Shift what this process takes for the wall clock, as if it had been set; for drills."""
+    """Shift the wall clock as this process sees it, as if it had been set; for drills."""
     true = time.time
     time.time = lambda: true() + by_s

@@ -1,6 +1,6 @@
-"""Owns what an update of a run asks for, and the wait for the first step of its code.
+"""Requests an update of a run's code, and waits for the first step with it.
 
-How the run takes it in is the controller's (control/rollout.py).
+The controller carries it out (control/rollout.py).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from holdfast.run_dir import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateResult:
-    """What came of an update that was asked for."""
+    """The result of a requested update."""
 
     digest: str
     previous_digest: str
-    """Both are empty where code lies in place."""
+    """Both are empty for code in place."""
     step: StepCommitted | None = None
-    """The first with the new code, where that was waited for."""
+    """The first step with the new code, if it was waited for."""
 
 
 def update(run: RunDir, *, code: Path | None = None, after_s: float | None = 0.0, timeout_s: float) -> UpdateResult:
-    """Have a run's ranks go on with other code, from the step they are at; by itself what lies there now.
+    """Have a run's ranks resume with other code from their current step; by default with the current files.
 
-    With `after_s` they are stopped for it so many seconds later, unless they restart before; with None only then. At 0
-    it returns with the first step of the new code. Raises HoldfastError where that does not come within `timeout_s`
-    seconds, and where the code cannot be shipped; then nothing was stopped.
+    With `after_s` they are stopped for it after so many seconds, unless they restart before; with None only a restart
+    applies it. At 0 the call returns with the first step of the new code. Raises HoldfastError if that step does not
+    come within `timeout_s` seconds, or if the code cannot be shipped; then nothing was stopped.
     """
     refuse_finished(run)
     if after_s == 0.0:
@@ -57,17 +57,17 @@ def update(run: RunDir, *, code: Path | None = None, after_s: float | None = 0.0
                 raise _update_failed(run, event)
             case _:
                 pass
-    raise AssertionError("it is waited for until it is there or will not be")
+    raise AssertionError("follow_request ends with the result or raises")
 
 
 def _refuse_without_steps(run: RunDir) -> None:
-    """Raise where ranks would be stopped without handing anything over, for a first step that nobody would report."""
+    """Raise if ranks would stop without a state transfer, for a first step that no rank would report."""
     if any(replica.step is not None for replica in read_status(run).replicas.values()):
         return
     raise failure(
         "update-without-steps",
         f"no rank of {run.run_id} has reported a step, so an update would stop the program and start it from the "
-        "beginning, or from a checkpoint of its own",
+        "beginning, or from its own checkpoint",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         where=run.run_id,
         remedy="If it has a holdfast.train Session, wait for its first step. If not, `holdfast update --when restart` "
@@ -77,10 +77,10 @@ def _refuse_without_steps(run: RunDir) -> None:
 
 
 def _update_requested(run: RunDir, code: Path | None, after_s: float | None) -> UpdateRequested:
-    """What to ask for, with its archive in the run's folder."""
+    """The update request, with its archive in the run's folder."""
     before, former = RunSpec.read(run.job), read_status(run).code
     if before.backend == KUBERNETES:
-        remedy = "Cancel it and start it again: it goes on from its newest checkpoint."
+        remedy = "Cancel it and start it again: it resumes from its newest checkpoint."
         raise failure(
             "not-supported",
             "runs on Kubernetes cannot be updated yet",
@@ -126,5 +126,5 @@ def _update_failed(run: RunDir, ended: UpdateEnded) -> HoldfastError:
         exit_code=ExitCode.UNAVAILABLE,
         where=run.run_id,
         evidence=found.evidence if found else (),
-        remedy=f"The run goes on with the code it had. {found.remedy if found else ''}",
+        remedy=f"The run continues with the code it had. {found.remedy if found else ''}",
     )

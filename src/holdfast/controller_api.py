@@ -1,7 +1,7 @@
-"""Owns a controller's one port: who may ask what of it, agents' connections, and what is taken in as events.
+"""The controller's port: agent connections and user requests, each authorised by token.
 
-One application answers on every socket it is served on: agents come in over TCP, this user's commands over a Unix
-socket; each shows a token that allows what it asks, and without one nothing answers but the refusal.
+One application serves every socket: agents connect over TCP, this user's commands over a Unix socket. Without a token
+that allows the request, the only answer is a refusal.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from holdfast.security.tokens import NodeAgent, Principal, TokenIssuer, Unassign
 log = logging.getLogger("holdfast.controller")
 
 _DISCONNECTED = (WebSocketDisconnect, WebSocketDisconnected)
-"""The other end has closed the connection, or we had."""
+"""Either end has closed the connection."""
 
 
 class _WebSocketPeer:
-    """One agent's WebSocket; orders go out in the order in which they were given."""
+    """One agent's WebSocket; orders are sent in the order in which they were queued."""
 
     def __init__(self, websocket: WebSocket, arrival: PendingConnection, backlog: int) -> None:
         self._websocket = websocket
@@ -61,7 +61,7 @@ class _WebSocketPeer:
         self._put(None)
 
     def _put(self, order: bytes | Callable[[], None] | None) -> None:
-        """An agent that does not read is cut off: it is told all it has missed when it joins again."""
+        """Queue an order; an agent that does not read is disconnected, and catches up when it reconnects."""
         try:
             self._orders.put_nowait(order)
         except asyncio.QueueFull:
@@ -69,7 +69,7 @@ class _WebSocketPeer:
             self._arrival.abort()
 
     async def send_queued(self) -> None:
-        """Send what is queued until the connection is closed from either side."""
+        """Send queued orders until either end closes the connection."""
         while (order := await self._orders.get()) is not None:
             if callable(order):
                 order()
@@ -82,11 +82,11 @@ class _WebSocketPeer:
 
 
 _BAD_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, ForeignMessage)
-"""What garbage raises: for its form, or for its meaning."""
+"""Errors that malformed or invalid messages raise."""
 
 
 class _TooLarge(Exception):
-    """A request has a longer body than is read."""
+    """A request's body is longer than the limit."""
 
 
 _enrolment = msgspec.json.Decoder(dict[str, str])
@@ -95,7 +95,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ControllerApi:
-    """The controller's one port: for agents their WebSocket and the code, for the operator commands; each by token."""
+    """The controller's one port: the WebSocket and the code for agents, requests for the user; each by token."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ControllerApi:
         self._rate_limiters: dict[NodeAgent, NodeRateLimiter] = {}
         self._code = code
         self._first_code = first_code
-        """Digest of what the run was started with: who enrols may have it before it is told to start anything."""
+        """Digest of the run's initial code: a bootstrapping agent may download it before its first start order."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
@@ -127,10 +127,10 @@ class ControllerApi:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a connection whose token allows what it asks; refuse any other before it learns what there is."""
+        """Route a request whose token allows it; refuse any other before it reveals whether the path exists."""
         connection = HTTPConnection(scope)
         holder = self._tokens.principal_of_header(connection.headers.get("authorization", ""))
-        # Not `connection.url`: the sender's Host header is a part of that.
+        # Not `connection.url`, which includes the sender's Host header.
         path: str = scope["path"]
         if isinstance(holder, _required_principal(path)):
             scope["holder"] = holder
@@ -145,14 +145,14 @@ class ControllerApi:
             await JSONResponse({"error": "refused"}, status_code=401)(scope, receive, send)
 
     def _request_endpoint(self, kind: type[RequestEvent]) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that takes one kind of request in as an event of ours, of now."""
+        """An endpoint that decodes one type of request and passes it to the controller."""
         decoder: ValidatingDecoder[RequestEvent] = ValidatingDecoder(kind)
 
         async def endpoint(request: Request) -> Response:
             try:
                 asked, until = decoder.decode(await self._body(request)), _expires(request)
                 if time.monotonic() > until:
-                    return JSONResponse({"error": "too late: whoever asked has been told so"}, status_code=408)
+                    return JSONResponse({"error": "the request expired and will not run"}, status_code=408)
                 self._controller.handle_request(asked)
             except _BAD_MESSAGE as error:
                 return JSONResponse({"error": "not understood", "detail": str(error)}, status_code=400)
@@ -167,7 +167,7 @@ class ControllerApi:
         return endpoint
 
     async def _bootstrap(self, request: Request) -> Response:
-        """Tell whoever came to life in a node slot which generation it is, with that one's token."""
+        """Send a bootstrapping process in a node slot its generation, and the token of that generation."""
         holder: UnassignedNode = request.scope["holder"]
         try:
             address = _enrolment.decode(await self._body(request))["address"]
@@ -230,7 +230,7 @@ class ControllerApi:
                 self._controller.agent_disconnected(link)
 
     async def _receive(self, websocket: WebSocket, holder: NodeAgent) -> bytes:
-        """The agent's next word, as soon as its node may say one; what is not read waits at the sender's."""
+        """The agent's next message, once its node may send one; unread data waits at the sender."""
         bucket = self._rate_limiters.setdefault(holder, NodeRateLimiter(self._limits))
         text = await websocket.receive_bytes()
         if (wait_s := bucket.take(len(text), time.monotonic())) > 0:
@@ -241,7 +241,7 @@ class ControllerApi:
         return text
 
     async def _serve_code(self, request: Request) -> Response:
-        """Give out code of this run: that of its start, or of an update."""
+        """Send an archive of the run's code: the initial one, or that of an update."""
         digest: str = request.path_params["digest"]
         archive = archive_path(self._code, digest) if self._code and _DIGEST.fullmatch(digest) else None
         if archive is None or not archive.is_file():
@@ -252,17 +252,17 @@ class ControllerApi:
 
 
 def _required_principal(path: str) -> type[Principal]:
-    """Whose token a path takes: the operator's, unless it is for others."""
+    """The principal that a path requires: the user, unless it is for agents."""
     return NodeAgent if path.startswith(routes.CODE) else _PRINCIPALS.get(path, User)
 
 
 def _expires(request: Request) -> float:
-    """Until when a request may be obeyed, in this machine's monotonic seconds; raises MsgspecError for nonsense."""
+    """Monotonic seconds on this machine until which a request may run; raises MsgspecError if malformed."""
     return msgspec.json.decode(request.headers.get(EXPIRES, "1e300"), type=float)
 
 
 async def _close(websocket: WebSocket) -> None:
-    """Close a connection that does not keep to the protocol; it may be closed already."""
+    """Close a connection that violates the protocol; it may be closed already."""
     with contextlib.suppress(*_DISCONNECTED):
         await websocket.close(code=1002)
 
@@ -275,13 +275,13 @@ def make_server(
     limits: ApiLimits = LIMITS,
     tls: ssl.SSLContext | None = None,
 ) -> AdmissionServer:
-    """The port as it is served: quiet about itself, with limits, at once over when the run is."""
+    """The server of the port: no access log, with limits, and an immediate shutdown when the run ends."""
     config = uvicorn.Config(
         port,
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # there is no proxy, and nobody chooses the address that a refusal is logged with
+        proxy_headers=False,  # there is no proxy, and clients must not choose the address that a refusal is logged with
         h11_max_incomplete_event_size=limits.header_bytes,
         ws=AgentsWebSocket,
         ws_max_size=limits.message_bytes,

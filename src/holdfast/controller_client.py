@@ -1,6 +1,6 @@
-"""Owns what is asked of a run's controller from outside, and the wait until it has come to something.
+"""Sends requests to a run's controller, and waits for their results.
 
-A request that was obeyed is in the run's log. So without an answer the log tells, and what is waited for is read there.
+An executed request is in the run's log, so the log shows the result even without an answer.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from holdfast.report.status_reducer import status_from_events, update_status
 from holdfast.run_dir import RunDir
 
 POLL_S = 0.1
-"""How often new events are looked for."""
+"""Seconds between polls for new events."""
 
 REQUEST_TIMEOUT_S = 10.0
-"""Longest a controller may take to obey."""
+"""Maximum seconds for a controller to execute a request."""
 
 ANSWER_MARGIN_S = 2.0
-"""Longest that its answer may take beyond that."""
+"""Maximum additional seconds for its answer."""
 
 STALE_S = 3.0
-"""What is older is not shown without saying so; the pod that tells of a run looks ten times a second."""
+"""Data older than this is shown with a warning; the pod that reports a run polls ten times per second."""
 
 
 def is_finished(run: RunDir) -> bool:
-    """Whether the log of a run is closed."""
+    """Whether the log of a run is complete."""
     return isinstance(last_event(run.events), RunFinished)
 
 
 def refuse_finished(run: RunDir) -> None:
-    """Raises HoldfastError where a run is over: nothing can be asked of it."""
+    """Raises HoldfastError if a run is over: it accepts no requests."""
     if is_finished(run):
         raise failure("run-finished", f"{run.run_id} is over", exit_code=ExitCode.NOT_FOUND, remedy="holdfast ps")
 
 
 def controller_dead(run: RunDir) -> HoldfastError:
-    """What is to be said of an abandoned run."""
+    """The error for a run whose controller died and is not restarted."""
     return failure(
         "controller-dead",
         f"the controller of {run.run_id} has died and nothing restarts it",
@@ -64,7 +64,7 @@ def controller_dead(run: RunDir) -> HoldfastError:
 
 
 def controller_failing(run: RunDir) -> Finding | None:
-    """That a run's controllers do not last, as its supervisor has written it down; None where they do."""
+    """The finding for controllers that fail repeatedly, as their supervisor recorded; None if they do not."""
     found = run.read_controller_record()
     if found.get("failed", 0) < 2 or is_finished(run) or not run.alive():
         return None
@@ -74,7 +74,7 @@ def controller_failing(run: RunDir) -> Finding | None:
         what=f"the controller of {run.run_id} has failed {found['failed']} times in a row, for {duration(for_s)}",
         where=str(run.controller_log),
         evidence=run.controller_log_tail(),
-        remedy="Ranks go on without it for `recovery.controller_grace_s`, and it is started again and again: fix what "
+        remedy="Ranks continue without it for `recovery.controller_grace_s`, and it is started again and again: fix what "
         f"its last words say. `holdfast cancel --force {run.run_id}` ends the run without it.",
         owner=Owner.CLUSTER,
     )
@@ -83,7 +83,7 @@ def controller_failing(run: RunDir) -> Finding | None:
 def send_request(run: RunDir, event: RequestEvent) -> None:
     """Send a request to a run's controller over its Unix socket.
 
-    Without an answer its log tells whether it was obeyed; one that is read too late, by whichever controller, is not.
+    Without an answer the run's log shows whether it was executed; a controller that reads it too late drops it.
     """
     import httpx
     import msgspec
@@ -95,7 +95,7 @@ def send_request(run: RunDir, event: RequestEvent) -> None:
     event = msgspec.structs.replace(event, request_id=secrets.token_hex(8))
     directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
     try:
-        # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
+        # Through /proc the path stays short however deep the folder lies; a Unix socket path has at most 107 bytes.
         transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
         headers = {"Authorization": f"Bearer {_token(run)}", EXPIRES: repr(time.monotonic() + REQUEST_TIMEOUT_S)}
         client = httpx.Client(
@@ -107,7 +107,7 @@ def send_request(run: RunDir, event: RequestEvent) -> None:
         with client:
             answer = client.post(path, content=msgspec.json.encode(event))
     except (httpx.TransportError, OSError) as error:
-        # A controller that was asked to kill itself, for one, has no time to answer.
+        # A controller that received a request to kill itself, for example, cannot answer.
         if _was_accepted(run, event) or (is_cancel and _has_ended(run)):
             return
         raise _no_answer(run, event) from error
@@ -140,7 +140,7 @@ def send_request(run: RunDir, event: RequestEvent) -> None:
 
 
 def _token(run: RunDir) -> str:
-    """The run's token; raises HoldfastError where its file is not what was written."""
+    """The run's token; raises HoldfastError if its file is corrupt."""
     try:
         token = read_line(run.token)
     except OSError as error:
@@ -151,7 +151,7 @@ def _token(run: RunDir) -> str:
 
 
 def _refuse_without_agent(run: RunDir, what: str) -> None:
-    """Raises HoldfastError where a run has no agents, so that nobody in it hears what is asked."""
+    """Raises HoldfastError if a run has no agents, which would have to execute the request."""
     if not RunSpec.read(run.job).agent:
         raise failure(
             "needs-agent",
@@ -163,13 +163,13 @@ def _refuse_without_agent(run: RunDir, what: str) -> None:
 
 
 def _was_accepted(run: RunDir, event: Request) -> bool:
-    """Whether a request is in the log; whatever is there was done, or will be."""
+    """Whether a request is in the log; a logged request was executed, or will be."""
     known = (one for one in EventReader(run.events).read() if isinstance(one, Request))
     return any(one.request_id == event.request_id for one in known)
 
 
 def _has_ended(run: RunDir) -> bool:
-    """Whether a run that was to end has ended, or is not in its cluster any more, which its mirror is about to see."""
+    """Whether a cancelled run has ended, or is gone from its cluster, which its sync is about to notice."""
     if is_finished(run):
         return True
     seen = pending_reason(run)
@@ -177,7 +177,7 @@ def _has_ended(run: RunDir) -> bool:
 
 
 def _no_answer(run: RunDir, request: Request) -> HoldfastError:
-    """Why a run's controller has not answered, and what becomes of the request."""
+    """Why a run's controller has not answered, and what happens to the request."""
     refuse_finished(run)
     if not run.alive():
         return controller_dead(run)
@@ -190,7 +190,9 @@ def _no_answer(run: RunDir, request: Request) -> HoldfastError:
 
 
 def pending_reason(run: RunDir) -> Finding | None:
-    """What a run's cluster shows that keeps its pods, or this user, away; None where nothing does, or there is none."""
+    """What keeps a run's pods, or this user, away according to its cluster; None if nothing does or there is no
+    cluster.
+    """
     if not run.remote.exists():
         return None
     from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
@@ -201,7 +203,7 @@ def pending_reason(run: RunDir) -> Finding | None:
 
 
 def staleness(run: RunDir, *, now: float) -> Finding | None:
-    """How old it is what is known of a run elsewhere, and why; None where its place is heard, or the run is over."""
+    """How old the local data of a remote run is, and why; None if its cluster is in contact, or the run is over."""
     from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
     from holdfast.launch.kubernetes.sync.cluster_contact import lost_contact
 
@@ -218,21 +220,21 @@ def staleness(run: RunDir, *, now: float) -> Finding | None:
             owner=Owner.CLUSTER,
         )
     if now - silent.since < STALE_S or (not run.events.exists() and not silent.remedy):
-        return None  # before it begins it waits for its pods, and what keeps them away is said
+        return None  # before its first event the run waits for its pods, and pending_reason reports why
     return Finding(
         code="cluster-status-stale",
         severity=Severity.WARNING,
         what=f"what is shown here is {duration(now - silent.since)} old: nothing was heard of {run.run_id} since",
         where=run.run_id,
         evidence=(silent.reason,),
-        remedy=f"{silent.remedy} The run goes on there, and what is shown catches up once it is heard. ".lstrip()
+        remedy=f"{silent.remedy} The run continues there, and what is shown catches up once it is heard. ".lstrip()
         + f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run_id}` asks the cluster itself.",
         owner=Owner.CLUSTER,
     )
 
 
 def _cluster_refusal(seen: Finding, request: Request) -> HoldfastError:
-    """The cluster says itself why nobody there answers."""
+    """The error if the cluster's own status explains why the controller does not answer."""
     import msgspec
 
     from holdfast.launch.kubernetes.client.api_errors import EXIT_CODES
@@ -246,7 +248,7 @@ def _cluster_refusal(seen: Finding, request: Request) -> HoldfastError:
 def _controller_timeout(run: RunDir) -> HoldfastError:
     return failure(
         "controller-timeout",
-        f"the controller of {run.run_id} did not answer, and will not do it later: it is busy, stopped or being replaced",
+        f"the controller of {run.run_id} did not answer, so the request expired and will not run: it is busy, stopped or being replaced",
         exit_code=ExitCode.UNAVAILABLE,
         where=str(run.controller_log),
         evidence=run.controller_log_tail(),
@@ -257,18 +259,18 @@ def _controller_timeout(run: RunDir) -> HoldfastError:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What is asked of a run's ranks, and waited for."""
+    """A result of a run's ranks that a request waits for."""
 
     unmet: str
-    """What is so where it does not come."""
+    """The clause that reports its absence."""
     code: str
-    """Of the error then."""
+    """Code of the error in that case."""
     fatal_findings: Mapping[str, ExitCode]
-    """What ranks and agents find that mean: it will not come."""
+    """Findings of ranks and agents which mean that the result will not come."""
     partial_evidence: Callable[[RunStatus], tuple[str, ...]] = lambda _: ()
-    """What there is already."""
+    """Partial results, as evidence."""
     survives_restarts: bool = False
-    """Whether a restart does not keep it from coming."""
+    """Whether the result can still come after a restart."""
 
 
 def _newest_checkpoint(known: RunStatus) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The controller's process: puts the machine, the back end and the port together for one run.
+"""The controller process: connects the state machine, the back end and the port of one run.
 
-`python -m holdfast.controller_main RUN_FOLDER AGENTS_FD CLIENTS_FD KEEPER_FD [KEYS_FOLDER]`, started by a keeper that holds the
-two listening sockets, and to whose pipe it beats. What it answers there is in port.py.
+`python -m holdfast.controller_main RUN_FOLDER AGENTS_FD CLIENTS_FD SUPERVISOR_FD [SECRETS_FOLDER]`, started by a
+supervisor that holds the two listening sockets and reads heartbeats from the pipe. controller_api.py answers requests.
 """
 
 from __future__ import annotations
@@ -62,18 +62,23 @@ from holdfast.security.tokens import TokenIssuer
 log = logging.getLogger("holdfast.controller")
 
 GC_THRESHOLD = 100_000
-"""New objects after which the interpreter looks for garbage. With its own 700 a controller of 2,048 agents spends a
-fifth of a restart on looking through a million objects that live as long as it does."""
+"""Objects allocated between two garbage collections.
+
+With Python's default of 700 a controller of 2,048 agents spends a fifth of a restart on scanning a million objects that
+live as long as it does.
+"""
 
 HEARTBEAT_S = 1.0
-"""Seconds between signs of life to the keeper, which takes fifteen without one for an end (launch/controller_supervisor.py)."""
+"""Seconds between heartbeats; the supervisor restarts the controller after 15 s without one
+(launch/controller_supervisor.py).
+"""
 
 CODE_POLL_S = 0.02
-"""Seconds between looks for the code that is brought."""
+"""Seconds between polls for the code that is uploaded."""
 
 
 def _tls(folder: RunDir, host: str) -> ssl.SSLContext | None:
-    """TLS where agents come over a network, under the identity that an earlier controller of the run made."""
+    """The TLS context if agents connect over a network, with the certificate of the run's first controller."""
     if not is_remote(host):
         return None
     if not folder.identity.exists():
@@ -82,25 +87,25 @@ def _tls(folder: RunDir, host: str) -> ssl.SSLContext | None:
 
 
 class MakeBackend(Protocol):
-    """Makes a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
+    """Creates a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
 
     def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
 
 
 class _BackendHooks(NamedTuple):
-    """What is different from one kind of place to another."""
+    """What differs between back ends."""
 
     backend: MakeBackend
     node_resources: Callable[[Job, Mapping[str, str]], tuple[NodeResources, ...]]
     """What a node may use of its machine."""
     controller_host: Callable[[RunDir, str], str]
-    """The name by which nodes reach what listens where the controller does."""
+    """The host name by which nodes reach ports on the controller's machine."""
     had_controller: Callable[[str], Awaitable[bool]]
-    """Whether a run had a controller before, though nothing of it is in its folder."""
+    """Whether a run had a controller before, though its folder is empty."""
 
 
 def _backend_hooks(name: str) -> _BackendHooks:
-    """The kind of place of this name; imported when it is used."""
+    """The hooks of a back end; imported on use."""
     if name == KUBERNETES:
         from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller
         from holdfast.launch.kubernetes.incluster.kubernetes_backend import (
@@ -125,7 +130,7 @@ async def _no_former_controller(_run: str) -> bool:
 
 
 def _code_shipped(accepted: RunSpec) -> tuple[CodeShipped, ...]:
-    """What the log says of the code right after the run's creation; nothing where ranks run in place."""
+    """The code event after the run's creation; nothing if ranks run code in place."""
     code = accepted.code
     if code is None:
         return ()
@@ -133,7 +138,7 @@ def _code_shipped(accepted: RunSpec) -> tuple[CodeShipped, ...]:
 
 
 def _token(folder: RunDir) -> str:
-    """The run's token; raises HoldfastError where its file is not what was written."""
+    """The run's token; raises HoldfastError if its file is corrupt."""
     try:
         return read_line(folder.token)
     except OSError as error:
@@ -141,13 +146,13 @@ def _token(folder: RunDir) -> str:
 
 
 async def _wait_for_code(folder: RunDir, accepted: RunSpec) -> None:
-    """Wait for the code: elsewhere than here it is brought while this process starts."""
+    """Wait for the code: on a cluster it is uploaded while this process starts."""
     while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(CODE_POLL_S)
 
 
 def _port_taken_findings(folder: RunDir) -> tuple[Finding, ...]:
-    """What is to be said, once, when an earlier keeper's port could not be had again."""
+    """The one-time finding if an earlier supervisor's port was not available again."""
     found = folder.read_controller_record()
     if not {"taken_by", "former_port", "port", "host"} <= found.keys():
         return ()
@@ -165,7 +170,7 @@ def _port_taken_findings(folder: RunDir) -> tuple[Finding, ...]:
 
 
 def _lighthouse(folder: RunDir, job: Job, host: str, known_as: str) -> LighthouseSupervisor | None:
-    """What decides which replicas step together, where there are several."""
+    """The service that forms the quorum for each step, if there are several replicas."""
     recovery = job.recovery
     if recovery.replicas == 1:
         return None
@@ -176,10 +181,10 @@ def _lighthouse(folder: RunDir, job: Job, host: str, known_as: str) -> Lighthous
 
 
 async def _send_heartbeats(heartbeat_fd: int) -> None:
-    """Show the keeper, which holds the other end of this pipe, that the controller gets on with its work."""
+    """Send heartbeats to the supervisor, which reads the other end of this pipe."""
     os.set_blocking(heartbeat_fd, False)
     while True:
-        with contextlib.suppress(OSError):  # the keeper is gone, or stopped
+        with contextlib.suppress(OSError):  # the supervisor is gone, or stopped
             os.write(heartbeat_fd, b".")
         await asyncio.sleep(HEARTBEAT_S)
 
@@ -192,7 +197,7 @@ async def _restore_log(
     agents: socket.socket,
     listen: Callable[[ASGIApp], AdmissionServer],
 ) -> tuple[Finding, ...]:
-    """What there is to say of a log that was lost, once nodes were asked for it; nothing of one that was not."""
+    """Restore a lost log from its nodes; returns the findings, or nothing if the log was not lost."""
     if accepted.durable_controller_disk or folder.events.exists() or not await place.had_controller(folder.run_id):
         return ()
     created, job = accepted.created_event(folder.run_id), accepted.job
@@ -201,16 +206,16 @@ async def _restore_log(
 
 
 class _LogState(NamedTuple):
-    """What a run's log says, and what is to be written into it first."""
+    """A run's log, and the events to write into it first."""
 
     history: Iterable[AnyEvent]
     events_to_write: tuple[AnyEvent, ...]
     is_fatal: bool = False
-    """Whether nothing can go on from it."""
+    """Whether the run cannot resume from it."""
 
 
 async def _read_log(folder: RunDir, accepted: RunSpec, machine: Machine) -> _LogState:
-    """Where the log stands; before it has begun, the code is waited for."""
+    """Read the log; if it has not begun, wait for the code first."""
     created = accepted.created_event(folder.run_id)
     if not is_intact(folder.events):
         taken = recover_log(machine, EventReader(folder.events).entries(), created, str(folder.events))
@@ -239,7 +244,7 @@ def _start_order_factory(
     share: tuple[NodeResources, ...],
     quorum: LighthouseSupervisor | None,
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
-    """What expands a start among some nodes into what each of them is told."""
+    """Returns what expands a start among some nodes into each node's start order."""
     job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
 
     def among(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
@@ -285,9 +290,9 @@ async def serve(
     *,
     make_backend: MakeBackend | None = None,
 ) -> None:
-    """Run a folder's job from where its log stands to its end; `keeper` is the pipe that takes our beat.
+    """Run a folder's job from the state of its log to its end; `heartbeat_fd` is the supervisor's pipe.
 
-    `make_backend` stands in for what makes the back end of the run's kind of place.
+    `make_backend` replaces the factory of the run's back end.
     """
     if isinstance(last_event(folder.events), RunFinished):
         folder.delete_secrets()
@@ -359,7 +364,7 @@ async def serve(
 
 
 def main() -> None:
-    """Serve the run folder named on the command line, on the sockets and the pipe that were handed down."""
+    """Run the controller for the folder on the command line, on the inherited sockets and pipe."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     receive_signals()
     open_more_files()

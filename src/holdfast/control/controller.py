@@ -108,7 +108,7 @@ class Controller:
 
     `start_orders` expands a StartAttempt among these nodes into the launch of each rank; it is injected because
     launching is outside `control`. So are `inject_fault`, which injects faults that no agent can, and
-    `publish_replicas`, which receives the replicas that have ranks. `log_replicator` replicates the log to nodes if it
+    `on_rendezvous`, which receives each replica's rendezvous address. `log_replicator` replicates the log to nodes if it
     may be lost with its machine.
     """
 
@@ -204,9 +204,7 @@ class Controller:
             self._commit()
 
     def _commit(self) -> None:
-        """Write held events and the decisions they lead to in one batch; then update the state and execute the
-        commands.
-        """
+        """Write held events and the decisions they lead to in one batch; then act on them."""
         state, events, self._pending = self._state, self._pending, ()
         lines: list[AnyEvent] = []
         commands: list[Command] = []

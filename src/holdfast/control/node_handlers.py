@@ -35,9 +35,7 @@ from holdfast.job.spec import Job
 
 
 def controller_started(job: Job, state: State, event: ControllerStarted) -> Transition:
-    """Handle a new controller: agent connections do not survive, so every agent counts as disconnected, with a new
-    deadline.
-    """
+    """Handle a new controller: every agent counts as disconnected until it reconnects, with a new deadline."""
     if state.shutting_down:
         return state, (FinishRun(),)
     missing = tuple(node for node in state.nodes if node.is_missing)

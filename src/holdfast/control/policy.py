@@ -105,7 +105,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What ended an attempt, as far as its evidence tells."""
+    """What ended an attempt, as far as its evidence shows."""
 
     kind: FailureKind
     at: float
@@ -222,7 +222,7 @@ _KINDS: dict[FailureKind, _KindText] = {
         "attempt {failure.attempt} ended, and the log does not say why", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
 }
-_NEVER_ARRIVED = "{who} did not come where rank {failure.awaited_by} waited for it until its time was up"
+_NEVER_ARRIVED = "{who} did not come where rank {failure.waiting_rank} waited for it until its time was up"
 """For a rank that hung while another gave up waiting."""
 
 _OF_ANY_RANK = (
@@ -445,8 +445,7 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A replica among several that fails repeatedly disturbs the others each time: it waits, then moves to another
-    node.
+    """A replica among several that fails repeatedly disturbs the others: it waits, then moves to another node.
 
     One that makes progress in between only moves.
     """

@@ -65,7 +65,7 @@ def _on_exit(job: Job, state: State, event: RankExited) -> Transition:
 
 
 def _attributed_to_first_failed(job: Job, replica: ReplicaState, event: RankExited) -> RankExited:
-    """A launcher's end, as one on the node of the rank that it names; a word that cannot be true is no word."""
+    """Attribute a launcher's exit to the node of the rank it reports as first failed, unless that rank is impossible."""
     place = event.first_failed_rank // job.local_world_size
     if event.first_failed_rank < 0:
         return event
@@ -75,14 +75,14 @@ def _attributed_to_first_failed(job: Job, replica: ReplicaState, event: RankExit
 
 
 def ranks_drained(job: Job, state: State, event: RanksDrained) -> Transition:
-    """A replica whose node is taken away has taken its last step: the others need not wait for its end."""
+    """Handle a preempted replica that has taken its last step: the others need not wait for its end."""
     return (
         mark_departed(state, event.replica) if event.attempt == state.replicas[event.replica].attempt else (state, ())
     )
 
 
 def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
-    """A node is quiet."""
+    """Handle a node whose ranks have all stopped."""
     node = state.nodes[event.node]
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or not node.has_processes:
@@ -92,7 +92,7 @@ def ranks_stopped(job: Job, state: State, event: RanksStopped) -> Transition:
 
 
 def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
-    """Many nodes are quiet."""
+    """Handle many nodes whose ranks have all stopped."""
     if event.attempt != state.replicas[event.replica].attempt:
         return state, ()
     held = ((state.nodes[node], port) for node, port in zip(from_ranges(event.nodes), event.ports, strict=True))
@@ -103,7 +103,7 @@ def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
 
 
 def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
-    """Many ranks ended: well, because they gave up waiting, or after their attempt had failed."""
+    """Handle exits of many ranks: successful, or because they gave up waiting, or after their attempt had failed."""
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase is ReplicaPhase.GATHERING or event.stopped:
         return state, ()
@@ -113,7 +113,7 @@ def ranks_exited(job: Job, state: State, event: RanksExited) -> Transition:
 
 
 def ranks_hung(job: Job, state: State, event: RanksHung) -> Transition:
-    """Many ranks hang, and others before them."""
+    """Handle many hung ranks, which were not the first to hang."""
     replica = state.replicas[event.replica]
     return _ranks_reported(job, state, replica, event) if event.attempt == replica.attempt else (state, ())
 
@@ -130,7 +130,7 @@ def _rank_bits(spans: Ranges) -> int:
 
 
 def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
-    """A replica is a step further; drills of the controller wait for that."""
+    """Handle a replica's committed step; faults in the controller may wait for it."""
     replica = state.replicas[event.replica]
     pace = _updated_step_rate(replica.step_rate, event)
     steps = replica.attempt_steps + (event.steps if event.attempt == replica.attempt else 0)

@@ -46,7 +46,7 @@ class Timer(StrEnum):
 
     @classmethod
     def parse(cls, key: str) -> tuple[Timer, int]:
-        """The deadline that a key names, and of which node or replica."""
+        """The timer of a key, and its node or replica."""
         kind, _, index = key.partition(":")
         return cls(kind), int(index)
 
@@ -123,7 +123,7 @@ class NodeState:
 
     @property
     def is_expected(self) -> bool:
-        """Whether it is worth waiting for a while: it will join, or be missing for good."""
+        """Whether it is worth waiting for: it will soon join or be missing for good."""
         on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.CREATED) and not self.join_timed_out
         return on_its_way or self.phase is NodePhase.DISCONNECTED
 
@@ -253,7 +253,7 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Whether no rank is left and none will be started."""
+        """Whether no rank is left and none will start."""
         return all(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     @property

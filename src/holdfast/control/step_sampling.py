@@ -54,8 +54,8 @@ class StepSampler:
     ) -> list[StepCommitted]:
         """The lines to write for a newly committed step; `highest` is the highest step in the log.
 
-        Recomputed steps share no line with new ones: they are accounted separately. `space_low` writes as few lines as
-        possible.
+        Recomputed steps share no line with new ones: they are accounted separately. With `low_space` few lines are
+        written.
         """
         lines: list[StepCommitted] = []
         if self.pending is not None and not _can_merge(self.pending, step, highest):
