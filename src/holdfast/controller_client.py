@@ -121,7 +121,7 @@ def send_request(run: RunDir, event: RequestEvent) -> None:
     if answer.status_code == 503:
         raise failure(
             "event-log-blocked",
-            f"the log of {run.run_id} cannot be written: it waits, and does what was asked once it can be",
+            f"the log of {run.run_id} cannot be written: the run waits, and executes the request once it can be",
             exit_code=ExitCode.UNAVAILABLE,
             where=str(run.events),
             evidence=disk_usage(run.events),
@@ -158,7 +158,7 @@ def _refuse_without_agent(run: RunDir, what: str) -> None:
             f"{run.run_id} has no agent that could obey `{what}`: it was started with `agent: false`",
             exit_code=ExitCode.CANNOT_RUN_HERE,
             where="agent",
-            remedy="Start it with a target that does not say so.",
+            remedy="Start it with a target without that setting.",
         )
 
 

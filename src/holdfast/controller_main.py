@@ -147,7 +147,7 @@ def _token(folder: RunDir) -> str:
 
 async def _wait_for_code(folder: RunDir, accepted: RunSpec) -> None:
     """Wait for the code: on a cluster it is uploaded while this process starts."""
-    while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file tells nobody
+    while (code := accepted.code) and not archive_path(folder.code, code.digest).is_file():  # noqa: ASYNC110 - a file has no event to await
         await asyncio.sleep(CODE_POLL_S)
 
 

@@ -1,7 +1,7 @@
-"""Owns the shape of every error a user can see and the table of exit codes; refuses to own what went wrong in a rank.
+"""Errors that users see, and the table of exit codes.
 
-An error here is about holdfast being asked for something it cannot do. What happens to a running job is a
-`Finding` (findings.py); an error carries findings when it has several things to say at once.
+An error means that holdfast cannot do what the user requested. Failures of a running job are `Finding`s (findings.py);
+an error carries several findings if it reports several problems together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.findings import Finding, Owner, Severity
 
 
 class ExitCode(IntEnum):
-    """What the `holdfast` command's own exit status means; a job's own code (1 to 125, 128 + signal) passes through."""
+    """Exit status of the `holdfast` command; a job's own code (1 to 125, 128 + signal) passes through."""
 
     OK = 0
     USAGE = 2
@@ -38,9 +38,9 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
     ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
     ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",
-    ExitCode.OUTPUT_LOST: "The command's own output could not be written: it is full, or was closed. A run goes on.",
+    ExitCode.OUTPUT_LOST: "The command's own output could not be written: it is full, or was closed. A run continues.",
     ExitCode.STORAGE_FAILED: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
-    ExitCode.CHECKPOINTED_AND_EXITED: "A rank that was told to stop took a checkpoint and left before its last step.",
+    ExitCode.CHECKPOINTED_AND_EXITED: "A rank received a stop request, took a checkpoint and exited before its last step.",
     ExitCode.NOT_PERMITTED: "Not permitted: missing or wrong token, or a folder of another user.",
     ExitCode.NODES_LOST: "The run ended because nodes kept being lost, or one never joined, as often as is allowed.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
@@ -49,7 +49,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
 
 
 class HoldfastError(Exception):
-    """Something holdfast was asked to do cannot be done, said as one or more findings and an exit code."""
+    """holdfast cannot do what the user requested: one or more findings and an exit code."""
 
     def __init__(self, findings: tuple[Finding, ...], exit_code: ExitCode) -> None:
         super().__init__("; ".join(finding.what for finding in findings))
@@ -67,7 +67,7 @@ def failure(
     remedy: str,
     owner: Owner = Owner.USER,
 ) -> HoldfastError:
-    """Make the error that says one thing; `code` is stable kebab-case and documented."""
+    """An error with one finding; `code` is stable, documented kebab-case."""
     finding = Finding(
         code=code, severity=Severity.ERROR, what=what, where=where, evidence=evidence, remedy=remedy, owner=owner
     )

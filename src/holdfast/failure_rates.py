@@ -1,6 +1,6 @@
-"""Owns how often nodes of published fleets fail, and how many standbys that calls for; pure.
+"""Published failure rates of node fleets, and the number of standbys they call for; pure.
 
-Refuses to own what a run has seen of its own failures (train/checkpoint/interval.py).
+A run's own failures are in train/checkpoint/interval.py.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ FAILURE_RATES = (
     ),
 )
 DEFAULT_RATE = next(prior for prior in FAILURE_RATES if prior.fleet == "RSC-1")
-"""A research cluster's: of the four the most cautious."""
+"""A research cluster's rate: the most cautious of the four."""
 
 STANDBY_QUANTILE, STANDBY_WINDOW_S = 0.99, DAY_S
 """In 99 of 100 windows no more nodes fail than there are standbys; a window is the time that a repair may take."""
 
 
 def standby_count(nodes: int) -> int:
-    """How many standbys a run of so many nodes has by itself: the P99 of Binomial(nodes, a node's failures in a day).
+    """The default number of standbys of a run: the P99 of Binomial(nodes, failures of a node per day).
 
-    Source: ByteRobust (Wan et al., 2025), which sizes its pool of warm standbys so.
+    Source: ByteRobust (Wan et al., 2025), which sizes its pool of warm standbys this way.
     """
     fails = -math.expm1(-DEFAULT_RATE.per_1000_node_days / 1000 * STANDBY_WINDOW_S / DAY_S)
     return binomial_quantile(nodes, fails, STANDBY_QUANTILE)
 
 
 def binomial_quantile(trials: int, chance: float, quantile: float) -> int:
-    """The least number k so that in `quantile` of cases at most k of the trials come true; chance < 1, quantile < 1."""
-    # In logarithms: the chance that of 100,000 none comes true is below the smallest float.
+    """The smallest k such that at most k of the trials succeed in `quantile` of all cases; chance < 1, quantile < 1."""
+    # In logarithms: the probability that none of 100,000 succeeds is below the smallest float.
     within = 0.0
     for count in range(trials + 1):
         ways = math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)

@@ -1,6 +1,6 @@
-"""Owns the one vocabulary in which validation, preflight, run-time watching and diagnosis speak.
+"""Findings: the one format in which validation, preflight, monitoring and diagnosis report.
 
-A finding states a fact with its evidence and what to do next; it never decides anything (control/policy.py does).
+A finding states a fact with its evidence and the next action; control/policy.py makes decisions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Severity(StrEnum):
-    """How much a finding matters: an error stops what was asked, a warning does not, info only tells."""
+    """How much a finding matters: an error stops the command, a warning does not, info only informs."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 
 class Owner(StrEnum):
-    """Who can mend it."""
+    """Who can fix it."""
 
     USER = "user"
     CLUSTER = "cluster"
@@ -33,24 +33,24 @@ OWNER_TEXT: dict[Owner, str] = {
     Owner.PEER: "the program at the other end",
     Owner.HOLDFAST: "holdfast",
 }
-"""In words."""
+"""Descriptions for users."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing somebody should know: a stable code, what, where, the evidence, what to do next, and whose fault."""
+    """One fact for the user: a stable code, what, where, the evidence, what to do next, and who can fix it."""
 
     code: str
     what: str
     severity: Severity = Severity.ERROR
     where: str = ""
-    """`file:line`, `rank 3 on node1`, a job field such as `recovery.replicas`; empty when it has no place."""
+    """`file:line`, `rank 3 on node1`, a job field such as `recovery.replicas`; empty if it has no location."""
     evidence: tuple[str, ...] = ()
-    """Lines or figures, quoted as they are."""
+    """Lines or figures, quoted unmodified."""
     remedy: str = ""
-    """What to do next, as a command or an edit where there is one."""
+    """What to do next, as a command or an edit if there is one."""
     owner: Owner = Owner.USER
 
 
 def replica_suffix(replica: int) -> str:
-    """What follows a rank's number, or an attempt's, of all replicas but the first: each counts its own from 0."""
+    """Suffix of a rank or attempt number for all replicas but the first: each replica counts from 0."""
     return f" of replica {replica}" if replica else ""

@@ -1,8 +1,8 @@
-"""Owns getting a run's log and code back from the copies that its nodes keep, for a controller in an empty folder.
+"""Restores a run's log and code from the replicas on its nodes, for a controller in an empty folder.
 
-A copy counts as far as the controller that was had vouched for it (control/log_replication.py). Of those that do, the one counts
-that most controllers have written to, then the longest: what another has beyond it is of a life that ended before.
-Refuses to own whether there was an earlier life at all (the place knows that).
+A replica is valid as far as a controller signed it (control/log_replication.py). Of the valid ones, the one that most
+controllers wrote to wins, then the longest: what another has beyond it comes from a controller that ended before. The
+back end knows whether there was an earlier controller.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from holdfast.security.tokens import NodeAgent, TokenIssuer, UnassignedNode
 log = logging.getLogger("holdfast.controller")
 
 RETRY_LATER = 503
-"""What an agent is answered whose copy is here."""
+"""HTTP status for an agent whose replica has been received."""
 _COPY = re.compile(re.escape(LOG_REPLICA_NAME) + r"|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, order=True)
 class _LogReplica:
-    """A copy that was vouched for, by what makes one count."""
+    """A replica with a valid signature, and the values that rank it."""
 
     incarnations: int
     bytes: int
@@ -56,14 +56,14 @@ class _LogReplica:
 
 
 class _LogRestore:
-    """What nodes have said of the run so far, and the port at which they say it."""
+    """The nodes' answers so far, and the port that receives them."""
 
     def __init__(self, folder: RunDir, keys: TokenIssuer, scratch: Path) -> None:
         self._folder = folder
         self._keys = keys
         self._scratch = scratch
         self.answered: set[int] = set()
-        """Slots whose node has given what it had, or is new and has nothing."""
+        """Slots whose node has uploaded what it had, or is new and has nothing."""
         self.replicas: list[_LogReplica] = []
         self.changed = asyncio.Event()
         self._routes = Starlette(
@@ -95,11 +95,11 @@ class _LogRestore:
         return JSONResponse({"error": "it is not known yet who you are"}, status_code=404)
 
     async def _upload(self, request: Request) -> Response:
-        """Take one file of a node's: the log where it is vouched for, code where it is what its name says."""
+        """Receive one file of a node: the log if its signature is valid, code if its digest matches its name."""
         holder: NodeAgent = request.scope["holder"]
         name: str = request.path_params["name"]
         if not _COPY.fullmatch(name):
-            return JSONResponse({"error": "no such thing is kept"}, status_code=404)
+            return JSONResponse({"error": "no such file is kept"}, status_code=404)
         request.state.pending_connection.settle(LIMITS.download_s)
         part = self._scratch / f"node{holder.node}-{name}"
         digest = hashlib.sha256()
@@ -136,9 +136,9 @@ async def restore_log(
     slots: int,
     grace_s: float,
 ) -> Finding:
-    """Wait for the nodes, and put the log in its place that one of them has; what is to be said of it.
+    """Wait for the nodes, and restore the log from the best replica; returns the finding about it.
 
-    It is over when each slot's node was heard, or `grace_s` after the first: who is silent for longer counts as lost.
+    Ends when each slot's node has answered, or `grace_s` after the first answer: silent nodes count as lost.
     """
     scratch = folder.restore_scratch
     scratch.mkdir(mode=0o700, exist_ok=True)
@@ -157,7 +157,8 @@ async def restore_log(
     if best is not None:
         with best.path.open("rb") as file:
             os.fsync(file.fileno())
-        folder.log_unreplicated.touch()  # what this life adds to it is lost with it until a node knows (control/log_replication.py)
+        # until a node has a replica of it, this controller's log is lost with it (control/log_replication.py)
+        folder.log_unreplicated.touch()
         best.path.rename(folder.events)
     shutil.rmtree(scratch)
     return _lost(folder, slots) if best is None else _restored(folder, best)
@@ -173,7 +174,7 @@ def _restored(folder: RunDir, best: _LogReplica) -> Finding:
     return Finding(
         code="event-log-restored",
         severity=Severity.INFO,
-        what=f"the event log was lost with the controller's machine; the run goes on from node{best.node}'s copy",
+        what=f"the event log was lost with the controller's machine; the run resumes from node{best.node}'s copy",
         where=str(folder.events),
         evidence=(f"{best.bytes:,} bytes, written by {best.incarnations} controllers",),
         remedy="Nothing. A target with a volume keeps the log and what ranks write.",

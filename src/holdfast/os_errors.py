@@ -1,7 +1,7 @@
-"""Owns how it is said that the operating system has run out of something, or refuses to be written to.
+"""Maps operating-system resource errors to findings.
 
-One row for each such refusal. Refuses to own what is done about it: the controller waits (control/controller.py), a
-checkpoint is given up (train/checkpoint/manager.py), a rank's end is judged (control/policy.py).
+One row per error. The reaction is elsewhere: the controller waits (control/controller.py), a checkpoint is skipped
+(train/checkpoint/manager.py), a rank's exit is judged (control/policy.py).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]")
 # RuntimeError: Parent directory /data/ckpt does not exist.
 _PATH = re.compile(r"""['"‘]([^'"’]+)['"’]|(?<![\w.'"‘])(/[^\s'"’:,;()]+)""")
 _BY_ITSELF = "emergency_ro"
-"""Option of an ext4 that has made itself read-only after an error, as Linux 6.15 and later show it."""
+"""Option of an ext4 that has become read-only after an error, as Linux 6.15 and later show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceError:
-    """One way in which the operating system refuses."""
+    """One operating-system error."""
 
     code: str
-    """The finding's."""
+    """Code of the finding."""
     phrase: str
-    """The C library's words for it, as programs in any language repeat them."""
+    """The C library's message, which programs in any language repeat."""
     what: str
     remedy: str
-    """What mends it; who says so adds what comes of what wanted it."""
+    """The fix; the caller adds the consequence for its operation."""
 
 
 _OF_DISKS = frozenset({"disk-full", "read-only-file-system", "disk-error"})
@@ -95,7 +95,7 @@ RESOURCE_ERRORS: Mapping[int, ResourceError] = {
 
 
 def resource_error_of(error: BaseException | None) -> ResourceError | None:
-    """The row for an error, or for what caused it; None when it speaks of no shortage."""
+    """The row for an error or for its cause; None if it is not a resource error."""
     while error is not None:
         if isinstance(error, OSError) and (row := RESOURCE_ERRORS.get(error.errno or 0)):
             return row
@@ -104,14 +104,14 @@ def resource_error_of(error: BaseException | None) -> ResourceError | None:
 
 
 def resource_error_in(words: str) -> ResourceError | None:
-    """The row for a program's own words, such as `OSError: [Errno 28] No space left on device`, or a finding's code."""
+    """The row for a program's error text, such as `OSError: [Errno 28] No space left on device`, or a finding's code."""
     if (number := _NUMBER.search(words)) and int(number[1]) in RESOURCE_ERRORS:
         return RESOURCE_ERRORS[int(number[1])]
     return next((row for row in RESOURCE_ERRORS.values() if row.phrase in words or f"[{row.code}]" in words), None)
 
 
 def os_error_finding(error: OSError, subject: str, path: Path, severity: Severity = Severity.ERROR) -> Finding:
-    """What to say of a refusal: `subject` is what cannot be done, `path` is where."""
+    """The finding for an operating-system error: `subject` is what cannot be done, `path` is where."""
     row = resource_error_of(error)
     return Finding(
         code=row.code if row else "os-error",
@@ -125,17 +125,17 @@ def os_error_finding(error: OSError, subject: str, path: Path, severity: Severit
 
 
 def waiting_finding(error: OSError, subject: str, path: Path) -> Finding:
-    """The same of what is tried again until it succeeds."""
+    """The same as a warning, for an operation that is retried until it succeeds."""
     finding = os_error_finding(error, subject, path, Severity.WARNING)
-    return msgspec.structs.replace(finding, remedy=f"{finding.remedy} What waits for it goes on by itself.")
+    return msgspec.structs.replace(finding, remedy=f"{finding.remedy} What waits for it resumes by itself.")
 
 
 def probe_disk(path: Path) -> OSError | None:
-    """How the file system of a path that is full or read-only refuses; None where something can be written."""
+    """The error of a file system that is full or read-only; None if it is writable."""
     size = os.statvfs(_nearest_existing(path))
     if _read_only(size, path):
         number = errno.EROFS
-    elif size.f_blocks and size.f_bavail * size.f_frsize < _LOW_SPACE_BYTES:  # /proc has no blocks: none to be full
+    elif size.f_blocks and size.f_bavail * size.f_frsize < _LOW_SPACE_BYTES:  # /proc has no blocks and is never full
         number = errno.ENOSPC
     else:
         return None
@@ -143,16 +143,16 @@ def probe_disk(path: Path) -> OSError | None:
 
 
 def resolved(known: Finding, recovered: Finding) -> Finding:
-    """What was said of a refusal, once `room` has said that it is over there."""
+    """A disk finding, marked as resolved by a later `disk-space-recovered` finding at the same place."""
     if recovered.code != "disk-space-recovered" or known.where != recovered.where or known.code not in _OF_DISKS:
         return known
     return msgspec.structs.replace(known, what=f"{known.what}; {recovered.what}", severity=Severity.INFO, remedy="")
 
 
 def disk_usage(path: Path) -> tuple[str, ...]:
-    """How much room the file system of a path has, or that it is read-only, as a line of evidence.
+    """Free space of a path's file system, or that it is read-only, as a line of evidence.
 
-    Nothing where it cannot be told.
+    Empty if it is unknown.
     """
     nearest = _nearest_existing(path)
     try:
@@ -168,10 +168,10 @@ def disk_usage(path: Path) -> tuple[str, ...]:
 
 
 def room_in(words: str, folder: Path, log: Path) -> tuple[str, ...]:
-    """The same of the file system that a program's own words on a full or read-only disk are about.
+    """The same for the file system that a program's own error text about a full or read-only disk refers to.
 
-    That is the one of a path among the words, relative to `folder`, or of the `log` that they were written to. Only a
-    file system that is read-only explains that something could not write to a read-only one.
+    That is the one of a path in the text, relative to `folder`, or of the `log` that it was written to. A read-only
+    error requires a file system that is read-only.
     """
     row = resource_error_in(words)
     if row is None or row.code not in _OF_DISKS:
@@ -185,17 +185,17 @@ def room_in(words: str, folder: Path, log: Path) -> tuple[str, ...]:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path, or the first folder above it that exists."""
+    """The path, or the nearest parent that exists."""
     return next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
 
 
 def _read_only(size: os.statvfs_result, path: Path) -> bool:
-    """Linux 6.15 and later do not count ext4 as read-only when it has made itself so after an error."""
+    """Whether a file system is read-only; Linux 6.15 and later do not flag ext4 that became read-only after an error."""
     if size.f_flag & os.ST_RDONLY:
         return True
     try:
         return _BY_ITSELF in _mount_of(path).options
-    except OSError:  # such as for want of a descriptor to look with
+    except OSError:  # such as when no descriptor is left
         return False
 
 
@@ -206,11 +206,11 @@ class _Mount:
     device: str
     """Such as `/dev/sda1` or `server:/export`."""
     options: tuple[str, ...]
-    """Of the file system, not of this mount."""
+    """Options of the file system, not of this mount."""
 
 
 def _mount_of(path: Path) -> _Mount:
-    """The longest mount point above a path; the last of equals hides the others."""
+    """The longest mount point above a path; of equal ones the last hides the others."""
     whole = path.resolve()
     return max(_mounts(), key=lambda mount: len(mount.point.parts) if whole.is_relative_to(mount.point) else -1)
 

@@ -1,28 +1,28 @@
-"""Owns where things lie in a run's folder, and the folder of all runs; everything in them is private to their user.
+"""The files of a run's folder, and the folder of all runs; all are private to their user.
 
 RUNS/<run id>/
     events.jsonl            the log
-    job.json                the job as it was accepted
-    run-row.json              what a list of runs says of a run that is over
-    controller.json         where the controller listens, its keeper's process and machine
-    remote.json              of a run elsewhere: where; log and ranks' output here are then copies of what is there
-    collected               there: somebody has these copies whole
-    recalled/               while there is no log: copies of it and of the code, as they come from nodes
-    untold                  there: the log was had back from nodes, and none of them knows yet who goes on with it
-    cluster-contact.json            here: since when the place is not heard, and why; not there where it is
-    control.sock            where this user's commands reach the controller
-    lock                    held as long as the run has a keeper or a controller
-    token, secrets.json     0600; secrets.json goes when the run ends
-    ca.pem, identity.pem    where agents come over a network: what they know the controller by, and its key (0600),
-                            which goes with the secrets; on Kubernetes none of these four are in the folder: the
-                            controller reads them in its Secret
-    controller.log          the controller's own words
-    lighthouse.sock, .port, .log   of a job with replicas: where the quorum service is told, listens, and what it says
+    job.json                the accepted job
+    run-row.json            a finished run's row in the list of runs
+    controller.json         where the controller listens, its supervisor's process and machine
+    remote.json             of a remote run: its location; log and rank output here are then synced copies
+    synced                  on the remote side: a client has synced all of them
+    restore-scratch/        while there is no log: replicas of it and of the code, as nodes upload them
+    log-unreplicated        on the remote side: the log was restored, and no node has replicated it since
+    cluster-contact.json    on the local side: since when and why the cluster is unreachable; absent if reachable
+    control.sock            the controller's socket for this user's commands
+    lock                    locked while the run has a supervisor or a controller
+    token, secrets.json     0600; secrets.json is deleted when the run ends
+    ca.pem, identity.pem    if agents connect over a network: the CA for agents, and the controller's key (0600),
+                            deleted with the secrets; on Kubernetes none of these four are in the folder: the
+                            controller reads them from its Secret
+    controller.log          the controller's log output
+    lighthouse.sock, .port, .log   with replicas: the quorum service's control socket, port and log
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
-    nodes/node1.0/          one node slot and generation: agent.json (its process), agent.log, stacks, why it left,
-                            where its memory group is, the node's own token (0600)
+    nodes/node1.0/          one node slot and generation: agent.json (its process), agent.log, stacks, exit-reason,
+                            the path of its cgroup, the node's own token (0600)
     logs/attempt-0/rank-3.log
-    checkpoints/            where the job names no other place
+    checkpoints/            the default checkpoint path
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ from typing import Any
 from holdfast.host.files import open_regular, private_opener, read_object, regular_opener
 
 SUPERSEDED_EXIT_CODE = 81
-"""Exit status of a controller, and its keeper, that found another controller in its run's log: it touches nothing."""
+"""Exit status of a controller, and its supervisor, that found another controller in its run's log: it changes nothing.
+"""
 
 EVENTS_NAME = "events.jsonl"
-"""The log, wherever a run's folder is."""
+"""Name of the log in every run's folder."""
 
 AGENT_RECORD_NAME = "agent.json"
-"""In a node's folder: its agent's process."""
+"""Record of the agent's process, in a node's folder."""
 
 EXIT_REASON_NAME = "exit-reason"
-"""In a node's folder: why its agent left by itself, for whoever takes the run over."""
+"""Why an agent exited by itself, in a node's folder, for a later controller."""
 
 TAIL_BYTES = 64 * 1024
-"""Of the end of the controller's log, in which its last words are looked for."""
+"""Bytes at the end of the controller's log from which its last lines are read."""
 
 _ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
-"""Without the letters and digits that are read for one another."""
+"""Without letters and digits that are easily confused."""
 
 _PORTS = ("port", "former_port")
 _RECORD_FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -68,7 +69,7 @@ _RECORD_FIELDS: dict[str, type | tuple[type, ...]] = {
     "failed": int,
     "failing_since": (int, float),
 }
-"""What `controller.json` holds."""
+"""Fields of `controller.json`."""
 
 _ATTEMPT = re.compile(r"(?P<before>(?:replica-\d+-)?attempt-)(?P<attempt>\d+)")
 
@@ -88,11 +89,11 @@ class RunDir:
 
     path: Path
     secrets_dir: Path | None = None
-    """Where its keys and secrets are, read-only and not ours to remove; None where they are in the folder itself."""
+    """Folder of its keys and secrets, read-only and not removable; None if they are in the run's folder."""
 
     @classmethod
     def create(cls, job_name: str) -> RunDir:
-        """Make a new private folder under a fresh id, such as `demo-k3m9tz`."""
+        """Create a private folder under a new id, such as `demo-k3m9tz`."""
         root = runs_root()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
@@ -125,7 +126,7 @@ class RunDir:
         return self.path / "controller.json"
 
     def read_controller_record(self) -> dict[str, Any]:
-        """What its keeper says of itself and of where the controller is; without what no keeper writes."""
+        """What the supervisor recorded about itself and the controller; ignores unknown fields."""
         return read_controller_record(self.controller_record)
 
     @property
@@ -181,7 +182,7 @@ class RunDir:
         return self.secrets_dir or self.path
 
     def delete_secrets(self) -> None:
-        """Remove what only a run that goes on needs."""
+        """Delete what only an unfinished run needs."""
         if self.secrets_dir is not None:
             return
         self.secrets.unlink(missing_ok=True)
@@ -192,14 +193,14 @@ class RunDir:
         return self.path / "checkpoints"
 
     def lock(self) -> int | None:
-        """Take the run for a keeper and the controllers that inherit the descriptor; None when it is taken."""
+        """Lock the run for a supervisor and the controllers that inherit the descriptor; None if it is locked."""
         return self._locked(fcntl.LOCK_EX)
 
     def alive(self) -> bool:
-        """Whether the run has a keeper or a controller; two who look at once do not take each other for one."""
+        """Whether the run has a supervisor or a controller; concurrent callers do not mistake each other for one."""
         try:
             descriptor = self._locked(fcntl.LOCK_SH, os.O_RDONLY)  # it may be on a read-only file system
-        except OSError:  # there is none, or something else in its place, which nobody can hold
+        except OSError:  # there is no lock file, or something else that cannot be locked
             return False
         if descriptor is None:
             return True
@@ -223,7 +224,7 @@ class RunDir:
         return self.nodes / f"node{node}.{generation}"
 
     def controller_log_tail(self) -> tuple[str, ...]:
-        """The last lines of its controller's log; none where there is none."""
+        """The last lines of the controller's log; empty if there is none."""
         try:
             with open_regular(self.controller_log) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -236,7 +237,7 @@ class RunDir:
         return self.path / "logs"
 
     def attempt_log_dir(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
-        """Folder of an attempt's rank logs; replicas have one each when there are several."""
+        """Folder of an attempt's rank logs; with several replicas each has its own."""
         name = f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
         return self.logs / name
 
@@ -245,7 +246,7 @@ class RunDir:
 
 
 def read_controller_record(record: Path) -> dict[str, Any]:
-    """What a `controller.json` says, of what a keeper writes there; empty where there is none."""
+    """The fields of a `controller.json` that a supervisor writes; empty if there is none."""
     try:
         found = read_object(record)
     except OSError:
@@ -255,7 +256,7 @@ def read_controller_record(record: Path) -> dict[str, Any]:
 
 
 def rank_log_name(rank: int) -> str:
-    """A rank's log in its attempt's folder."""
+    """Name of a rank's log in its attempt's folder."""
     return f"rank-{rank}.log"
 
 
@@ -266,7 +267,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def earlier_logs(rank_log: Path) -> list[Path]:
-    """What the same rank wrote in earlier attempts, oldest first; empty for a file that lies in no attempt's folder."""
+    """Logs of the same rank in earlier attempts, oldest first; empty for a file outside an attempt's folder."""
     found = _ATTEMPT.fullmatch(rank_log.parent.name)
     if found is None:
         return []

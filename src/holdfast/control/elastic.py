@@ -108,7 +108,7 @@ def _remaining_s(replica: ReplicaState, slower: float) -> float | None:
 
 def _absence_text(node: NodeState, at: float) -> str:
     told = {
-        NodePhase.REQUESTED: "was asked for",
+        NodePhase.REQUESTED: "requested",
         NodePhase.UNAVAILABLE: "unavailable",
         NodePhase.CREATED: "was made and has not joined",
         NodePhase.DISCONNECTED: "is unreachable",

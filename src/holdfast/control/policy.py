@@ -249,7 +249,7 @@ _WHERE_TO_LOOK = (
 )
 
 _STARTS_OVER = (
-    "Unless the program loads a checkpoint of its own, it repeats all it did: it reports no steps, so holdfast has no "
+    "Unless the program loads its own checkpoint, it repeats all it did: it reports no steps, so holdfast has no "
     "checkpoint of it."
 )
 
@@ -305,7 +305,7 @@ def ignored(failure: Failure) -> Verdict:
 
 def rolled_back(failure: Failure) -> Verdict:
     """A failure of code on trial: the previous code runs again."""
-    told = "Mend the code and update again: the former goes on from what was handed over, or a newer checkpoint."
+    told = "Fix the code and update again: the previous code resumes from the transferred state, or a newer checkpoint."
     return Verdict(action=Action.ROLL_BACK, finding=_finding(failure, "soon after it got other code", told))
 
 
@@ -360,7 +360,7 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
     return _stop(
         failure,
         f"it failed by itself {soon}",
-        f"Mend the error{f' ({failure.where})' if failure.where else ''} and run again.",
+        f"Fix the error{f' ({failure.where})' if failure.where else ''} and run again.",
     )
 
 
@@ -456,7 +456,9 @@ def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery
     if recovery.replicas == 1 or (vain < 2 and not renews):
         return None
     wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (vain - 2)) if vain > 1 else 0.0
-    told = f"Nothing: it is tried again {f'in {wait_s:g} s' if wait_s else 'at once'}{', on another node' * renews}."
+    told = (
+        f"Nothing: it is tried again {f'in {wait_s:g} s' if wait_s else 'immediately'}{', on another node' * renews}."
+    )
     action = Action.REPLACE_NODE if renews else Action.RESTART
     return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, replace_node=renews)
 
