@@ -120,7 +120,7 @@ def test_request_without_an_answer_is_looked_for_in_the_log(run: RunDir, obeys: 
         if obeys:
             api.cancel(run)
         else:
-            with pytest.raises(HoldfastError, match="will not do it later"):
+            with pytest.raises(HoldfastError, match="will not run"):
                 api.cancel(run)
         serving.join()
 

@@ -102,5 +102,5 @@ def test_that_something_waits_is_said_only_of_what_does(tmp_path: Path) -> None:
             os_error_finding(error, "nothing was saved", tmp_path),
             waiting_finding(error, "it waits", tmp_path),
         )
-        assert waiting.remedy == f"{plain.remedy} What waits for it goes on by itself."
+        assert waiting.remedy == f"{plain.remedy} What waits for it resumes by itself."
         assert waiting.severity is Severity.WARNING

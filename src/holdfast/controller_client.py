@@ -313,7 +313,7 @@ UPDATE = Expectation(
 def follow_request(
     run: RunDir, request: RequestEvent, expectation: Expectation, timeout_s: float
 ) -> Iterator[tuple[RunStatus, AnyEvent]]:
-    """Ask a run for something, and follow what happens from the request on, until it will not come."""
+    """Send a request to a run, and yield its status and events from then on, until the result cannot come."""
     deadline = time.monotonic() + timeout_s
     reader = EventReader(run.events)
     known = status_from_events(reader.read(), RunStatus(run=run.run_id))

@@ -104,7 +104,7 @@ def resource_error_of(error: BaseException | None) -> ResourceError | None:
 
 
 def resource_error_in(words: str) -> ResourceError | None:
-    """The row for a program's error text, such as `OSError: [Errno 28] No space left on device`, or a finding's code."""
+    """The row for an error text, such as `OSError: [Errno 28] No space left on device`, or for a finding's code."""
     if (number := _NUMBER.search(words)) and int(number[1]) in RESOURCE_ERRORS:
         return RESOURCE_ERRORS[int(number[1])]
     return next((row for row in RESOURCE_ERRORS.values() if row.phrase in words or f"[{row.code}]" in words), None)
@@ -190,7 +190,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _read_only(size: os.statvfs_result, path: Path) -> bool:
-    """Whether a file system is read-only; Linux 6.15 and later do not flag ext4 that became read-only after an error."""
+    """Whether a file system is read-only; Linux 6.15 does not flag ext4 that became so after an error."""
     if size.f_flag & os.ST_RDONLY:
         return True
     try:

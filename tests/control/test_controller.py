@@ -659,7 +659,7 @@ def test_failing_command_is_a_finding_with_its_cause_tried_again_and_never_the_e
         subjects = [finding.what for finding in found]
         for begins in ("nodes cannot be made yet: ", "attempt 0 cannot be started yet: ", "nodes cannot be watched: "):
             assert any(subject.startswith(begins) for subject in subjects), begins
-        assert subjects[-1].startswith("what is left of the run's nodes could not be removed: KeyError: 'stray ")
+        assert subjects[-1].startswith("the run's remaining nodes could not be removed: KeyError: 'stray ")
         assert all("stray" in finding.evidence[0] or "no launch" in finding.evidence[0] for finding in found)
 
     asyncio.run(play())

@@ -216,7 +216,7 @@ def test_rank_told_to_stop_by_somebody_else_is_started_again() -> None:
     left = replace(CRASH, kind=FailureKind.TERMINATED_EXTERNALLY, code=ExitCode.CHECKPOINTED_AND_EXITED, step=0)
     verdict = decide(left, (), RECOVERY)
     assert verdict.action is Action.RESTART
-    assert "told to stop by somebody else" in verdict.finding.what
+    assert "received SIGTERM from another process" in verdict.finding.what
 
 
 def test_rank_that_only_lost_a_peer_before_its_first_step_is_started_again() -> None:
@@ -277,7 +277,7 @@ def test_restart_of_a_program_without_steps_says_what_it_repeats(failure: Failur
     verdict = decide(failure, (), RECOVERY)
     assert verdict.recomputed_s == 7800.0
     assert "last checkpoint" not in verdict.finding.remedy
-    assert "Unless the program loads a checkpoint of its own" in verdict.finding.remedy
+    assert "Unless the program loads its own checkpoint" in verdict.finding.remedy
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _remaining_s(replica: ReplicaState, slower: float) -> float | None:
 
 def _absence_text(node: NodeState, at: float) -> str:
     told = {
-        NodePhase.REQUESTED: "requested",
+        NodePhase.REQUESTED: "is requested",
         NodePhase.UNAVAILABLE: "unavailable",
         NodePhase.CREATED: "was made and has not joined",
         NodePhase.DISCONNECTED: "is unreachable",

@@ -198,7 +198,7 @@ _KINDS: dict[FailureKind, _KindText] = {
     FailureKind.KILLED: _KindText("{who} was ended by {signal}", Owner.CLUSTER, _signal_exit_code),
     FailureKind.OUT_OF_MEMORY: _KindText("{who} was ended for lack of memory", Owner.USER, _signal_exit_code),
     FailureKind.LAUNCHER_ORPHANED_RANKS: _KindText(
-        "the launcher of {who} ended with code 0 and left ranks running", Owner.CLUSTER, _always(1)
+        "the launcher of {who} ended with code 0 and left ranks at work", Owner.CLUSTER, _always(1)
     ),
     FailureKind.PORT_IN_USE: _KindText(
         "{who} found the port taken at which its attempt was to meet", Owner.CLUSTER, _own

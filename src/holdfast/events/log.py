@@ -279,7 +279,7 @@ def _whole_lines_bytes(path: Path) -> int:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A log's lines, the last perhaps without newline; raises `UnexpectedFile` for a line longer than `MAX_LINE_BYTES`."""
+    """A log's lines, the last perhaps without newline; raises `UnexpectedFile` for one over `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
             raise _too_long(path)

@@ -68,8 +68,7 @@ class CgroupParent:
 def cgroup_parent(root: Path = Path("/")) -> CgroupParent | str:
     """The cgroup below which this process can create cgroups, or the reason why it cannot.
 
-    With v1 this is its own cgroup; with v2 the parent of its own, because a v2 cgroup with processes cannot delegate
-    controllers.
+    With v1 this is its own cgroup; with v2 its parent, because a v2 cgroup with processes cannot delegate controllers.
     """
     own = memory_group(root)
     if own is None:

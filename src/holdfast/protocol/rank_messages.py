@@ -181,7 +181,8 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(RankToAg
 def decode_rank_message(line: bytes) -> tuple[RankToAgent, Mapping[str, str]]:
     """Decode a rank's message; also returns, by name, why some of its metrics were dropped.
 
-    Dropped metrics never cost the step. Raises ValueError for an invalid message, and UnknownKindError for one of a later version.
+    Dropped metrics never cost the step. Raises ValueError for an invalid message, and UnknownKindError for one of a
+    later version.
     """
     try:
         return rank_message_decoder.decode(line), {}

@@ -162,7 +162,7 @@ class _TlsProtocol(asyncio.Protocol):
             self._handshake_task = asyncio.ensure_future(self._handshake(arrival, raw, self._tls))
 
     def data_received(self, data: bytes) -> None:
-        """Data that a client sends with the end of its handshake arrives before the awaiter of the handshake resumes."""
+        """Buffer data that a client sends with the end of its handshake: it arrives before `start_tls` returns."""
         self._early_data += data
 
     def connection_lost(self, exc: Exception | None) -> None:
