@@ -312,7 +312,7 @@ def _is_local(run: RunDir) -> bool:
 
 
 def controller_failing(run: RunDir) -> Finding | None:
-    """The finding for a run whose controllers fail repeatedly; None if they do not, or if no supervisor restarts them."""
+    """The finding for a run whose controllers fail repeatedly; None if they do not or have no supervisor."""
     return controller_client.controller_failing(run)
 
 

@@ -74,8 +74,8 @@ def controller_failing(run: RunDir) -> Finding | None:
         what=f"the controller of {run.run_id} has failed {found['failed']} times in a row, for {duration(for_s)}",
         where=str(run.controller_log),
         evidence=run.controller_log_tail(),
-        remedy="Ranks continue without it for `recovery.controller_grace_s`, and it is started again and again: fix what "
-        f"its last words say. `holdfast cancel --force {run.run_id}` ends the run without it.",
+        remedy="Ranks continue without it for `recovery.controller_grace_s`, and it is started again and again: fix "
+        f"what its last words say. `holdfast cancel --force {run.run_id}` ends the run without it.",
         owner=Owner.CLUSTER,
     )
 
@@ -248,7 +248,8 @@ def _cluster_refusal(seen: Finding, request: Request) -> HoldfastError:
 def _controller_timeout(run: RunDir) -> HoldfastError:
     return failure(
         "controller-timeout",
-        f"the controller of {run.run_id} did not answer, so the request expired and will not run: it is busy, stopped or being replaced",
+        f"the controller of {run.run_id} did not answer, so the request expired and will not run: "
+        "the controller is busy, stopped or being replaced",
         exit_code=ExitCode.UNAVAILABLE,
         where=str(run.controller_log),
         evidence=run.controller_log_tail(),

@@ -67,7 +67,7 @@ def update_ended(
 
 
 def with_update_due(state: State, replica: ReplicaState, at: float) -> State:
-    """After one of several replicas runs an update's code, the others follow: two versions must not average gradients."""
+    """If one of several replicas runs an update's code, the others follow: two versions must not average gradients."""
     if (
         not state.has_replicas
         or state.update is None

@@ -108,8 +108,8 @@ class Controller:
 
     `start_orders` expands a StartAttempt among these nodes into the launch of each rank; it is injected because
     launching is outside `control`. So are `inject_fault`, which injects faults that no agent can, and
-    `on_rendezvous`, which receives each replica's rendezvous address. `log_replicator` replicates the log to nodes if it
-    may be lost with its machine.
+    `on_rendezvous`, which receives each replica's rendezvous address. `log_replicator` replicates the log to nodes if
+    it may be lost with its machine.
     """
 
     def __init__(
@@ -419,7 +419,7 @@ class Controller:
         return [line for step in steps for line in self._sampled(step)]
 
     def _sampled(self, step: StepCommitted) -> list[StepCommitted]:
-        """The log lines of a newly committed step; a fault request that waits for this step has it logged immediately."""
+        """The log lines of a newly committed step; a step that a fault waits for is logged immediately."""
         thinning, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
         lines = thinning.add(
             step,

@@ -224,7 +224,7 @@ def _all_succeeded(job: Job, replica: ReplicaState) -> bool:
 def _start_attempt(
     job: Job, state: State, replica: ReplicaState, nodes: tuple[NodeState, ...], at: float
 ) -> Transition:
-    """Start the next attempt with the head node's newly reserved port: no address, port or key of an earlier attempt."""
+    """Start the next attempt with the head node's newly reserved port; addresses, ports and keys are never reused."""
     head, members = nodes[0], tuple(node.node for node in nodes)
     changed = elastic.world_size_change(job, state, replica, members, at)
     replica = replace(

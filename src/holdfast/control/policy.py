@@ -324,7 +324,7 @@ def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
 
 
 def scale_up_due(growths: tuple[float, ...], at: float, restart_window_s: float) -> float:
-    """When a run that added nodes at these times may do so again, in Unix seconds: immediately, unless it did recently."""
+    """When a run that added nodes at these times may do so again, in Unix seconds."""
     recent = [growth for growth in growths if growth > at - restart_window_s]
     return recent[-1] + SCALE_UP_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
@@ -428,7 +428,8 @@ def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
     recent = [one for one in earlier if one.at > failure.at - recovery.restart_window_s and not one.evicted]
     if failure.evicted or len(recent) < recovery.max_restarts:
         return None
-    why = f"{len(recent)} restarts within {recovery.restart_window_s:g} s, and recovery.max_restarts is {recovery.max_restarts}"
+    window_s, allowed = recovery.restart_window_s, recovery.max_restarts
+    why = f"{len(recent)} restarts within {window_s:g} s, and recovery.max_restarts is {allowed}"
     if recovery.max_restarts == 0:
         why = "recovery.max_restarts is 0"
     return _stop(failure, why, "If these failures are expected, raise recovery.max_restarts.")

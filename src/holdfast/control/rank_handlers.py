@@ -65,7 +65,7 @@ def _on_exit(job: Job, state: State, event: RankExited) -> Transition:
 
 
 def _attributed_to_first_failed(job: Job, replica: ReplicaState, event: RankExited) -> RankExited:
-    """Attribute a launcher's exit to the node of the rank it reports as first failed, unless that rank is impossible."""
+    """Attribute a launcher's exit to the node of the rank it reports as first failed, if that rank exists."""
     place = event.first_failed_rank // job.local_world_size
     if event.first_failed_rank < 0:
         return event

@@ -23,7 +23,7 @@ REASON = "the run resumes with other code"
 
 
 def update_requested(job: Job, state: State, event: UpdateRequested) -> Transition:
-    """Handle an update request: nodes download the code first. An update that has not begun gives way to a later one."""
+    """Handle an update request: nodes download the code first. It replaces an update that has not begun."""
     if state.ending:
         return state, ()
     if state.update is not None and _has_started(state):
@@ -136,8 +136,8 @@ def _state_transfer_skipped(replica: ReplicaState) -> Finding:
     return Finding(
         code="state-transfer-skipped",
         severity=Severity.WARNING,
-        what="the ranks have reported no step since their start, so they are stopped for the update without a state transfer",
+        what="the ranks have reported no step since their start, so the update stops them without a state transfer",
         where=f"attempt {replica.attempt}",
-        remedy="Nothing where they save their own checkpoints: they resume from the last. With a holdfast.train Session "
-        "they would resume from the step they are at.",
+        remedy="Nothing where they save their own checkpoints: they resume from the last. With a holdfast.train "
+        "Session they would resume from the step they are at.",
     )

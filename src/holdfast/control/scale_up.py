@@ -71,5 +71,6 @@ def _scale_up_finding(job: Job, fresh: tuple[NodeState, ...], after: int, full: 
         severity=Severity.INFO,
         what=f"{names} can take part: after a checkpoint the ranks start again on {after} of {full} nodes",
         where=names,
-        remedy=f"Nothing: ranks without a holdfast.train Session are stopped within {job.nodes.scale_up_timeout_s:g} s.",
+        remedy="Nothing: ranks without a holdfast.train Session are stopped "
+        f"within {job.nodes.scale_up_timeout_s:g} s.",
     )
