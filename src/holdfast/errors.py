@@ -34,7 +34,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "The job, or the question, finished as asked.",
     ExitCode.USAGE: "The command line itself is wrong: unknown verb, flag or argument.",
     ExitCode.INVALID_JOB: "A job file or target is not valid; every problem is listed.",
-    ExitCode.CANNOT_RUN_HERE: "The job is valid but cannot run here: no such program, too few devices, unwritable folder.",
+    ExitCode.CANNOT_RUN_HERE: "A valid job cannot run here: missing program, too few devices, unwritable folder.",
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
     ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
     ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",

@@ -1,8 +1,8 @@
 """Restores a run's log and code from the replicas on its nodes, for a controller in an empty folder.
 
-A replica is valid as far as a controller signed it (control/log_replication.py). The valid replica that most controllers wrote
-to wins, then the longest: what another has beyond it comes from a controller that ended before. The back end knows
-whether there was an earlier controller.
+A replica is valid as far as a controller signed it (control/log_replication.py). The valid replica
+that most controllers wrote to wins, then the longest: what another has beyond it comes from a controller that ended
+before. The back end knows whether there was an earlier controller.
 """
 
 from __future__ import annotations

@@ -574,7 +574,7 @@ class Controller:
         ending = self._state.ending
         assert ending is not None, "FinishRun follows the decision to end"
         conclude = partial(self._backend.report_outcome, ending.outcome, ending.exit_code, ending.reason)
-        await self._try_at_shutdown("the run's place cannot be told how the run ended", conclude)
+        await self._try_at_shutdown("the back end cannot be notified how the run ended", conclude)
         self._agents.send(None, lambda _: Shutdown())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGENT_SHUTDOWN_S):

@@ -245,7 +245,7 @@ _BEFORE_THE_PROGRAM = (
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
 
 _WHERE_TO_LOOK = (
-    "Its agent's own log says why, where the place keeps one: nodes/node{node}.*/agent.log in the run's folder."
+    "Its agent's own log says why, if the target keeps one: nodes/node{node}.*/agent.log in the run's folder."
 )
 
 _STARTS_OVER = (
