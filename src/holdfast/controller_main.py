@@ -298,7 +298,7 @@ async def serve(
         folder.delete_secrets()
         return
     gc.set_threshold(GC_THRESHOLD)
-    beat = asyncio.ensure_future(_send_heartbeats(heartbeat_fd))
+    heartbeats = asyncio.ensure_future(_send_heartbeats(heartbeat_fd))
     accepted = RunSpec.read(folder.job)
     job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
     host, number = agents.getsockname()[:2]
@@ -306,7 +306,7 @@ async def serve(
     place = _backend_hooks(accepted.backend)
     keys = TokenIssuer(_token(folder))
     listen = partial(make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls)
-    recalled = await _restore_log(folder, accepted, place, keys, agents, listen)
+    restored = await _restore_log(folder, accepted, place, keys, agents, listen)
     writer = EventWriter(folder.events)
     networks = run_network_for(accepted.isolation, folder.run_id)
     backend = (make_backend or place.backend)(
@@ -323,7 +323,7 @@ async def serve(
         folder.log_unreplicated.unlink(missing_ok=True)
         return
     quorum = _lighthouse(folder, job, host, place.controller_host(folder, host))
-    keeping = asyncio.ensure_future(quorum.run()) if quorum else None
+    lighthouse_task = asyncio.ensure_future(quorum.run()) if quorum else None
     show = partial(folder.log_unreplicated.unlink, missing_ok=True)
     folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
     drills = ControllerFaults(networks=networks, folders=folders, quorum_pid=lambda: quorum.pid if quorum else 0)
@@ -341,7 +341,7 @@ async def serve(
         incarnation=secrets.token_hex(4),
     )
     controller.handle(*past.events_to_write)
-    controller.report(*recalled, *_port_taken_findings(folder))
+    controller.report(*restored, *_port_taken_findings(folder))
     first_code = accepted.code.digest if accepted.code else ""
     server = listen(ControllerApi(controller, keys, folder.code, generation=backend.generation, first_code=first_code))
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
@@ -352,14 +352,14 @@ async def serve(
         await controller.run()
     waited.cancel()
     show()
-    if quorum and keeping:
-        keeping.cancel()
+    if quorum and lighthouse_task:
+        lighthouse_task.cancel()
         await quorum.stop()
     drills.clear()
     folder.delete_secrets()
     server.should_exit = True
     await serving
-    beat.cancel()
+    heartbeats.cancel()
     writer.close()
 
 
@@ -371,11 +371,11 @@ def main() -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
-    path, *handed_down = sys.argv[1:5]
-    agents, clients, keeper = map(int, handed_down)
+    path, *descriptors = sys.argv[1:5]
+    agents, clients, heartbeat_fd = map(int, descriptors)
     folder = RunDir(Path(path), secrets_dir=next(map(Path, sys.argv[5:]), None))
     try:
-        asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), keeper))
+        asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), heartbeat_fd))
     except HoldfastError as error:
         for finding in error.findings:
             words = "; ".join(filter(None, (finding.what, *finding.evidence, finding.where, finding.remedy)))

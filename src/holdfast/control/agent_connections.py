@@ -88,18 +88,18 @@ class AgentRegistry:
         """Agents that may have messages to acknowledge."""
         self._ack_timer: asyncio.TimerHandle | None = None
 
-    def add(self, link: AgentConnection) -> None:
+    def add(self, connection: AgentConnection) -> None:
         """Add a connection, replacing the agent's previous one."""
-        former = self._by_node.get(link.joined.node)
-        if former is not None:
-            former.peer.close()
-        self._by_node[link.joined.node] = link
+        previous = self._by_node.get(connection.joined.node)
+        if previous is not None:
+            previous.peer.close()
+        self._by_node[connection.joined.node] = connection
 
-    def remove(self, link: AgentConnection) -> bool:
+    def remove(self, connection: AgentConnection) -> bool:
         """Remove a closed connection; False if the agent has another by now."""
-        if self._by_node.get(link.joined.node) is not link:
+        if self._by_node.get(connection.joined.node) is not connection:
             return False
-        del self._by_node[link.joined.node]
+        del self._by_node[connection.joined.node]
         self._disconnected.set()
         return True
 
@@ -111,7 +111,7 @@ class AgentRegistry:
 
     def log_replicas(self) -> list[AgentConnection]:
         """Connections of nodes that keep a log replica."""
-        return [link for link in self._by_node.values() if link.replicated_bytes is not None]
+        return [connection for connection in self._by_node.values() if connection.replicated_bytes is not None]
 
     async def wait_empty(self) -> None:
         """Wait until no agent is connected."""

@@ -318,7 +318,7 @@ class Controller:
 
     def _unflushed(self) -> list[AnyEvent]:
         """Events held back so that many messages, or many steps, become one line."""
-        steps = (line for thinning in self._step_samplers.values() for line in thinning.flush())
+        steps = (line for sampler in self._step_samplers.values() for line in sampler.flush())
         return [*steps, *self._batcher.flush(self._state)]
 
     def _flush_within(self, seconds: float) -> None:
@@ -354,33 +354,33 @@ class Controller:
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Shutdown())
             return None
-        link = AgentConnection(peer=peer, joined=joined, clock_offset_s=self._clock_offset_s(joined))
+        connection = AgentConnection(peer=peer, joined=joined, clock_offset_s=self._clock_offset_s(joined))
         if self._log_replicator is not None and joined.log_replica is not None:
-            link.replicated_bytes = self._log_replicator.position_of(joined.node, joined.log_replica)
-        self._agents.add(link)
+            connection.replicated_bytes = self._log_replicator.position_of(joined.node, joined.log_replica)
+        self._agents.add(connection)
         self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
-        return link
+        return connection
 
-    def agent_messages(self, link: AgentConnection, messages: list[AgentEvent | Progress]) -> None:
+    def agent_messages(self, connection: AgentConnection, messages: list[AgentEvent | Progress]) -> None:
         """Handle an agent's messages, each once, and acknowledge those that are in the log.
 
         Raises `ForeignMessage` for a message about another node.
         """
         events: list[AnyEvent] = []
-        seen = self._last_seq.get(link.joined.source, 0)
-        replica = self._state.nodes[link.joined.node].replica
+        seen = self._last_seq.get(connection.joined.source, 0)
+        replica = self._state.nodes[connection.joined.node].replica
         for message in messages:
-            link.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
+            connection.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
-                events.extend(self._on_progress(link, message))
+                events.extend(self._on_progress(connection, message))
             elif message.seq > seen:
-                seen = self._last_seq[link.joined.source] = message.seq
-                word = _to_controller_time(message, link.clock_offset_s)
+                seen = self._last_seq[connection.joined.source] = message.seq
+                word = _to_controller_time(message, connection.clock_offset_s)
                 if self._batcher.offer(self._state, word):
-                    link.unacked.append((message.seq, partial(self._batcher.is_flushed, self._batcher.rounds)))
+                    connection.unacked.append((message.seq, partial(self._batcher.is_flushed, self._batcher.rounds)))
                 elif _info_key(word) not in self._reported_info:
                     events += [*self._unflushed(), word]
-            link.last_received_seq = max(link.last_received_seq, message.seq)
+            connection.last_received_seq = max(connection.last_received_seq, message.seq)
         if self._batcher.is_complete(self._state):
             events += self._unflushed()
         elif self._batcher:
@@ -388,13 +388,13 @@ class Controller:
         if events or (events := self._checkpointed_steps()):
             self._enqueue(events)
         if not self.write_blocked:
-            link.acknowledge()
+            connection.acknowledge()
 
-    def agent_disconnected(self, link: AgentConnection) -> None:
+    def agent_disconnected(self, connection: AgentConnection) -> None:
         """Handle a closed agent connection."""
-        if not self._agents.remove(link):
+        if not self._agents.remove(connection):
             return
-        joined = link.joined
+        joined = connection.joined
         self.handle(
             AgentDisconnected(
                 at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation
@@ -404,62 +404,64 @@ class Controller:
     def _clock_offset_s(self, joined: AgentConnected) -> float:
         """Seconds that an agent's clock is ahead of ours: exact on one machine, else estimated from its hello."""
         exact = self._clock.offset_s(joined.clock)
-        ahead_s, alike_s = (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
-        return ahead_s if abs(ahead_s) > alike_s else 0.0
+        ahead_s, tolerance_s = (
+            (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
+        )
+        return ahead_s if abs(ahead_s) > tolerance_s else 0.0
 
-    def _on_progress(self, link: AgentConnection, progress: Progress) -> list[AnyEvent]:
-        ledger = self._step_tracker(progress.replica)
-        if progress.attempt != ledger.attempt or not progress.steps:
+    def _on_progress(self, connection: AgentConnection, progress: Progress) -> list[AnyEvent]:
+        tracker = self._step_tracker(progress.replica)
+        if progress.attempt != tracker.attempt or not progress.steps:
             return []
-        if ledger.ahead(progress.node) >= MAX_STEPS_AHEAD:
+        if tracker.ahead(progress.node) >= MAX_STEPS_AHEAD:
             raise ForeignMessage(f"node{progress.node} is {MAX_STEPS_AHEAD} steps ahead of others")
         last = progress.steps[-1].step
-        link.unacked.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
-        steps = ledger.add(_to_controller_time(progress, link.clock_offset_s), self._clock())
+        connection.unacked.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
+        steps = tracker.add(_to_controller_time(progress, connection.clock_offset_s), self._clock())
         return [line for step in steps for line in self._sampled(step)]
 
     def _sampled(self, step: StepCommitted) -> list[StepCommitted]:
         """The log lines of a newly committed step; a step that a fault waits for is logged immediately."""
-        thinning, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
-        lines = thinning.add(
+        sampler, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
+        lines = sampler.add(
             step,
             age_s=step.ended - self._created_at,
             highest=highest,
             at_once=bool(self._state.pending_faults),
             low_space=self._space_low,
         )
-        if thinning.pending:
+        if sampler.pending:
             self._flush_within(MAX_INTERVAL_S)
         return lines
 
     def _is_written(self, replica: int, attempt: int, step: int) -> bool:
         """Whether a step need not be sent again: it is in the log, or its attempt is over."""
-        ledger = self._step_tracker(replica)
-        return attempt != ledger.attempt or step <= ledger.written
+        tracker = self._step_tracker(replica)
+        return attempt != tracker.attempt or step <= tracker.written
 
     def _checkpointed_steps(self) -> list[AnyEvent]:
         """Steps that only a checkpoint proves: in a replica that no longer runs, missing messages may never arrive."""
         return [
             line
-            for index, ledger in self._step_trackers.items()
-            if ledger.checkpointed > ledger.committed and self._has_ended(ledger)
-            for step in ledger.commit_checkpointed(self._clock())
+            for index, tracker in self._step_trackers.items()
+            if tracker.checkpointed > tracker.committed and self._has_ended(tracker)
+            for step in tracker.commit_checkpointed(self._clock())
             for line in self._step_samplers[index].add(step, age_s=0.0, highest=step.step, at_once=True)
         ]
 
-    def _has_ended(self, ledger: StepTracker) -> bool:
+    def _has_ended(self, tracker: StepTracker) -> bool:
         """Whether its attempt is the replica's last, and no longer running."""
-        replica = self._state.replicas[ledger.replica]
+        replica = self._state.replicas[tracker.replica]
         at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.HANG_SUSPECTED)
-        return not at_work and replica.attempt == ledger.attempt
+        return not at_work and replica.attempt == tracker.attempt
 
     def _step_tracker(self, index: int) -> StepTracker:
         """The step tracker of a replica's current attempt."""
         replica = self._state.replicas[index]
-        ledger = self._step_trackers.get(index)
-        if ledger is None or ledger.attempt != replica.attempt:
-            ledger = self._step_trackers[index] = StepTracker(index, replica.attempt, replica.members)
-        return ledger
+        tracker = self._step_trackers.get(index)
+        if tracker is None or tracker.attempt != replica.attempt:
+            tracker = self._step_trackers[index] = StepTracker(index, replica.attempt, replica.members)
+        return tracker
 
     # Commands
 
@@ -493,8 +495,8 @@ class Controller:
                 )
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
-            case InjectFault(fault=drill, node=None):
-                self._spawn(self._inject_fault(drill))
+            case InjectFault(fault=fault, node=None):
+                self._spawn(self._inject_fault(fault))
             case FinishRun():
                 self._spawn(self._finish())
             case _:
@@ -554,21 +556,21 @@ class Controller:
                 written = finding.what
             await asyncio.sleep(next(pauses))
 
-    async def _inject_fault(self, drill: FaultRequested) -> None:
+    async def _inject_fault(self, fault: FaultRequested) -> None:
         """Inject a fault that no agent can, logged first: the fault may hit this process."""
-        log.warning("drill: %s %s %s", drill.action, drill.target, drill.index)
-        node = drill.index if drill.target.is_numbered else -1
+        log.warning("drill: %s %s %s", fault.action, fault.target, fault.index)
+        node = fault.index if fault.target.is_numbered else -1
         done = FaultInjected(
-            at=self._clock(), node=node, requested_at=drill.at, target=drill.target.value, action=drill.action.value
+            at=self._clock(), node=node, requested_at=fault.at, target=fault.target.value, action=fault.action.value
         )
         self.handle(done)
         try:
-            await self._inject_outside(drill)
+            await self._inject_outside(fault)
         except HoldfastError as error:
             self.report(*error.findings)
         except Exception as error:
             log.exception("the drill failed")
-            self.report(command_failed(error, f"the drill {drill.action} {drill.target} failed", retried=False))
+            self.report(command_failed(error, f"the drill {fault.action} {fault.target} failed", retried=False))
 
     async def _finish(self) -> None:
         ending = self._state.ending
@@ -651,17 +653,17 @@ class Controller:
         """Track what the machine does not: the last message of each source, the written steps of each attempt."""
         if event.source:
             self._last_seq[event.source] = max(self._last_seq.get(event.source, 0), event.seq)
-        if tiding := _info_key(event):
-            self._reported_info.add(tiding)
+        if info := _info_key(event):
+            self._reported_info.add(info)
         if isinstance(event, RunCreated):
             self._created_at = event.at
         if isinstance(event, StepCommitted | CheckpointCommitted):
-            ledger = self._step_tracker(event.replica)
-            if event.attempt == ledger.attempt and isinstance(event, StepCommitted):
-                ledger.written = max(ledger.written, event.step)
-                ledger.committed = max(ledger.committed, event.step)
-            elif event.attempt == ledger.attempt:
-                ledger.checkpointed = max(ledger.checkpointed, event.step)
+            tracker = self._step_tracker(event.replica)
+            if event.attempt == tracker.attempt and isinstance(event, StepCommitted):
+                tracker.written = max(tracker.written, event.step)
+                tracker.committed = max(tracker.committed, event.step)
+            elif event.attempt == tracker.attempt:
+                tracker.checkpointed = max(tracker.checkpointed, event.step)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

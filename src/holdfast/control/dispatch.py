@@ -32,30 +32,30 @@ def order_for(command: Command, *, replica_world_size: int) -> Dispatch:
     Raises `AssertionError` for a command that is not an order.
     """
     match command:
-        case StopRanks(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, all_replicas=together):
-            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s, all_replicas=together)
-        case CheckpointAndExit(nodes=nodes, reason=reason, transfer_state=hand_over):
-            return nodes, orders.CheckpointAndExit(reason=reason, transfer_state=hand_over)
+        case StopRanks(replica=replica, attempt=attempt, nodes=nodes, grace_s=grace_s, all_replicas=all_replicas):
+            return nodes, orders.StopRanks(replica=replica, attempt=attempt, grace_s=grace_s, all_replicas=all_replicas)
+        case CheckpointAndExit(nodes=nodes, reason=reason, transfer_state=transfer_state):
+            return nodes, orders.CheckpointAndExit(reason=reason, transfer_state=transfer_state)
         case FetchCode(nodes=nodes, digest=digest):
             return nodes, orders.FetchCode(digest=digest)
         case FreeState(node=node, replica=replica):
             return (node,), orders.FreeState(replica=replica)
-        case ReportSilentRanks(replica=replica, attempt=attempt, nodes=nodes, all_ranks=everyone):
-            return nodes, orders.ReportSilentRanks(replica=replica, attempt=attempt, all_ranks=everyone)
+        case ReportSilentRanks(replica=replica, attempt=attempt, nodes=nodes, all_ranks=all_ranks):
+            return nodes, orders.ReportSilentRanks(replica=replica, attempt=attempt, all_ranks=all_ranks)
         case AnnounceReplicaDown(replica=replica, attempt=attempt, nodes=nodes):
             return nodes, orders.AnnounceReplicaDown(replica=replica, attempt=attempt)
         case AnnounceReplicaStarting(replica=replica, attempt=attempt, nodes=nodes):
             return nodes, orders.AnnounceReplicaStarting(replica=replica, attempt=attempt)
-        case InjectFault(fault=drill, node=int(node)):
+        case InjectFault(fault=fault, node=int(node)):
             return (node,), orders.InjectFault(
-                requested_at=drill.at,
-                target=drill.target,
-                rank=drill.index % replica_world_size,
-                index=drill.index,
-                action=drill.action,
-                at_step=drill.at_step,
-                for_s=drill.for_s,
-                amount=drill.amount,
+                requested_at=fault.at,
+                target=fault.target,
+                rank=fault.index % replica_world_size,
+                index=fault.index,
+                action=fault.action,
+                at_step=fault.at_step,
+                for_s=fault.for_s,
+                amount=fault.amount,
             )
         case TakeCheckpoint():
             return None, orders.TakeCheckpoint()

@@ -100,14 +100,14 @@ def _settings_confirmed(replica: ReplicaState) -> bool | None:
 
 
 def _remaining_s(replica: ReplicaState, slower: float) -> float | None:
-    pace = replica.step_rate
-    if pace.step_s is None or pace.total_steps is None:
+    step_rate = replica.step_rate
+    if step_rate.step_s is None or step_rate.total_steps is None:
         return None
-    return max(0, pace.total_steps - replica.highest_step) * pace.step_s * slower
+    return max(0, step_rate.total_steps - replica.highest_step) * step_rate.step_s * slower
 
 
 def _absence_text(node: NodeState, at: float) -> str:
-    told = {
+    phase_text = {
         NodePhase.REQUESTED: "is requested",
         NodePhase.UNAVAILABLE: "unavailable",
         NodePhase.CREATED: "was made and has not joined",
@@ -115,4 +115,4 @@ def _absence_text(node: NodeState, at: float) -> str:
         NodePhase.JOINED: "has joined",
     }[node.phase]
     since = f" (asked for {at - node.since:.0f} s ago)" if node.is_missing else ""
-    return f"node{node.node} {told}{since}{f': {node.reason}' if node.reason else ''}"
+    return f"node{node.node} {phase_text}{since}{f': {node.reason}' if node.reason else ''}"

@@ -56,25 +56,27 @@ class EventBatcher:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
-    def offer(self, state: State, word: AgentEvent) -> bool:
+    def offer(self, state: State, message: AgentEvent) -> bool:
         """Hold a message, unless it is of another type or may decide something."""
-        if not isinstance(word, BatchableEvent):
+        if not isinstance(message, BatchableEvent):
             return False
-        replica = state.replicas[word.replica]
-        if replica.slots.bit_count() <= BATCH_ABOVE_NODES or word.attempt != replica.attempt:
+        replica = state.replicas[message.replica]
+        if replica.slots.bit_count() <= BATCH_ABOVE_NODES or message.attempt != replica.attempt:
             return False
-        ending, judging = (replica.phase is phase for phase in (ReplicaPhase.STOPPING, ReplicaPhase.HANG_SUSPECTED))
-        match word:
-            case RankExited() if judging and timed_out_waiting(word):
+        ending, hang_suspected = (
+            replica.phase is phase for phase in (ReplicaPhase.STOPPING, ReplicaPhase.HANG_SUSPECTED)
+        )
+        match message:
+            case RankExited() if hang_suspected and timed_out_waiting(message):
                 pass
-            case RankExited() if not ending and (word.stopped or word.failed):
+            case RankExited() if not ending and (message.stopped or message.failed):
                 return False
-            case RankHung() if not ending and not judging:
+            case RankHung() if not ending and not hang_suspected:
                 return False
             case _:
                 pass
-        self._pending[word.source, word.seq] = word
-        self._reported_nodes[type(word), word.replica] |= 1 << word.node
+        self._pending[message.source, message.seq] = message
+        self._reported_nodes[type(message), message.replica] |= 1 << message.node
         return True
 
     def is_flushed(self, round_offered: int) -> bool:
@@ -85,8 +87,8 @@ class EventBatcher:
         """Whether every node of a replica that can has reported that it started, or that it stopped."""
         return any(
             kind in (RanksStarted, RanksStopped)
-            and spoken & state.nodes_with_processes == state.nodes_with_processes & state.replicas[index].slots
-            for (kind, index), spoken in self._reported_nodes.items()
+            and reported & state.nodes_with_processes == state.nodes_with_processes & state.replicas[index].slots
+            for (kind, index), reported in self._reported_nodes.items()
         )
 
     def flush(self, state: State) -> list[AnyEvent]:
@@ -94,33 +96,35 @@ class EventBatcher:
         if not self._pending:
             return []
         self.rounds += 1
-        words, self._pending = list(self._pending.values()), {}
+        messages, self._pending = list(self._pending.values()), {}
         self._reported_nodes.clear()
-        firsts = _likely_causes(state, words)
+        firsts = _likely_causes(state, messages)
         events: list[AnyEvent] = []
         for kind in _BATCHABLE_TYPES:
-            alike: dict[object, list[BatchableEvent]] = defaultdict(list)
-            for word in words:
-                if type(word) is kind:
-                    alike[id(word) if id(word) in firsts else _batch_key(word)].append(word)
-            events.extend(map(_merge, alike.values()))
+            batches: dict[object, list[BatchableEvent]] = defaultdict(list)
+            for message in messages:
+                if type(message) is kind:
+                    batches[id(message) if id(message) in firsts else _batch_key(message)].append(message)
+            events.extend(map(_merge, batches.values()))
         return events
 
 
-def _batch_key(word: BatchableEvent) -> object:
+def _batch_key(message: BatchableEvent) -> object:
     """Equal for messages that can be merged."""
-    if isinstance(word, RankExited):
-        return (word.replica, word.reason, word.code, word.stopped, word.exited_on_request)
-    return word.replica
+    if isinstance(message, RankExited):
+        return (message.replica, message.reason, message.code, message.stopped, message.exited_on_request)
+    return message.replica
 
 
-def _likely_causes(state: State, words: Iterable[BatchableEvent]) -> set[int]:
+def _likely_causes(state: State, messages: Iterable[BatchableEvent]) -> set[int]:
     """The messages, by identity, that may be an attempt's cause, given the failures already known."""
     firsts: set[int] = set()
     for replica in state.replicas:
-        failures = [word for word in words if isinstance(word, RankExited) and word.failed]
-        failures = [word for word in failures if word.replica == replica.replica]
-        hangs = [word for word in words if isinstance(word, RankHung) and word.replica == replica.replica]
+        failures = [message for message in messages if isinstance(message, RankExited) and message.failed]
+        failures = [message for message in failures if message.replica == replica.replica]
+        hangs = [
+            message for message in messages if isinstance(message, RankHung) and message.replica == replica.replica
+        ]
         firsts.update(map(id, sorted((*replica.rank_failures, *failures), key=precedence)[:UNBATCHED_FAILURES]))
         firsts.update(map(id, sorted((*replica.hangs, *hangs), key=hang_suspicion)[:UNBATCHED_FAILURES]))
     return firsts
@@ -131,21 +135,23 @@ def _merge(group: list[BatchableEvent]) -> AnyEvent:
     last = group[-1]
     if len(group) == 1:
         return last
-    at, replica, attempt = max(word.at for word in group), last.replica, last.attempt
+    at, replica, attempt = max(message.at for message in group), last.replica, last.attempt
     match last:
         case RanksStarted():
-            nodes = to_ranges(word.node for word in group)
-            ranks = to_ranges(state.rank for word in group if isinstance(word, RanksStarted) for state in word.ranks)
+            nodes = to_ranges(message.node for message in group)
+            ranks = to_ranges(
+                state.rank for message in group if isinstance(message, RanksStarted) for state in message.ranks
+            )
             return NodesStarted(at=at, replica=replica, attempt=attempt, nodes=nodes, ranks=ranks)
         case RanksStopped():
-            held = sorted((word.node, word.port) for word in group if isinstance(word, RanksStopped))
+            held = sorted((message.node, message.port) for message in group if isinstance(message, RanksStopped))
             nodes, ports = to_ranges(node for node, _ in held), tuple(port for _, port in held)
             return NodesStopped(at=at, replica=replica, attempt=attempt, nodes=nodes, ports=ports)
         case RankExited(reason=how, code=code, stopped=stopped):
-            ranks = to_ranges(word.rank for word in group if isinstance(word, RankExited))
+            ranks = to_ranges(message.rank for message in group if isinstance(message, RankExited))
             return RanksExited(
                 at=at, replica=replica, attempt=attempt, ranks=ranks, reason=how, code=code, stopped=stopped
             )
         case RankHung():
-            ranks = to_ranges(word.rank for word in group if isinstance(word, RankHung))
+            ranks = to_ranges(message.rank for message in group if isinstance(message, RankHung))
             return RanksHung(at=at, replica=replica, attempt=attempt, ranks=ranks)

@@ -27,9 +27,9 @@ def fault_requested(job: Job, state: State, event: FaultRequested) -> Transition
 
 def fault_injected(job: Job, state: State, event: FaultInjected) -> Transition:
     """A fault took effect; a node that is removed for good cordons its machine."""
-    known = tuple(drill for drill in state.pending_faults if drill.at == event.requested_at)
-    state = replace(state, pending_faults=tuple(drill for drill in state.pending_faults if drill not in known))
-    if not any(drill.action is FaultAction.REMOVE for drill in known):
+    known = tuple(fault for fault in state.pending_faults if fault.at == event.requested_at)
+    state = replace(state, pending_faults=tuple(fault for fault in state.pending_faults if fault not in known))
+    if not any(fault.action is FaultAction.REMOVE for fault in known):
         return state, ()
     state = replace(state, cordoned=(*state.cordoned, state.nodes[event.node].node_id))
     return state, cordon_commands(state)[-1:]
@@ -37,14 +37,14 @@ def fault_injected(job: Job, state: State, event: FaultInjected) -> Transition:
 
 def due_at_step(job: Job, state: State, step: int) -> tuple[FaultRequested, ...]:
     """Faults in the controller that wait for a step."""
-    own = (drill for drill in state.pending_faults if _executor(drill) is Executor.CONTROLLER)
-    return tuple(drill for drill in own if step >= (drill.at_step or 0))
+    own = (fault for fault in state.pending_faults if _executor(fault) is Executor.CONTROLLER)
+    return tuple(fault for fault in own if step >= (fault.at_step or 0))
 
 
 def pending_for_node(job: Job, state: State, node: int) -> Commands:
     """Faults to send to a node that joins or starts ranks."""
     return tuple(
-        InjectFault(fault=drill, node=node) for drill in state.pending_faults if _target_node(job, state, drill) == node
+        InjectFault(fault=fault, node=node) for fault in state.pending_faults if _target_node(job, state, fault) == node
     )
 
 
@@ -60,15 +60,15 @@ def _machine_restored(state: State, node: int) -> Transition:
     return replace(state, cordoned=kept), tuple(Uncordon(node_id=place) for place in back)
 
 
-def _executor(drill: FaultRequested) -> Executor:
-    return FAULTS[drill.action, drill.target].executor
+def _executor(fault: FaultRequested) -> Executor:
+    return FAULTS[fault.action, fault.target].executor
 
 
-def _target_node(job: Job, state: State, drill: FaultRequested) -> int | None:
+def _target_node(job: Job, state: State, fault: FaultRequested) -> int | None:
     """The node whose agent injects a fault; None if another process does, or the current attempt lacks the rank."""
-    if _executor(drill) is not Executor.AGENT:
+    if _executor(fault) is not Executor.AGENT:
         return None
-    if drill.target.is_rank:
-        replica, rank = divmod(drill.index, job.replica_world_size)
+    if fault.target.is_rank:
+        replica, rank = divmod(fault.index, job.replica_world_size)
         return state.node_at(replica, rank // job.local_world_size)
-    return drill.index
+    return fault.index

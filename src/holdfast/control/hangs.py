@@ -47,8 +47,8 @@ def on_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition
     others = [replica for replica in state.replicas if replica.replica != index]
     if any(_is_recovering(replica) for replica in others):
         return _clear_suspicion(state, index), ()
-    judging = [replica for replica in state.replicas if replica.phase is ReplicaPhase.HANG_SUSPECTED]
-    suspect = min(judging, key=_suspicion)
+    suspected = [replica for replica in state.replicas if replica.phase is ReplicaPhase.HANG_SUSPECTED]
+    suspect = min(suspected, key=_suspicion)
     if _waits_for_compiling_replica(job, state, suspect):
         return _clear_suspicion(state, index), ()
     return _stop_suspect(job, state, suspect.replica, at)

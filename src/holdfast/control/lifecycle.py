@@ -72,8 +72,8 @@ def mark_departed(state: State, index: int) -> Transition:
 
 def _nodes_of_other_replicas(state: State, index: int) -> tuple[int, ...]:
     """The nodes on which other replicas run."""
-    attending = (replica for replica in state.replicas if replica.replica != index and state.may_step(replica))
-    return tuple(node for replica in attending for node in replica.members)
+    stepping = (replica for replica in state.replicas if replica.replica != index and state.may_step(replica))
+    return tuple(node for replica in stepping for node in replica.members)
 
 
 def has_quorum(job: Job, state: State) -> bool:
@@ -126,9 +126,9 @@ def advance(job: Job, state: State, index: int, at: float) -> Transition:
         case ReplicaPhase.RUNNING | ReplicaPhase.HANG_SUSPECTED | ReplicaPhase.STOPPING:
             for over in (Timer.STOP, Timer.HANG_VERDICT, Timer.EXIT, Timer.FIRST_STEP):
                 state = state.with_timer(over.key(index), None)
-            state, told = mark_departed(state, index)
+            state, announcements = mark_departed(state, index)
             state, commands = _on_all_stopped(job, state, state.replicas[index], at)
-            return state, (*told, *commands)
+            return state, (*announcements, *commands)
         case ReplicaPhase.GATHERING:
             if Timer.BACK_OFF.key(index) in state.timers:
                 return state, ()
@@ -154,8 +154,8 @@ def _on_all_stopped(job: Job, state: State, replica: ReplicaState, at: float) ->
         state, commands = _on_replica_done(job, state.with_replica(replace(replica, phase=ReplicaPhase.DONE)), at)
         return state, (*lost, *commands)
     if _exited_as_planned(replica, at):
-        growths = replica.scale_ups if replica.transfers_state else (*replica.scale_ups, at)
-        state = state.with_replica(replace(_ready_for_next_attempt(replica), scale_ups=growths))
+        scale_ups = replica.scale_ups if replica.transfers_state else (*replica.scale_ups, at)
+        state = state.with_replica(replace(_ready_for_next_attempt(replica), scale_ups=scale_ups))
         return advance(job, state, replica.replica, at)
     failure = first_failure(replica, at)
     if any(loss.evicted for loss in replica.node_failures):
@@ -258,12 +258,12 @@ def _start_attempt(
     back = AnnounceReplicaStarting(
         replica=replica.replica, attempt=replica.attempt, nodes=_nodes_of_other_replicas(state, replica.replica)
     )
-    told = ((back,) if back.nodes and replica.attempt > 0 else ()) + _quorum_findings(job, before, state, at)
-    drills = (
+    announcements = ((back,) if back.nodes and replica.attempt > 0 else ()) + _quorum_findings(job, before, state, at)
+    faults = (
         tuple(drill for node in members for drill in pending_for_node(job, state, node)) if state.pending_faults else ()
     )
     said = (RecordEvent(event=changed), RecordEvent(event=started)) if changed else (RecordEvent(event=started),)
-    return state, (*said, start_command(replica, nodes), *told, *drills)
+    return state, (*said, start_command(replica, nodes), *announcements, *faults)
 
 
 def end_run(job: Job, state: State, ending: Ending, at: float, verdict: Verdict | None = None) -> Transition:

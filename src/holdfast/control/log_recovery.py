@@ -157,5 +157,5 @@ def _decisive_values(event: AnyEvent) -> tuple[object, ...]:
 
 
 def _event_text(event: AnyEvent) -> str:
-    told = {name: getattr(event, name) for name in _DECISIVE_FIELDS if hasattr(event, name)}
-    return f"{event.__struct_config__.tag} ({', '.join(f'{name} {value}' for name, value in told.items())})"
+    values = {name: getattr(event, name) for name in _DECISIVE_FIELDS if hasattr(event, name)}
+    return f"{event.__struct_config__.tag} ({', '.join(f'{name} {value}' for name, value in values.items())})"

@@ -44,26 +44,32 @@ class LogReplicator:
             found.update(data)
         return copy.bytes if copy.bytes <= self._size and self._sign(found.digest()) == copy.signature else 0
 
-    def replicate(self, links: AgentRegistry) -> None:
+    def replicate(self, registry: AgentRegistry) -> None:
         """Send each node that keeps a replica what it lacks."""
-        behind = [(link, link.replicated_bytes) for link in links.log_replicas() if link.replicated_bytes != self._size]
+        behind = [
+            (connection, connection.replicated_bytes)
+            for connection in registry.log_replicas()
+            if connection.replicated_bytes != self._size
+        ]
         if not behind:
             return
         end = self._size
         for _, data in self._chunks(self._digested_bytes, end):
             self._digest.update(data)
-        self._digested_bytes, seal = end, self._sign(self._digest.digest())
-        for link, had in behind:
+        self._digested_bytes, signature = end, self._sign(self._digest.digest())
+        for connection, had in behind:
             for at, data in self._chunks(had or 0, end):
-                link.peer.send(ReplicateLog(offset=at, data=data, signature=seal if at + len(data) == end else ""))
-            link.replicated_bytes = end
+                connection.peer.send(
+                    ReplicateLog(offset=at, data=data, signature=signature if at + len(data) == end else "")
+                )
+            connection.replicated_bytes = end
             if self._on_first_ack is not None:
-                link.peer.after_sent(self._notify_first_ack)
+                connection.peer.after_sent(self._notify_first_ack)
 
     def _notify_first_ack(self) -> None:
-        told, self._on_first_ack = self._on_first_ack, None
-        if told is not None:
-            told()
+        on_first_ack, self._on_first_ack = self._on_first_ack, None
+        if on_first_ack is not None:
+            on_first_ack()
 
     @property
     def _size(self) -> int:

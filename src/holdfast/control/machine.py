@@ -98,7 +98,7 @@ class Machine:
         """The state in which every run begins: no node exists, and none was requested."""
         replicas = self.job.recovery.replicas
         per_replica = self.job.nodes.max // replicas
-        node_handlers = tuple(
+        nodes = tuple(
             NodeState(
                 node=slot, node_rank=slot, since=at, replica=slot // per_replica if slot < self.job.nodes.max else None
             )
@@ -107,7 +107,7 @@ class Machine:
         whole = (1 << per_replica) - 1
         domains = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(replicas))
         waits = {Timer.MIN_NODES.key(index): at + self.job.nodes.min_nodes_wait_s for index in range(replicas)}
-        return State(nodes=node_handlers, replicas=tuple(domains), timers=waits)
+        return State(nodes=nodes, replicas=tuple(domains), timers=waits)
 
 
 def _timer_expired(job: Job, state: State, event: TimerExpired) -> Transition:

@@ -315,7 +315,7 @@ def fail_replica(
 ) -> Transition:
     """Fail the replica of these nodes, since what ran on them is gone."""
     replica = _replica_of(state, nodes)
-    state, told = mark_departed(state, replica.replica)
+    state, departed = mark_departed(state, replica.replica)
     in_time = kind is FailureKind.NODE_PREEMPTED and job.recovery.stop_grace_s > 0
     leaves = (
         state.has_replicas and in_time and replica.phase is ReplicaPhase.RUNNING
@@ -336,7 +336,7 @@ def fail_replica(
     )
     state = state.with_replica(replace(replica, node_failures=(*replica.node_failures, *losses), draining=leaves))
     state, commands = stop_replica(job, state, replica.replica, at)
-    return state, (*told, *commands)
+    return state, (*departed, *commands)
 
 
 def _replica_of(state: State, nodes: tuple[NodeState, ...]) -> ReplicaState:

@@ -305,8 +305,10 @@ def ignored(failure: Failure) -> Verdict:
 
 def rolled_back(failure: Failure) -> Verdict:
     """A failure of code on trial: the previous code runs again."""
-    told = "Fix the code and update again: the previous code resumes from the transferred state, or a newer checkpoint."
-    return Verdict(action=Action.ROLL_BACK, finding=_finding(failure, "soon after it got other code", told))
+    remedy = (
+        "Fix the code and update again: the previous code resumes from the transferred state, or a newer checkpoint."
+    )
+    return Verdict(action=Action.ROLL_BACK, finding=_finding(failure, "soon after it got other code", remedy))
 
 
 def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
@@ -323,9 +325,9 @@ def quorum_finding(at_work: int, replicas: int, least: int) -> Finding:
     )
 
 
-def scale_up_due(growths: tuple[float, ...], at: float, restart_window_s: float) -> float:
+def scale_up_due(scale_ups: tuple[float, ...], at: float, restart_window_s: float) -> float:
     """When a run that added nodes at these times may do so again, in Unix seconds."""
-    recent = [growth for growth in growths if growth > at - restart_window_s]
+    recent = [scale_up for scale_up in scale_ups if scale_up > at - restart_window_s]
     return recent[-1] + SCALE_UP_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
 
@@ -452,16 +454,16 @@ def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery
     """
     known = (*earlier, failure)
     tries = _in_a_row(known, lambda one: one.uptime_s < FLAP_S)
-    vain = _in_a_row(known, lambda one: one.uptime_s < FLAP_S and not one.made_progress)
+    no_progress = _in_a_row(known, lambda one: one.uptime_s < FLAP_S and not one.made_progress)
     renews = tries > 0 and tries % FLAP_LIMIT == 0
-    if recovery.replicas == 1 or (vain < 2 and not renews):
+    if recovery.replicas == 1 or (no_progress < 2 and not renews):
         return None
-    wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (vain - 2)) if vain > 1 else 0.0
-    told = (
+    wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (no_progress - 2)) if no_progress > 1 else 0.0
+    remedy = (
         f"Nothing: it is tried again {f'in {wait_s:g} s' if wait_s else 'immediately'}{', on another node' * renews}."
     )
     action = Action.REPLACE_NODE if renews else Action.RESTART
-    return Verdict(action=action, finding=_finding(failure, "", told), wait_s=wait_s, replace_node=renews)
+    return Verdict(action=action, finding=_finding(failure, "", remedy), wait_s=wait_s, replace_node=renews)
 
 
 def _in_a_row(known: tuple[Failure, ...], holds: Callable[[Failure], bool]) -> int:

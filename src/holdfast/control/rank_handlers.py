@@ -37,9 +37,9 @@ def rank_exited(job: Job, state: State, event: RankExited) -> Transition:
     replica = state.replicas[event.replica]
     if event.attempt != replica.attempt or replica.phase in (ReplicaPhase.GATHERING, ReplicaPhase.DONE):
         return state, ()
-    state, told = mark_departed(state, event.replica)
+    state, departed = mark_departed(state, event.replica)
     state, commands = _on_exit(job, state, event)
-    return state, (*told, *commands)
+    return state, (*departed, *commands)
 
 
 def _on_exit(job: Job, state: State, event: RankExited) -> Transition:
@@ -95,9 +95,9 @@ def nodes_stopped(job: Job, state: State, event: NodesStopped) -> Transition:
     """Handle many nodes whose ranks have all stopped."""
     if event.attempt != state.replicas[event.replica].attempt:
         return state, ()
-    held = ((state.nodes[node], port) for node, port in zip(from_ranges(event.nodes), event.ports, strict=True))
+    stopped = ((state.nodes[node], port) for node, port in zip(from_ranges(event.nodes), event.ports, strict=True))
     state = state.with_nodes(
-        node.with_changes(has_processes=False, port=port) for node, port in held if node.has_processes
+        node.with_changes(has_processes=False, port=port) for node, port in stopped if node.has_processes
     )
     return advance(job, state, event.replica, event.at)
 
@@ -132,10 +132,10 @@ def _rank_bits(spans: Ranges) -> int:
 def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     """Handle a replica's committed step; faults in the controller may wait for it."""
     replica = state.replicas[event.replica]
-    pace = _updated_step_rate(replica.step_rate, event)
+    step_rate = _updated_step_rate(replica.step_rate, event)
     steps = replica.attempt_steps + (event.steps if event.attempt == replica.attempt else 0)
     state = state.with_replica(
-        replace(replica, highest_step=max(replica.highest_step, event.step), attempt_steps=steps, step_rate=pace)
+        replace(replica, highest_step=max(replica.highest_step, event.step), attempt_steps=steps, step_rate=step_rate)
     )
     if steps and not replica.has_stepped:
         state = on_first_step(state, event)
@@ -147,11 +147,13 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     return state, (*settled, *(InjectFault(fault=drill, node=None) for drill in drills))
 
 
-def _updated_step_rate(pace: StepRate, event: StepCommitted) -> StepRate:
+def _updated_step_rate(step_rate: StepRate, event: StepCommitted) -> StepRate:
     took_s = max(0.0, event.ended - event.started) / event.steps
     total, samples = event.metrics.get("total_steps"), event.metrics.get("global_batch")
     return StepRate(
-        step_s=took_s if pace.step_s is None else pace.step_s + STEP_RATE_WEIGHT * (took_s - pace.step_s),
-        total_steps=pace.total_steps if total is None else int(total),
+        step_s=took_s
+        if step_rate.step_s is None
+        else step_rate.step_s + STEP_RATE_WEIGHT * (took_s - step_rate.step_s),
+        total_steps=step_rate.total_steps if total is None else int(total),
         global_batch=None if samples is None else int(samples),
     )

@@ -146,8 +146,8 @@ def hang_suspicion(hung: RankHung) -> HangSuspicion:
     others have passed everything that it could wait in for them. Of waiting ranks, those that wait for other replicas
     are the least suspect: no rank waits for them there.
     """
-    told = (hung.process_state != "T", hung.has_session, hung.last_step, hung.commit_line or math.inf)
-    return (*told, _waits(hung), waits_for_other_replicas(hung), hung.last_step_at)
+    evidence = (hung.process_state != "T", hung.has_session, hung.last_step, hung.commit_line or math.inf)
+    return (*evidence, _waits(hung), waits_for_other_replicas(hung), hung.last_step_at)
 
 
 def _waits(hung: RankHung) -> bool:

@@ -281,8 +281,8 @@ class State:
 
     def may_step(self, replica: ReplicaState) -> bool:
         """Whether a replica's ranks may take a step: they run, or have a grace period to end after one."""
-        parting = replica.draining or (self.ending is not None and self.ending.grace_s > 0)
-        return replica.is_running or (parting and replica.phase is ReplicaPhase.STOPPING)
+        draining = replica.draining or (self.ending is not None and self.ending.grace_s > 0)
+        return replica.is_running or (draining and replica.phase is ReplicaPhase.STOPPING)
 
     @property
     def training_complete(self) -> bool:

@@ -26,15 +26,15 @@ class _PendingStep:
     ended: float = 0.0
     checkpoint_s: float = 0.0
 
-    def add(self, word: NodeStep, *, of_head: bool) -> None:
+    def add(self, node_step: NodeStep, *, of_head: bool) -> None:
         self.node_count += 1
         if of_head:
-            self.head_step = word
+            self.head_step = node_step
         else:
-            self.others.append(word.metrics)
-        self.started = max(self.started, word.started)
-        self.ended = max(self.ended, word.ended)
-        self.checkpoint_s = max(self.checkpoint_s, word.checkpoint_s)
+            self.others.append(node_step.metrics)
+        self.started = max(self.started, node_step.started)
+        self.ended = max(self.ended, node_step.ended)
+        self.checkpoint_s = max(self.checkpoint_s, node_step.checkpoint_s)
 
 
 @dataclass
@@ -60,14 +60,14 @@ class StepTracker:
         """Add a node's progress; returns the newly committed steps. Repeated messages change nothing."""
         newest = max(self._last_by_node.get(progress.node, 0), self.committed)
         steps: list[StepCommitted] = []
-        for word in progress.steps:
-            if word.step <= newest:
+        for node_step in progress.steps:
+            if node_step.step <= newest:
                 continue
-            newest = word.step
-            step = self._pending.setdefault(word.step, _PendingStep())
-            step.add(word, of_head=progress.node == self.nodes[0])
+            newest = node_step.step
+            step = self._pending.setdefault(node_step.step, _PendingStep())
+            step.add(node_step, of_head=progress.node == self.nodes[0])
             if step.node_count == len(self.nodes):
-                steps.append(self._commit(word.step, step, at))
+                steps.append(self._commit(node_step.step, step, at))
         self._last_by_node[progress.node] = newest
         return steps
 

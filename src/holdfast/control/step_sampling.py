@@ -69,8 +69,8 @@ class StepSampler:
 
     def flush(self) -> list[StepCommitted]:
         """The line for the held-back steps, to be written immediately; empty if there are none."""
-        kept, self.pending = self.pending, None
-        return [] if kept is None else [self.on_written(kept)]
+        pending, self.pending = self.pending, None
+        return [] if pending is None else [self.on_written(pending)]
 
 
 def merge_steps(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> tuple[AnyEvent, ...]:
@@ -78,33 +78,33 @@ def merge_steps(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> t
 
     Checkpoints may then follow later steps; all other events keep their order. `highest` takes a replica.
     """
-    drawn: list[AnyEvent] = []
+    merged: list[AnyEvent] = []
     open_lines: dict[int, int] = {}
     for event in waiting:
         if isinstance(event, StepCommitted):
-            index = open_lines.get(event.replica, len(drawn))
-            kept = drawn[index] if index < len(drawn) else None
-            if isinstance(kept, StepCommitted) and _can_merge(kept, event, highest(event.replica)):
-                drawn[index] = _merge(kept, event)
+            index = open_lines.get(event.replica, len(merged))
+            pending = merged[index] if index < len(merged) else None
+            if isinstance(pending, StepCommitted) and _can_merge(pending, event, highest(event.replica)):
+                merged[index] = _merge(pending, event)
                 continue
-            open_lines[event.replica] = len(drawn)
+            open_lines[event.replica] = len(merged)
         elif not isinstance(event, CheckpointCommitted):
             open_lines.clear()
-        drawn.append(event)
-    return tuple(drawn)
+        merged.append(event)
+    return tuple(merged)
 
 
-def _can_merge(kept: StepCommitted, step: StepCommitted, highest: int) -> bool:
-    follows = step.attempt == kept.attempt and step.first == kept.step + 1
-    return follows and (kept.step <= highest) == (step.step <= highest)
+def _can_merge(pending: StepCommitted, step: StepCommitted, highest: int) -> bool:
+    follows = step.attempt == pending.attempt and step.first == pending.step + 1
+    return follows and (pending.step <= highest) == (step.step <= highest)
 
 
-def _merge(kept: StepCommitted, step: StepCommitted) -> StepCommitted:
-    checkpoint_s = kept.checkpoint_s + step.checkpoint_s
+def _merge(pending: StepCommitted, step: StepCommitted) -> StepCommitted:
+    checkpoint_s = pending.checkpoint_s + step.checkpoint_s
     return msgspec.structs.replace(
         step,
-        steps=kept.steps + step.steps,
-        started=kept.started,
+        steps=pending.steps + step.steps,
+        started=pending.started,
         checkpoint_s=checkpoint_s,
-        metrics=sticky_metrics(kept.metrics) | step.metrics,
+        metrics=sticky_metrics(pending.metrics) | step.metrics,
     )

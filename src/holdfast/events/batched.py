@@ -17,13 +17,13 @@ Ranges = tuple[tuple[int, int], ...]
 
 def to_ranges(numbers: Iterable[int]) -> Ranges:
     """Numbers as sorted ranges without duplicates."""
-    drawn: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
-        if drawn and drawn[-1][1] == number - 1:
-            drawn[-1] = (drawn[-1][0], number)
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            drawn.append((number, number))
-    return tuple(drawn)
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 def from_ranges(spans: Ranges) -> Iterator[int]:

@@ -9,12 +9,12 @@ import msgspec
 _encoder = msgspec.json.Encoder()
 
 
-def encode(word: msgspec.Struct) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """A struct as JSON; a lone surrogate, as in a file name that is not UTF-8, is written as an escape."""
     try:
-        return _encoder.encode(word)
+        return _encoder.encode(message)
     except UnicodeEncodeError:
-        return _encoder.encode(_encodable(msgspec.to_builtins(word)))
+        return _encoder.encode(_encodable(msgspec.to_builtins(message)))
 
 
 def escape_surrogates(text: str) -> str:

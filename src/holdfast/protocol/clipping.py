@@ -18,14 +18,14 @@ MAX_WHERE = 4096
 MAX_EVIDENCE_LINES = 64
 
 
-def clip(word: ClippableMessage) -> ClippableMessage:
+def clip(message: ClippableMessage) -> ClippableMessage:
     """The same message with long text cut and with those of its metrics that an event can hold."""
-    if isinstance(word, Finding):
-        return clip_finding(word)
-    values = {name: getattr(word, name) for name in word.__struct_fields__}
+    if isinstance(message, Finding):
+        return clip_finding(message)
+    values = {name: getattr(message, name) for name in message.__struct_fields__}
     cut = {name: _clip_value(value) for name, value in values.items()}
     changed = {name: value for name, value in cut.items() if value is not values[name]}
-    return msgspec.structs.replace(word, **changed) if changed else word
+    return msgspec.structs.replace(message, **changed) if changed else message
 
 
 def clip_finding(finding: Finding) -> Finding:

@@ -45,6 +45,6 @@ def parse_line(line: bytes) -> RankOutput | None:
     found = _LINE.fullmatch(line)
     if found is None:
         return None
-    speaker = OutputSource(replica=int(found["replica"] or 0), rank=int(found["rank"]), attempt=int(found["attempt"]))
+    source = OutputSource(replica=int(found["replica"] or 0), rank=int(found["rank"]), attempt=int(found["attempt"]))
     text = found["text"] if found["more"] else found["text"] + b"\n"
-    return RankOutput(speaker, text, found["replica"] is not None)
+    return RankOutput(source, text, found["replica"] is not None)

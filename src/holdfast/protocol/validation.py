@@ -47,17 +47,17 @@ class ValidatingDecoder(Generic[Message]):
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(kinds)
 
     def decode(self, text: bytes) -> Message:
-        word = self._decoder.decode(text)
-        if isinstance(word, msgspec.Struct) and (said := out_of_range(word)):
-            raise msgspec.ValidationError(f"out of bounds: {said}")
-        return word
+        message = self._decoder.decode(text)
+        if isinstance(message, msgspec.Struct) and (problem := out_of_range(message)):
+            raise msgspec.ValidationError(f"out of bounds: {problem}")
+        return message
 
 
-def out_of_range(word: msgspec.Struct) -> str:
+def out_of_range(message: msgspec.Struct) -> str:
     """The first out-of-range value of a message, such as `step: 36893488147419103232`; empty if there is none."""
-    for name in word.__struct_fields__:
-        if said := _out_of_range_value(name, getattr(word, name)):
-            return said
+    for name in message.__struct_fields__:
+        if problem := _out_of_range_value(name, getattr(message, name)):
+            return problem
     return ""
 
 
@@ -65,23 +65,23 @@ def _out_of_range_value(name: str, value: Any) -> str:
     match value:
         case int():
             low, high = _INT_RANGES.get(name, (-_MAX_EXACT_INT, _MAX_EXACT_INT))
-            fine = low <= value <= high
+            valid = low <= value <= high
         case float():
-            fine = abs(value) <= _MAX_TIME_S
+            valid = abs(value) <= _MAX_TIME_S
         case str():
             shape = _PATTERNS.get(name)
-            fine = len(value) <= MAX_TEXT if shape is None else shape.fullmatch(value) is not None
+            valid = len(value) <= MAX_TEXT if shape is None else shape.fullmatch(value) is not None
         case dict():
             metrics = cast("dict[str, float]", value)
-            fine = len(metrics) <= MAX_METRICS and all(len(key) <= MAX_METRIC_NAME for key in metrics)
+            valid = len(metrics) <= MAX_METRICS and all(len(key) <= MAX_METRIC_NAME for key in metrics)
         case tuple():
             items = cast("tuple[object, ...]", value)
-            inner = (said for item in items if isinstance(item, msgspec.Struct) if (said := out_of_range(item)))
-            fine = len(items) <= MAX_ITEMS
-            if fine and (said := next(inner, "")):
-                return f"{name}: {said}"
+            inner = (problem for item in items if isinstance(item, msgspec.Struct) if (problem := out_of_range(item)))
+            valid = len(items) <= MAX_ITEMS
+            if valid and (problem := next(inner, "")):
+                return f"{name}: {problem}"
         case msgspec.Struct():
             return out_of_range(value)
         case _:
-            fine = True
-    return "" if fine else f"{name}: {value!r:.100}"
+            valid = True
+    return "" if valid else f"{name}: {value!r:.100}"

@@ -36,9 +36,9 @@ BACKLOG = 100
 class PendingConnection:
     """One connection that has not been admitted yet."""
 
-    def __init__(self, transport: asyncio.Transport, hall: PendingConnections, within_s: float) -> None:
+    def __init__(self, transport: asyncio.Transport, pending: PendingConnections, within_s: float) -> None:
         self._transport = transport
-        self._pending = hall
+        self._pending = pending
         self._timer = asyncio.get_running_loop().call_later(within_s, self.abort)
 
     @property
@@ -61,8 +61,8 @@ class PendingConnection:
 class PendingConnections:
     """Connections that have not been admitted yet; beyond the capacity, a new connection evicts the oldest."""
 
-    def __init__(self, room: int, within_s: float) -> None:
-        self._capacity = room
+    def __init__(self, capacity: int, within_s: float) -> None:
+        self._capacity = capacity
         self._timeout_s = within_s
         self._connections: dict[PendingConnection, None] = {}
 
@@ -72,17 +72,17 @@ class PendingConnections:
     def add(self, transport: asyncio.Transport) -> PendingConnection:
         if len(self._connections) >= self._capacity:
             self._evict_oldest()
-        arrival = PendingConnection(transport, self, self._timeout_s)
-        self._connections[arrival] = None
-        return arrival
+        connection = PendingConnection(transport, self, self._timeout_s)
+        self._connections[connection] = None
+        return connection
 
-    def remove(self, arrival: PendingConnection) -> None:
-        self._connections.pop(arrival, None)
+    def remove(self, connection: PendingConnection) -> None:
+        self._connections.pop(connection, None)
 
     def _evict_oldest(self) -> None:
         """Forget connections that are already closing; if there are none, abort the oldest."""
-        for arrival in [arrival for arrival in self._connections if arrival.is_closing]:
-            arrival.admit()
+        for connection in [connection for connection in self._connections if connection.is_closing]:
+            connection.admit()
         if len(self._connections) >= self._capacity:
             log.warning("%s connections have yet to show a token; the oldest are cut off", self._capacity)
             next(iter(self._connections)).abort()
@@ -131,8 +131,8 @@ class AdmissionServer(uvicorn.Server):
             self.servers.append(server)
         self.started = True
 
-    def _http_protocol(self, arrival: PendingConnection) -> asyncio.Protocol:
-        state: dict[str, Any] = {"pending_connection": arrival}
+    def _http_protocol(self, connection: PendingConnection) -> asyncio.Protocol:
+        state: dict[str, Any] = {"pending_connection": connection}
         return H11Protocol(self.config, self.server_state, state)
 
 
@@ -141,12 +141,12 @@ class _TlsProtocol(asyncio.Protocol):
 
     def __init__(
         self,
-        hall: PendingConnections,
-        speak: Callable[[PendingConnection], asyncio.Protocol],
+        pending: PendingConnections,
+        http_protocol: Callable[[PendingConnection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._pending = hall
-        self._http_protocol = speak
+        self._pending = pending
+        self._http_protocol = http_protocol
         self._tls = tls
         self._early_data = bytearray()
         self._lost = False
@@ -154,12 +154,12 @@ class _TlsProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast("asyncio.Transport", transport)
-        arrival = self._pending.add(raw)
+        connection = self._pending.add(raw)
         if self._tls is None:
-            self._hand_over(arrival, raw)
+            self._hand_over(connection, raw)
         else:
             raw.pause_reading()  # until TLS can read
-            self._handshake_task = asyncio.ensure_future(self._handshake(arrival, raw, self._tls))
+            self._handshake_task = asyncio.ensure_future(self._handshake(connection, raw, self._tls))
 
     def data_received(self, data: bytes) -> None:
         """Buffer data that a client sends with the end of its handshake: it arrives before `start_tls` returns."""
@@ -168,7 +168,7 @@ class _TlsProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
 
-    async def _handshake(self, arrival: PendingConnection, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
+    async def _handshake(self, connection: PendingConnection, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
         peer = raw.get_extra_info("peername")
         try:
             # asyncio's TLS timeouts are longer than the admission timeout.
@@ -177,12 +177,12 @@ class _TlsProtocol(asyncio.Protocol):
             log.warning("no TLS with %s: %s", peer[0] if peer else "somebody", error)
             secured = None
         if secured is None or self._lost:
-            arrival.abort()
+            connection.abort()
         else:
-            self._hand_over(arrival, secured)
+            self._hand_over(connection, secured)
 
-    def _hand_over(self, arrival: PendingConnection, transport: asyncio.Transport) -> None:
-        protocol = self._http_protocol(arrival)
+    def _hand_over(self, connection: PendingConnection, transport: asyncio.Transport) -> None:
+        protocol = self._http_protocol(connection)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._early_data:

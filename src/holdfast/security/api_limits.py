@@ -64,7 +64,7 @@ class NodeRateLimiter:
     def take(self, size_bytes: int, now: float) -> float:
         """Charge one message; returns the seconds to wait before the next read (`now` is monotonic)."""
         limits = self._limits
-        filled = self._level + (now - self._at) * limits.node_bytes_per_s
-        self._level = min(limits.node_burst_bytes, filled) - size_bytes - limits.message_cost_bytes
+        refilled = self._level + (now - self._at) * limits.node_bytes_per_s
+        self._level = min(limits.node_burst_bytes, refilled) - size_bytes - limits.message_cost_bytes
         self._at = now
         return max(0.0, -self._level / limits.node_bytes_per_s)

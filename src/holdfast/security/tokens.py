@@ -83,11 +83,11 @@ class TokenIssuer:
 
     def principal(self, token: str) -> Principal | None:
         """The principal of a token; None if it is invalid. Takes as long for a wrong token as for a right one."""
-        said = _claimed_principal(token)
-        expected = self._signed(said).encode() if said else self._token
+        claimed = _claimed_principal(token)
+        expected = self._signed(claimed).encode() if claimed else self._token
         if not hmac.compare_digest(token.encode(errors="replace"), expected):
             return None
-        return said or User()
+        return claimed or User()
 
 
 def _claimed_principal(token: str) -> NodeAgent | UnassignedNode | None:
