@@ -100,7 +100,7 @@ class _LogRestore:
         name: str = request.path_params["name"]
         if not _COPY.fullmatch(name):
             return JSONResponse({"error": "no such file is kept"}, status_code=404)
-        request.state.pending_connection.settle(LIMITS.download_s)
+        request.state.pending_connection.admit(LIMITS.download_s)
         part = self._scratch / f"node{holder.node}-{name}"
         digest = hashlib.sha256()
         with part.open("wb") as file:
