@@ -110,8 +110,8 @@ class Overrides(TypedDict, total=False):
 def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
     """Read a job file, or make a job from a command line, with its findings; raises if it is invalid."""
     fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
-    asked = [f"{key}={value}" for key, value in fields.items() if value is not None]
-    overrides = [*asked, *given.get("overrides", ())]
+    field_overrides = [f"{key}={value}" for key, value in fields.items() if value is not None]
+    overrides = [*field_overrides, *given.get("overrides", ())]
     if path is not None:
         return validate_text(read_text(path), os.fspath(path), overrides, NAMES).loaded_or_raise()
     return validate_data({"command": list(given.get("command", ()))}, overrides, NAMES).loaded_or_raise()
@@ -126,18 +126,18 @@ def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ..
     """All problems and warnings of a job on a target, before anything is started."""
     from holdfast.launch.local.local_preflight import check_locally
 
-    place, loaded = _target(target, base), _loaded(job)
+    target_spec, loaded = _target(target, base), _loaded(job)
     known = (*loaded.findings, *map(loaded.located, launcher_in_script(loaded.job, base)))
-    if place.backend == KUBERNETES:
-        return (*known, *_check_cluster(loaded, place, target, base))
-    code = list_code(loaded.job, base).findings if place.code is CodeDelivery.SHIPPED else ()
+    if target_spec.backend == KUBERNETES:
+        return (*known, *_check_cluster(loaded, target_spec, target, base))
+    code = list_code(loaded.job, base).findings if target_spec.code is CodeDelivery.SHIPPED else ()
     here = check_locally(
         loaded.job,
-        isolation=place.isolation,
+        isolation=target_spec.isolation,
         base=base,
         environ=os.environ,
-        checkpoint_root=place.checkpoint_root,
-        capacity=place.capacity,
+        checkpoint_root=target_spec.checkpoint_root,
+        capacity=target_spec.capacity,
     )
     return (*known, *map(loaded.located, (*here, *code)))
 
@@ -147,9 +147,9 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
 
     Raises HoldfastError if the cluster does not answer, or does not know this user.
     """
-    place = _target(target, base)
+    target_spec = _target(target, base)
     smallest = load(None, command=("true",), overrides=("image=any",))
-    if place.backend != KUBERNETES:
+    if target_spec.backend != KUBERNETES:
         return check(loaded or smallest, target, base=base)
     known = check(loaded or smallest, target, base=base)
     if loaded is None:  # a minimal job's own findings concern no user, except one that any job would get there
@@ -160,17 +160,17 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
     from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
     from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
 
-    asked = _submission((loaded or smallest).job, place, target, None)
+    context = _submission((loaded or smallest).job, target_spec, target, None)
     with as_holdfast_error():
-        seen = collect_inventory(asked)
-    return (*known, *check_cluster(asked, seen))
+        seen = collect_inventory(context)
+    return (*known, *check_cluster(context, seen))
 
 
-def _check_cluster(loaded: LoadedJob, place: Target, target: str, base: Path) -> Iterator[Finding]:
+def _check_cluster(loaded: LoadedJob, target_spec: Target, target: str, base: Path) -> Iterator[Finding]:
     """Problems of the job on a cluster target, each finding with its line in either file."""
     from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX, check_job_on_cluster
 
-    for finding in check_job_on_cluster(_submission(loaded.job, place, target, None)):
+    for finding in check_job_on_cluster(_submission(loaded.job, target_spec, target, None)):
         if finding.where.startswith(TARGET_PREFIX):
             of_profile = replace_finding(finding, where=finding.where.removeprefix(TARGET_PREFIX))
             yield located_in_target(of_profile, target, start=base, environ=os.environ)
@@ -193,25 +193,25 @@ def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
 
     Raises HoldfastError if the job cannot run on a cluster.
     """
-    loaded, place = _loaded(job), _target(target, base)
-    if place.backend == KUBERNETES:
-        return _render_objects(loaded, place, target, base)
+    loaded, target_spec = _loaded(job), _target(target, base)
+    if target_spec.backend == KUBERNETES:
+        return _render_objects(loaded, target_spec, target, base)
     from holdfast.launch.local.local_backend import render as render_local  # a fifth of all imports
 
-    with tempfile.TemporaryDirectory() as aside:
-        text = render_local(_accepted(loaded.job, target, base, Path(aside)))
+    with tempfile.TemporaryDirectory() as scratch:
+        text = render_local(_accepted(loaded.job, target, base, Path(scratch)))
     return Rendered(text=text, findings=loaded.findings)
 
 
-def _render_objects(loaded: LoadedJob, place: Target, target: str, base: Path) -> Rendered:
+def _render_objects(loaded: LoadedJob, target_spec: Target, target: str, base: Path) -> Rendered:
     from holdfast.launch.kubernetes.manifests.run_manifests import render
 
     findings = check(loaded, target, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
-    with tempfile.TemporaryDirectory() as aside:
-        code = package_code(loaded.job, base, Path(aside)) if place.agent else None
-        rendering = render(_submission(loaded.job, place, target, code))
+    with tempfile.TemporaryDirectory() as scratch:
+        code = package_code(loaded.job, base, Path(scratch)) if target_spec.agent else None
+        rendering = render(_submission(loaded.job, target_spec, target, code))
     return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
 
 
@@ -246,16 +246,16 @@ def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
 
     if lacking := tuple(missing_secrets(job, base.absolute(), os.environ)):
         raise HoldfastError(lacking, ExitCode.CANNOT_RUN_HERE)
-    place = _target(target, base)
-    connect(place.context, place.namespace)  # connect in parallel with the rest
+    target_spec = _target(target, base)
+    connect(target_spec.context, target_spec.namespace)  # connect in parallel with the rest
     from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem
     from holdfast.launch.kubernetes.submit.submit_run import submit
 
     with _new_run_dir(name_stem(job)) as folder:
-        code = package_code(job, base, folder.code) if place.agent else None
-        asked = _submission(job, place, target, code, at=time.time(), names=ObjectNames(folder.run_id))
-        _write_inputs(folder, asked.accepted)
-        submit(folder, asked, read_secrets(job, base.absolute(), os.environ))
+        code = package_code(job, base, folder.code) if target_spec.agent else None
+        context = _submission(job, target_spec, target, code, at=time.time(), names=ObjectNames(folder.run_id))
+        _write_inputs(folder, context.accepted)
+        submit(folder, context, read_secrets(job, base.absolute(), os.environ))
     return folder
 
 
@@ -356,22 +356,22 @@ def inject_fault(
     amount: float | None = None,
 ) -> None:
     """Inject a fault into a run, immediately or at a step, for some seconds or for good (job/fault_catalog.py)."""
-    asked = FaultRequested(
+    request = FaultRequested(
         at=time.time(), target=target, index=index, action=action, at_step=at_step, for_s=for_s, amount=amount
     )
-    inject_faults(run, [asked])
+    inject_faults(run, [request])
 
 
-def inject_faults(run: RunDir, asked: Sequence[FaultRequested]) -> None:
+def inject_faults(run: RunDir, requests: Sequence[FaultRequested]) -> None:
     """Inject several faults into a run, or none if one of them is not possible."""
     refuse_finished(run)
-    for each in asked:
+    for each in requests:
         check_drill(each, accepted(run), run.run_id)
-    for each in asked:
+    for each in requests:
         send_request(run, each)
 
 
-# Look
+# Inspect
 
 
 def accepted(run: RunDir) -> RunSpec:
@@ -509,7 +509,7 @@ def diagnose(
     `hide` replaces secrets in a line before it is cut.
     """
     from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
 
     for path in paths:
         if str(path) != "-" and not os.path.exists(path):  # False also for a name that is too long
@@ -517,15 +517,15 @@ def diagnose(
             raise failure(
                 "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
             )
-    pile = LogInput(tuple(paths), stdin=stdin)
-    answer = diagnose_pile(pile, hide=hide)
-    if pile.bytes == 0:
+    log_input = LogInput(tuple(paths), stdin=stdin)
+    answer = diagnose_logs(log_input, hide=hide)
+    if log_input.bytes == 0:
         remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
         raise failure(
             "nothing-to-read",
             "no line could be read in what was given",
             exit_code=ExitCode.NOT_FOUND,
-            evidence=tuple(pile.notes),
+            evidence=tuple(log_input.notes),
             remedy=remedy,
         )
     return answer
@@ -540,7 +540,7 @@ def diagnose_run(
     """
     from holdfast.diagnose.failed_attempt import last_failure
     from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
     from holdfast.diagnose.run_context import (
         RUN_LOGS_EVIDENCE,
         STACKS_EVIDENCE,
@@ -559,7 +559,7 @@ def diagnose_run(
         still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
         if still is not None:
             return _diagnose_standstill(run, still, fabric, hide)
-        answer = diagnose_pile(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
+        answer = diagnose_logs(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     job = accepted(run).job
     shared = job.launch is not Launch.PER_RANK
@@ -570,12 +570,14 @@ def diagnose_run(
     }
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    pile = LogInput((*logs.values(), *stacks), shared_logs=shared)
+    log_input = LogInput((*logs.values(), *stacks), shared_logs=shared)
     # A launcher process has the number of its node's first rank, whichever of its ranks failed.
     first_rank = None if shared and failed.log_rank is None else failed.rank
     if first_rank is None:
         fact = replace(fact, process=replace(fact.process, rank=None))
-    answer = diagnose_pile(pile, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide)
+    answer = diagnose_logs(
+        log_input, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide
+    )
     wrote = failed.rank if failed.log_rank is None else failed.log_rank
     if is_inconclusive(answer) and wrote in logs:
         answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
@@ -642,7 +644,7 @@ def _diagnose_standstill(
     """Diagnose a live run without progress: its logs, and its ranks' current stacks."""
     from holdfast.diagnose.failed_attempt import early_exit_fact
     from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_pile
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
     from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
 
     taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
@@ -650,7 +652,7 @@ def _diagnose_standstill(
     latest = {(log.attempt, log.replica) for log in still.running}
     logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
     early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
-    answer = diagnose_pile(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
+    answer = diagnose_logs(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
     answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
     return without_evidence(answer, STACKS_EVIDENCE) if files else answer
 
@@ -699,7 +701,7 @@ def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
             time.sleep(poll_s)
 
 
-# How
+# Helpers
 
 
 @contextlib.contextmanager
@@ -734,7 +736,13 @@ def _target(name: str, base: Path) -> Target:
 
 
 def _submission(
-    job: Job, place: Target, name: str, code: CodeArchive | None, *, at: float = 0.0, names: ObjectNames | None = None
+    job: Job,
+    target_spec: Target,
+    name: str,
+    code: CodeArchive | None,
+    *,
+    at: float = 0.0,
+    names: ObjectNames | None = None,
 ) -> RenderContext:
     """The render context of a job on a cluster, where relative paths start from the shared volume.
 
@@ -743,7 +751,7 @@ def _submission(
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
     from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
 
-    fabric = resolve(job.fabric.name, place.fabric)
+    fabric = resolve(job.fabric.name, target_spec.fabric)
     accepted = RunSpec(
         job=job,
         base=VOLUME_ROOT,
@@ -751,13 +759,13 @@ def _submission(
         code=code,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
-        backend=place.backend,
-        workload=workload_kind(job, place),
-        agent=place.agent,
-        durable_controller_disk=place.volume is not None,
+        backend=target_spec.backend,
+        workload=workload_kind(job, target_spec),
+        agent=target_spec.agent,
+        durable_controller_disk=target_spec.volume is not None,
         target=name,
     )
-    return RenderContext(accepted=accepted, target=place, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
+    return RenderContext(accepted=accepted, target=target_spec, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
 
 
 def _accepted(job: Job, name: str, base: Path, archives: Path) -> RunSpec:

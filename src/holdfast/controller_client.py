@@ -198,8 +198,10 @@ def pending_reason(run: RunDir) -> Finding | None:
     from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
     from holdfast.launch.kubernetes.pending_reason import collect_pending
 
-    place = read_cluster_ref(run)
-    return collect_pending.read_pending_reason(context=place.context, namespace=place.namespace, owner=place.owner)
+    cluster = read_cluster_ref(run)
+    return collect_pending.read_pending_reason(
+        context=cluster.context, namespace=cluster.namespace, owner=cluster.owner
+    )
 
 
 def staleness(run: RunDir, *, now: float) -> Finding | None:
@@ -209,11 +211,11 @@ def staleness(run: RunDir, *, now: float) -> Finding | None:
 
     if not run.remote.exists() or is_finished(run) or (silent := lost_contact(run)) is None:
         return None
-    place = read_cluster_ref(run)
+    cluster = read_cluster_ref(run)
     if silent.namespace_deleted_since:
         return Finding(
             code="namespace-terminating",
-            what=f"namespace {place.namespace} is being deleted, and {run.run_id} with it",
+            what=f"namespace {cluster.namespace} is being deleted, and {run.run_id} with it",
             where=run.run_id,
             evidence=(f"deletionTimestamp: {silent.namespace_deleted_since}",),
             remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
@@ -228,7 +230,7 @@ def staleness(run: RunDir, *, now: float) -> Finding | None:
         where=run.run_id,
         evidence=(silent.reason,),
         remedy=f"{silent.remedy} The run continues there, and what is shown catches up once it is heard. ".lstrip()
-        + f"`kubectl get pods -n {place.namespace} -l holdfast/run={run.run_id}` asks the cluster itself.",
+        + f"`kubectl get pods -n {cluster.namespace} -l holdfast/run={run.run_id}` asks the cluster itself.",
         owner=Owner.CLUSTER,
     )
 
@@ -333,25 +335,25 @@ def follow_request(
     if known.phase is not RunPhase.RUNNING and not expectation.survives_restarts:
         refused(f"{run.run_id} is {known.phase}", known.waiting_for)
     send_request(run, request)
-    asked = False
+    logged = False
     while True:
         for event in reader.read():
             known = update_status(known, event)
-            asked = asked or type(event) is type(request)
+            logged = logged or type(event) is type(request)
             match event:
-                case FindingRaised(finding=finding) if asked and finding.code in expectation.fatal_findings:
+                case FindingRaised(finding=finding) if logged and finding.code in expectation.fatal_findings:
                     refused(
                         finding.what,
                         *finding.evidence,
                         exit_code=expectation.fatal_findings[finding.code],
                         remedy=finding.remedy,
                     )
-                case RecoveryDecided(finding=finding) if asked and not expectation.survives_restarts:
+                case RecoveryDecided(finding=finding) if logged and not expectation.survives_restarts:
                     refused(f"{run.run_id} restarts: {finding.what}", *finding.evidence)
-                case RunFinished() if asked:
+                case RunFinished() if logged:
                     what = f"{run.run_id} ended, and {expectation.unmet}"
                     refused(what, event.reason, exit_code=ExitCode.NOT_FOUND, remedy="holdfast status")
-                case _ if asked:
+                case _ if logged:
                     yield known, event
                 case _:
                     pass

@@ -192,13 +192,13 @@ async def _send_heartbeats(heartbeat_fd: int) -> None:
 async def _restore_log(
     folder: RunDir,
     accepted: RunSpec,
-    place: _BackendHooks,
+    hooks: _BackendHooks,
     keys: TokenIssuer,
     agents: socket.socket,
     listen: Callable[[ASGIApp], AdmissionServer],
 ) -> tuple[Finding, ...]:
     """Restore a lost log from its nodes; returns the findings, or nothing if the log was not lost."""
-    if accepted.durable_controller_disk or folder.events.exists() or not await place.had_controller(folder.run_id):
+    if accepted.durable_controller_disk or folder.events.exists() or not await hooks.had_controller(folder.run_id):
         return ()
     created, job = accepted.created_event(folder.run_id), accepted.job
     grace_s = job.recovery.node_grace_s
@@ -303,13 +303,13 @@ async def serve(
     job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)
-    place = _backend_hooks(accepted.backend)
+    hooks = _backend_hooks(accepted.backend)
     keys = TokenIssuer(_token(folder))
     listen = partial(make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls)
-    restored = await _restore_log(folder, accepted, place, keys, agents, listen)
+    restored = await _restore_log(folder, accepted, hooks, keys, agents, listen)
     writer = EventWriter(folder.events)
     networks = run_network_for(accepted.isolation, folder.run_id)
-    backend = (make_backend or place.backend)(
+    backend = (make_backend or hooks.backend)(
         folder=folder,
         accepted=accepted,
         networks=networks,
@@ -322,7 +322,7 @@ async def serve(
         writer.append(past.events_to_write, sync=True)
         folder.log_unreplicated.unlink(missing_ok=True)
         return
-    quorum = _lighthouse(folder, job, host, place.controller_host(folder, host))
+    quorum = _lighthouse(folder, job, host, hooks.controller_host(folder, host))
     lighthouse_task = asyncio.ensure_future(quorum.run()) if quorum else None
     show = partial(folder.log_unreplicated.unlink, missing_ok=True)
     folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
@@ -332,7 +332,7 @@ async def serve(
         writer=writer,
         history=past.history,
         backend=backend,
-        start_orders=_start_order_factory(accepted, folder, keys, place.node_resources(job, os.environ), quorum),
+        start_orders=_start_order_factory(accepted, folder, keys, hooks.node_resources(job, os.environ), quorum),
         inject_fault=drills,
         on_rendezvous=quorum.publish_liveness if quorum else None,
         log_replicator=None

@@ -467,26 +467,26 @@ class Controller:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case SubmitNodes(node_ids=places):
-                submit = partial(self._backend.submit, places)
+            case SubmitNodes(node_ids=node_ids):
+                submit = partial(self._backend.submit, node_ids)
                 self._spawn(
                     self._retry_until_done(
-                        "nodes cannot be made yet", submit, partial(self._is_still_requested, places)
+                        "nodes cannot be made yet", submit, partial(self._is_still_requested, node_ids)
                     )
                 )
-            case ReplaceNode(node_id=place, reason=reason):
-                replace = partial(self._backend.replace_node, place, reason)
-                subject = f"node{place.node} cannot be replaced yet"
-                self._spawn(self._retry_until_done(subject, replace, partial(self._is_still_requested, (place,))))
-            case Cordon(node_id=place):
-                cordon = partial(self._backend.cordon, place)
+            case ReplaceNode(node_id=node_id, reason=reason):
+                replace = partial(self._backend.replace_node, node_id, reason)
+                subject = f"node{node_id.node} cannot be replaced yet"
+                self._spawn(self._retry_until_done(subject, replace, partial(self._is_still_requested, (node_id,))))
+            case Cordon(node_id=node_id):
+                cordon = partial(self._backend.cordon, node_id)
                 self._spawn(
-                    self._retry_until_done(f"the machine of node{place.node} cannot be put out of use yet", cordon)
+                    self._retry_until_done(f"the machine of node{node_id.node} cannot be put out of use yet", cordon)
                 )
-            case Uncordon(node_id=place):
-                uncordon = partial(self._backend.uncordon, place)
+            case Uncordon(node_id=node_id):
+                uncordon = partial(self._backend.uncordon, node_id)
                 self._spawn(
-                    self._retry_until_done(f"the machine of node{place.node} cannot be used again yet", uncordon)
+                    self._retry_until_done(f"the machine of node{node_id.node} cannot be used again yet", uncordon)
                 )
             case StartAttempt(replica=replica, attempt=attempt):
                 current = partial(self._is_current_attempt, replica, attempt)
@@ -527,9 +527,9 @@ class Controller:
         launches = self._start_orders(start, members)
         self._agents.send((node,), lambda node: PrepareStandby(start=launches(node)))
 
-    def _is_still_requested(self, places: Iterable[NodeId]) -> bool:
+    def _is_still_requested(self, node_ids: Iterable[NodeId]) -> bool:
         """Whether any of these nodes is still to be created: later generations may have been requested instead."""
-        return any(self._state.nodes[place.node].generation == place.generation for place in places)
+        return any(self._state.nodes[node_id.node].generation == node_id.generation for node_id in node_ids)
 
     def _is_current_attempt(self, replica: int, attempt: int) -> bool:
         return self._state.replicas[replica].attempt == attempt
