@@ -223,7 +223,7 @@ def start(
 ) -> RunDir:
     """Start a run and return as soon as its controller answers; raises if the job cannot run here.
 
-    `tell` receives the warnings before anything is started.
+    `on_findings` receives the warnings before anything is started.
     """
     findings = check(job, target, base=base)
     if any(finding.severity is Severity.ERROR for finding in findings):

@@ -28,7 +28,7 @@ class RankMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
-    """First line: the sender, and its protocol version (`v`)."""
+    """First line: the sender, and its protocol version."""
 
     rank: int
     pid: int
