@@ -195,14 +195,14 @@ async def _restore_log(
     hooks: _BackendHooks,
     keys: TokenIssuer,
     agents: socket.socket,
-    listen: Callable[[ASGIApp], AdmissionServer],
+    server_factory: Callable[[ASGIApp], AdmissionServer],
 ) -> tuple[Finding, ...]:
     """Restore a lost log from its nodes; returns the findings, or nothing if the log was not lost."""
     if accepted.durable_controller_disk or folder.events.exists() or not await hooks.had_controller(folder.run_id):
         return ()
     created, job = accepted.created_event(folder.run_id), accepted.job
     grace_s = job.recovery.node_grace_s
-    return (await restore_log(folder, created, keys, agents, listen, slots=job.node_slots, grace_s=grace_s),)
+    return (await restore_log(folder, created, keys, agents, server_factory, slots=job.node_slots, grace_s=grace_s),)
 
 
 class _LogState(NamedTuple):
@@ -242,7 +242,7 @@ def _start_order_factory(
     folder: RunDir,
     keys: TokenIssuer,
     share: tuple[NodeResources, ...],
-    quorum: LighthouseSupervisor | None,
+    lighthouse: LighthouseSupervisor | None,
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
     """Returns what expands a start among some nodes into each node's start order."""
     job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
@@ -257,7 +257,7 @@ def _start_order_factory(
             master_port=str(start.master_port),
             endpoints=tuple(f"{member.address}:{member.port}" for member in members),
             shared_secret=keys.attempt_key(start.replica, start.attempt),
-            lighthouse=quorum.url if quorum else "",
+            lighthouse=lighthouse.url if lighthouse else "",
         )
         first = start.code is None or (accepted.code is not None and accepted.code.digest == start.code.digest)
         running = accepted if first else accepted.model_copy(update={"code": start.code})
@@ -305,8 +305,10 @@ async def serve(
     tls = _tls(folder, host)
     hooks = _backend_hooks(accepted.backend)
     keys = TokenIssuer(_token(folder))
-    listen = partial(make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls)
-    restored = await _restore_log(folder, accepted, hooks, keys, agents, listen)
+    server_factory = partial(
+        make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls
+    )
+    restored = await _restore_log(folder, accepted, hooks, keys, agents, server_factory)
     writer = EventWriter(folder.events)
     networks = run_network_for(accepted.isolation, folder.run_id)
     backend = (make_backend or hooks.backend)(
@@ -316,45 +318,49 @@ async def serve(
         url=f"{'wss' if tls else 'ws'}://{host}:{number}{routes.AGENT_SOCKET}",
     )
     machine = Machine(job)
-    past = await _read_log(folder, accepted, machine)
-    if past.is_fatal:
+    log_state = await _read_log(folder, accepted, machine)
+    if log_state.is_fatal:
         await backend.cancel()
-        writer.append(past.events_to_write, sync=True)
+        writer.append(log_state.events_to_write, sync=True)
         folder.log_unreplicated.unlink(missing_ok=True)
         return
-    quorum = _lighthouse(folder, job, host, hooks.controller_host(folder, host))
-    lighthouse_task = asyncio.ensure_future(quorum.run()) if quorum else None
+    lighthouse = _lighthouse(folder, job, host, hooks.controller_host(folder, host))
+    lighthouse_task = asyncio.ensure_future(lighthouse.run()) if lighthouse else None
     show = partial(folder.log_unreplicated.unlink, missing_ok=True)
     folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
-    drills = ControllerFaults(networks=networks, folders=folders, quorum_pid=lambda: quorum.pid if quorum else 0)
+    drills = ControllerFaults(
+        networks=networks, folders=folders, quorum_pid=lambda: lighthouse.pid if lighthouse else 0
+    )
     controller = Controller(
         machine=machine,
         writer=writer,
-        history=past.history,
+        history=log_state.history,
         backend=backend,
-        start_orders=_start_order_factory(accepted, folder, keys, hooks.node_resources(job, os.environ), quorum),
+        start_orders=_start_order_factory(accepted, folder, keys, hooks.node_resources(job, os.environ), lighthouse),
         inject_fault=drills,
-        on_rendezvous=quorum.publish_liveness if quorum else None,
+        on_rendezvous=lighthouse.publish_liveness if lighthouse else None,
         log_replicator=None
         if accepted.durable_controller_disk
         else LogReplicator(folder.events, keys.log_signature, show),
         incarnation=secrets.token_hex(4),
     )
-    controller.handle(*past.events_to_write)
+    controller.handle(*log_state.events_to_write)
     controller.report(*restored, *_port_taken_findings(folder))
     first_code = accepted.code.digest if accepted.code else ""
-    server = listen(ControllerApi(controller, keys, folder.code, generation=backend.generation, first_code=first_code))
+    server = server_factory(
+        ControllerApi(controller, keys, folder.code, generation=backend.generation, first_code=first_code)
+    )
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
-    if quorum:
-        await quorum.wait_address()
+    if lighthouse:
+        await lighthouse.wait_address()
     waited = asyncio.get_running_loop().call_later(grace_s, show)
     if not controller.finished:
         await controller.run()
     waited.cancel()
     show()
-    if quorum and lighthouse_task:
+    if lighthouse and lighthouse_task:
         lighthouse_task.cancel()
-        await quorum.stop()
+        await lighthouse.stop()
     drills.clear()
     folder.delete_secrets()
     server.should_exit = True

@@ -231,12 +231,12 @@ class Controller:
         if self._log_replicator is not None:
             self._log_replicator.replicate(self._agents)
         self._wake.set()
-        again, self.write_blocked = self.write_blocked, False
-        if again:
+        was_blocked, self.write_blocked = self.write_blocked, False
+        if was_blocked:
             log.warning("the log can be written again, and the run continues")
         for command in commands:
             self._execute(command)
-        if again or any(isinstance(event, StepCommitted | BatchedEvent) for event in events):
+        if was_blocked or any(isinstance(event, StepCommitted | BatchedEvent) for event in events):
             self._agents.acknowledge_all()
         if state.finished:
             self._finished.set()

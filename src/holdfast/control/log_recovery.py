@@ -70,12 +70,12 @@ def recover_log(
     events: list[AnyEvent] = []
     damage: list[CorruptSpan] = []
     state, expected = State(), deque[AnyEvent]()
-    disagreement, gap = "", False
+    disagreement, has_gap = "", False
     for line in entries:
         entry = line
         if isinstance(entry, CorruptSpan):
             damage.append(entry)
-            gap = True
+            has_gap = True
             if events:
                 continue
             entry = created
@@ -86,18 +86,18 @@ def recover_log(
             disagreement = f"the remaining lines do not lead to {ahead}, which the log refers to"
             continue
         if machine.is_output(type(entry)):
-            while gap and expected and _decisive_values(entry) != _decisive_values(expected[0]):
+            while has_gap and expected and _decisive_values(entry) != _decisive_values(expected[0]):
                 expected.popleft()
             if not expected or _decisive_values(entry) != _decisive_values(expected.popleft()):
                 disagreement = f"the remaining lines do not lead to {_event_text(entry)}, which the log holds"
             continue
         if machine.is_input(type(entry)):
             # A controller may have died between an event and its decision.
-            if expected and not gap and not isinstance(entry, ControllerStarted):
+            if expected and not has_gap and not isinstance(entry, ControllerStarted):
                 disagreement = f"the remaining lines lead to {_event_text(expected[0])}, which the log does not hold"
                 continue
             expected.clear()
-            gap = False
+            has_gap = False
         try:
             state, commands = machine.step(state, entry)
         except (AssertionError, LookupError) as error:

@@ -21,15 +21,15 @@ SHOWN_NAME_CHARACTERS = 48
 
 def split_valid_metrics(metrics: Mapping[Any, Any]) -> tuple[dict[str, float], dict[str, str]]:
     """The metrics that an event can hold, and by name why each other one is dropped."""
-    good: dict[str, float] = {}
+    valid: dict[str, float] = {}
     dropped: dict[str, str] = {}
     for name, value in metrics.items():
         if reason := invalid_name_reason(name) or _invalid_value_reason(value):
             dropped[str(name)] = reason
         else:
-            good[name] = float(value)
-    kept, crowded = limit_metric_count(good)
-    return kept, dropped | crowded
+            valid[name] = float(value)
+    kept, excess = limit_metric_count(valid)
+    return kept, dropped | excess
 
 
 def limit_metric_count(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str]]:
