@@ -1,4 +1,4 @@
-"""How the documentation is built: Sphinx with MyST; reference pages are written from the code on each build."""
+"""Sphinx configuration: MyST pages, and reference pages that each build generates from the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ version = release = holdfast.__version__
 extensions = ["myst_parser", "reference"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
-# The last are parts of other pages.
+# Other pages include the last four.
 exclude_patterns = [
     "_build",
     *(f"reference/generated/{part}.md" for part in ("drills", "metrics", "devices", "models")),

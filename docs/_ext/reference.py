@@ -1,6 +1,6 @@
-"""Writes the reference pages from the code: job fields, commands, exit codes, events and the codes of findings.
+"""Generates the reference pages from the code: job fields, commands, exit codes, events and finding codes.
 
-Owns how they look; what they say is a docstring, a help text or a table in src/holdfast, so that it cannot go stale.
+The text comes from docstrings, help texts and tables in src/holdfast, so that it cannot go stale.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 SOURCE = Path(holdfast.__file__).parent
 LONGEST_DEFAULT = 60
-"""Longest default that is shown as it is."""
+"""Longest default that a table shows in full, in characters."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Write every page before Sphinx looks for sources."""
+    """Write every page before Sphinx collects the sources."""
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "reference" / "generated"))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def write_pages(folder: Path) -> None:
-    """Write each page that has changed, so that an unchanged one is not read again."""
+    """Write each changed page, so that Sphinx does not rebuild unchanged ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         path = folder / f"{name}.md"
@@ -61,12 +61,12 @@ def write_pages(folder: Path) -> None:
 
 
 def job_page() -> str:
-    """Every field of a job file, model by model, in the order in which a reader meets them."""
+    """Every field of a job file, by model, in definition order."""
     parts = [
         "# Job file",
-        "One YAML file describes a job. Unknown keys are refused. Any field can be set from the command line by its "
-        "dotted name, as in `--set recovery.max_restarts=3`. `holdfast schema` prints all this as JSON Schema; the "
-        "same models are the Python API.",
+        "One YAML file describes a job. Unknown keys are refused. `--set` overrides any field by its dotted name, such "
+        "as `--set recovery.max_restarts=3`. `holdfast schema` prints this page as JSON Schema; the same models are "
+        "the Python API.",
     ]
     for prefix, model in _models(spec.Job):
         parts.append(f"## {f'`{prefix}`' if prefix else 'Top level'}")
@@ -112,7 +112,7 @@ _PLAIN = {str: "text", int: "number", float: "number", bool: "true or false"}
 
 
 def _name(annotation: object) -> str:
-    """A type as a researcher would say it."""
+    """A readable name for a type."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _name(inner[0])
@@ -153,10 +153,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def cli_page() -> str:
-    """Every command with its help, arguments and options, as the program itself knows them."""
+    """Every command with its help, arguments and options, read from the CLI application."""
     from holdfast.cli.app import app
 
-    parts = ["# Commands", "Every command takes `--help`. Exit codes have [a page of their own](exit-codes.md)."]
+    parts = ["# Commands", "Every command takes `--help`. A [separate page](exit-codes.md) lists the exit codes."]
     for name, command in _commands("holdfast", typer.main.get_command(app)):
         if name != "holdfast":
             parts.append(f"## `{name}`")
@@ -190,7 +190,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def exit_codes_page() -> str:
-    """The table of errors.py."""
+    """The exit codes of errors.py."""
     rows = ((str(int(code)), code.name, meaning) for code, meaning in errors.EXIT_CODE_MEANINGS.items())
     return _page(
         [
@@ -202,20 +202,20 @@ def exit_codes_page() -> str:
 
 
 def findings_page() -> str:
-    """What every finding has, what a failed attempt is said to be, and every code written out in the sources."""
+    """The fields of a finding, the findings of a failed attempt, and every code in the source."""
     return _page(
         [
             "# Findings",
-            "Validation, preflight, watching and diagnosis all speak in findings. "
+            "Validation, preflight checks, supervision and diagnosis all report findings. "
             + _doc(findings.Finding)
             + " A code never changes its meaning.",
             _struct_table(findings.Finding),
-            "## How an attempt can end",
-            "The finding of a run's first failure, for a rank that has passed steps:",
-            _table(("code", "such as", "what follows", "who can mend it"), _failures()),
+            "## Failed attempts",
+            "The finding of a run's first failure, for a rank that has committed steps:",
+            _table(("code", "example", "decision", "who can fix it"), _failures()),
             "## Other codes",
-            "`…` stands for what the message fills in.",
-            _table(("code", "what it says", "said by"), _codes()),
+            "`…` marks values that the message fills in.",
+            _table(("code", "message", "reported by"), _codes()),
         ]
     )
 
@@ -230,7 +230,7 @@ def _failures() -> Iterator[tuple[str, ...]]:
 
 
 def _codes() -> list[tuple[str, str, str]]:
-    """One row for each code, in order, with all that is said under it and where."""
+    """One row per code, in alphabetical order, with all of its messages and source files."""
     said: dict[str, list[str]] = {}
     places: dict[str, list[str]] = {}
     for code, what, place in _written_codes():
@@ -244,7 +244,7 @@ def _listed(texts: list[str], separator: str) -> str:
 
 
 def _written_codes() -> Iterator[tuple[str, str, Path]]:
-    """Every call that is given a `code` as text, by name or by place: `failure("a-code", ...)`, `Finding(code=...)`."""
+    """Every call with a literal `code`, by keyword or position: `failure("a-code", ...)`, `Finding(code=...)`."""
     for path in sorted(SOURCE.rglob("*.py")):
         module = ast.parse(path.read_text())
         nodes = list(ast.walk(module))
@@ -269,7 +269,7 @@ def _written_codes() -> Iterator[tuple[str, str, Path]]:
 
 
 def _assigned(what: ast.expr | None, before: list[ast.Assign]) -> ast.expr | None:
-    """What a name was last given before it was used; anything else is itself."""
+    """The last value assigned to a name before its use; any other expression unchanged."""
     match what:
         case ast.Name(id=name):
             values = [
@@ -295,8 +295,8 @@ def _template(what: ast.expr | None) -> str:
 
 
 def explain_page() -> str:
-    """What `holdfast explain` says, for whoever has no terminal at hand."""
-    parts = ["# Explanations", "What `holdfast explain CODE` says of codes that are seen in logs and answers."]
+    """The output of `holdfast explain`, as a page."""
+    parts = ["# Explanations", "The output of `holdfast explain CODE` for the codes that appear in logs and diagnoses."]
     for heading, rows in GROUPS.items():
         told = ((f"`{row.code}` {row.title}", row.cause, row.confirm, row.remedy) for row in rows)
         parts += [f"## {heading}", _table(("code", "cause", "how to confirm it", "what to do"), told)]
@@ -305,33 +305,33 @@ def explain_page() -> str:
 
 
 def drills_table() -> str:
-    """The table of job/fault_catalog.py; docs/drills.md includes it."""
+    """The faults of job/fault_catalog.py; docs/drills.md includes the table."""
     rows = (
         (
             f"`{action} {target}{':N' if target.is_numbered else ''}`",
             drill.description,
-            "yes" if drill.reversible else "for good",
+            "yes" if drill.reversible else "permanent",
             f"`{drill.precondition.field}`" if drill.precondition else "",
         )
         for (action, target), drill in fault_catalog.FAULTS.items()
     )
-    return _page([_table(("drill", "what happens, and what follows", "`--for`", "needs"), rows)])
+    return _page([_table(("fault", "what happens", "`--for`", "requires"), rows)])
 
 
 def events_page() -> str:
     """Every event, by producer."""
     parts = [
         "# Events",
-        "A run is one append-only file, `events.jsonl`: one JSON object a line, its kind in `type`. "
-        "A reader skips kinds and fields it does not know.",
-        "Every event has these:",
+        "The log of a run is one append-only file, `events.jsonl`: one JSON object per line, with its type in `type`. "
+        "A reader skips unknown types and fields.",
+        "Fields of every event:",
         _struct_table(events.Event),
     ]
     producers = {
-        "Of the controller": events.RunEvent,
-        "Of agents": events.AgentEvent,
-        "Of the controller, for many words of agents at once": events.BatchedEvent,
-        "Of people": events.RequestEvent,
+        "Controller events": events.RunEvent,
+        "Agent events": events.AgentEvent,
+        "Batched events: the controller merges many agent events into one": events.BatchedEvent,
+        "User requests": events.RequestEvent,
     }
     common = {field.name for field in msgspec.structs.fields(events.Event)}
     for heading, union in producers.items():
@@ -339,14 +339,14 @@ def events_page() -> str:
         for event in sorted(typing.get_args(union), key=_tag):
             parts += [f"### `{_tag(event)}`", _doc(event)]
             parts.append(_struct_table(event, without=common))
-    parts.append("## Parts of events")
+    parts.append("## Nested structs")
     for part in sorted(set(_parts(events.AnyEvent)), key=lambda part: part.__name__):
         parts += [f"### {part.__name__}", _doc(part), _struct_table(part)]
     return _page(parts)
 
 
 def _parts(union: object) -> Iterator[type[msgspec.Struct]]:
-    """The structs that fields of these events hold; a finding has a page of its own."""
+    """The structs in fields of these events; findings have a separate page."""
     for event in typing.get_args(union):
         for field in msgspec.structs.fields(event):
             for inner in _classes(field.type):
@@ -375,7 +375,7 @@ def _struct_type(annotation: object) -> str:
 
 
 def _attribute_docstrings(struct: type) -> dict[str, str]:
-    """The string under each field, which Python itself does not keep."""
+    """The docstring under each field, which Python does not keep at run time."""
     (body,) = ast.parse(inspect.getsource(struct)).body
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
@@ -389,29 +389,31 @@ def _attribute_docstrings(struct: type) -> dict[str, str]:
 
 
 def limits_page() -> str:
-    """The table of security/api_limits.py."""
+    """The limits of security/api_limits.py."""
     meanings = _attribute_docstrings(ApiLimits)
     rows = [
         (f"`{field.name}`", _amount(field.name, getattr(LIMITS, field.name)), meanings[field.name])
         for field in dataclasses.fields(ApiLimits)
     ]
     words = sys.modules[ApiLimits.__module__].__doc__ or ""
-    return _page(["# Limits of the port", words.partition("\n\n")[2], _table(("limit", "value", "meaning"), rows)])
+    return _page(
+        ["# Limits of the controller's port", words.partition("\n\n")[2], _table(("limit", "value", "meaning"), rows)]
+    )
 
 
 def metrics_table() -> str:
-    """The rows of the catalogue of metrics, for docs/metrics.md to include."""
+    """The metric catalog; docs/metrics.md includes it."""
     rows = ((f"`{row.name}`", row.unit, row.reduction, row.help) for row in metric_catalog.CATALOG)
-    return _page([_table(("metric", "unit", "of several ranks", "meaning"), rows)])
+    return _page([_table(("metric", "unit", "over ranks", "meaning"), rows)])
 
 
 def models_list() -> str:
-    """The kinds of models whose arithmetic is known, for docs/metrics.md to include."""
+    """The model types with known FLOPs; docs/metrics.md includes the list."""
     return _page([", ".join(f"`{kind}`" for kind in sorted(("gpt2", *flops.GATED, *flops.PLAIN, *flops.MIXTURES)))])
 
 
 def devices_table() -> str:
-    """The rows of peaks, for docs/metrics.md to include."""
+    """The peak throughput of each device; docs/metrics.md includes it."""
 
     def cell(peak: float | None) -> str:
         return "" if peak is None else f"{peak:,g}"
@@ -424,14 +426,14 @@ def devices_table() -> str:
         )
         for row in devices.DEVICES
     )
-    return _page([_table(("device", "bf16", "fp16", "tf32", "fp8", "as its maker states it, bf16"), rows)])
+    return _page([_table(("device", "bf16", "fp16", "tf32", "fp8", "vendor's figure, bf16"), rows)])
 
 
 _UNITS = {"_bytes": "B", "_bytes_per_s": "B/s", "_s": "s"}
 
 
 def _amount(name: str, value: float) -> str:
-    """A number with the unit that its name ends in."""
+    """A number with the unit from the suffix of its name."""
     unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
     for factor, prefix in ((2**20, "Mi"), (2**10, "Ki")):
         if unit.startswith("B") and value >= factor:
@@ -439,7 +441,7 @@ def _amount(name: str, value: float) -> str:
     return f"{value:g} {unit}".strip()
 
 
-# -- how a page looks ---------------------------------------------------------------------------------------------
+# -- page layout -------------------------------------------------------------------------------------------------
 
 
 def _doc(thing: type) -> str:
