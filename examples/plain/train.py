@@ -1,4 +1,4 @@
-"""An ordinary DDP script that knows nothing of holdfast: it says where it runs, checks an all-reduce and trains."""
+"""An ordinary DDP script without holdfast: prints where it runs, checks an all-reduce and trains."""
 
 import os
 import time
@@ -39,5 +39,5 @@ for step in range(1, STEPS + 1):
         print(f"step {step} loss {loss.item():.4f} at {time.time():.6f}", flush=True)
 
 dist.destroy_process_group()
-# A Gloo thread may be waiting for Python's lock to drop the last tensors; Python must not end before it got it.
+# A Gloo thread may wait for the GIL to release the last tensors; Python must not exit before it has it.
 time.sleep(0.1)

@@ -27,7 +27,7 @@ parser.add_argument("--save", default=os.environ.get("MODEL"), help="a file for 
 args = parser.parse_args()
 BATCH, LENGTH = 8, 128
 
-# Every rank finds these set, whether holdfast or torchrun started it; `python train.py` alone is one rank.
+# holdfast and torchrun set these for every rank; `python train.py` alone is one rank.
 rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
@@ -64,10 +64,10 @@ elif world_size > 1:
         fully_shard(layer, mesh=mesh)
     model = fully_shard(llama, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-text = Text(length=LENGTH)  # + or a data set of your own
+text = Text(length=LENGTH)  # + or your own dataset
 
-session = Session(model=model, optimizer=optimizer)  # + resumes where the last checkpoint was taken
-for step in session.steps(args.steps):  # + counts from 1, or from there
+session = Session(model=model, optimizer=optimizer)  # + resumes from the last checkpoint
+for step in session.steps(args.steps):  # + counts from 1, or from the checkpoint's step
     optimizer.zero_grad()
     for micro in session.micro_batches(BATCH, micro_batch_size=BATCH // args.accumulate):  # + this rank's samples
         tokens = text.tokens(micro.samples).to(device)
