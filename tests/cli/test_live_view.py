@@ -131,11 +131,11 @@ def test_view_shows_last_events_and_findings() -> None:
     decided = RecoveryDecided(at=30, replica=0, attempt=0, action="restart in place", failed_at=30, finding=LOST)
     for event in [*log(2, 1), decided]:
         view.on_event(event)
-    view.add_note("ending the run")
+    view.add_note("stopping the run")
     text = shown(view)
     assert "recovering" in text
     assert "decision: restart in place" in text
-    assert "ending the run" in text
+    assert "stopping the run" in text
     assert "warning, 30.0 s ago: node1 was lost  [node-lost]" in text
 
 

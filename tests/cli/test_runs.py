@@ -131,7 +131,7 @@ def test_ctrl_c_while_a_run_starts_cancels_it(
     monkeypatch.setattr(api, "start", pressed)
     ran = cli("run", *words, "--", *stepper, "100000", "0.02")
     assert ran.code == ExitCode.CANCELLED
-    assert "ending the run" in ran.out
+    assert "stopping the run" in ran.out
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_run_gently_and_keeps_showing(terminal: Callable[..., Te
     window = terminal("run", "--", *stepper, "100000", "0.02")
     window.until("step ")
     window.press_ctrl_c()
-    window.until("Ctrl-C again ends it at once")
+    window.until("Ctrl-C again kills it")
     assert window.end() == ExitCode.CANCELLED
     assert "cancelled: cancelled on request" in window.text
     assert "where the time went" in window.text
@@ -154,9 +154,9 @@ def test_second_ctrl_c_ends_what_would_not_end(terminal: Callable[..., Terminal]
     window.until("running")
     wait_for_line("up")  # from here on it ignores SIGTERM
     window.press_ctrl_c()
-    window.until("Ctrl-C again ends it at once")
+    window.until("Ctrl-C again kills it")
     window.press_ctrl_c()
-    window.until("ending the run at once")
+    window.until("killing the run")
     assert window.end() == ExitCode.CANCELLED
 
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call api, print; one small file per verb, all listed in app.py."""
+"""The command line: each command parses, calls `api` and prints. One file per command; app.py lists them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.cli.streams import prepare
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code, and never shows a traceback."""
+    """Run one command line without ever showing a traceback; returns the exit code."""
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"] and any(flag == "--on" and place != "local" for flag, place in pairwise(words)):
         from holdfast.launch.kubernetes.submit.submit_process import prestart
 
-        prestart()  # before all that takes as long to import as its client does
+        prestart()  # first: it starts while the other slow imports run
     from holdfast.cli.app import run_command
 
     return run_command(words)

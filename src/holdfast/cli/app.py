@@ -1,6 +1,6 @@
-"""Owns which verbs there are, and how errors end the process.
+"""The table of commands, and the mapping from errors to exit codes.
 
-Verbs import what is heavy inside their functions, so that `holdfast --help` loads nothing of it.
+Commands import heavy modules inside their functions, so that `holdfast --help` starts fast.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COMMANDS = {
         update.update,
         cancel.cancel,
     ),
-    "Break it on purpose": (drill.drill,),
+    "Inject faults": (drill.drill,),
     "Verify": (check.check,),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (fabric.fabric, target.target),
@@ -64,8 +64,8 @@ COMMAND_CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
 
 app = typer.Typer(
     cls=SectionedGroup,
-    help="Run multi-node training that starts correctly, holds fast when things break, and says what happened.",
-    epilog="Each verb takes --help. Where no run is named, the latest is meant; ids can be shortened.",
+    help="Launch multi-node PyTorch training, recover from failures, and diagnose them.",
+    epilog="Every command has --help. RUN defaults to the latest run; a unique prefix of its id is enough.",
     add_completion=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,7 +77,7 @@ app.callback()(version.version)
 
 
 def run_command(words: Sequence[str]) -> int:
-    """Carry one command line out; the exit code."""
+    """Run one command line; returns the exit code."""
     try:
         code = app(words or ["--help"], prog_name="holdfast", standalone_mode=False)
         if (lost := output_failure()) is not None:
@@ -86,10 +86,10 @@ def run_command(words: Sequence[str]) -> int:
         return ExitCode.CANCELLED
     except SystemExit as ended:
         if not isinstance(ended.__context__, OSError):
-            return ended.code if isinstance(ended.code, int) else ExitCode.OK  # the parser has completed a word
+            return ended.code if isinstance(ended.code, int) else ExitCode.OK  # shell completion
         from holdfast.cli.error_report import report_error
 
-        # The parser ends so where a pipe was closed, any pipe, and says nothing of it.
+        # Typer exits like this after a broken pipe, whichever pipe it was, without a message.
         return report_error(ended.__context__, words)
     except Exception as error:
         from holdfast.cli.error_report import report_error

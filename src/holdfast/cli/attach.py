@@ -1,4 +1,4 @@
-"""The verb `attach`: show a run again, and bring its controller back where it has died."""
+"""The command `attach`: follow a run, and restart its controller if it has died."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from holdfast.errors import ExitCode
 
 
 def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
-    """Show a run again, until it ends.
+    """Follow a run until it ends.
 
-    The exit code is the run's. Ctrl-C leaves it running. A controller that has died is started again.
+    The exit code is the run's. Ctrl-C detaches and leaves the run running. A dead controller is restarted.
     """
     from holdfast import api
     from holdfast.cli.follow import detach_on_interrupt, follow_run

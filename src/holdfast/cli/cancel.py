@@ -1,4 +1,4 @@
-"""The verb `cancel`: end a run."""
+"""The command `cancel`: stop a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from holdfast.cli.output import Output, print_json, print_text
 def cancel(
     run: RunArgument = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Kill at once: no SIGTERM, no grace; needs no controller.")
+        bool, typer.Option("--force", help="Send SIGKILL without a grace period; works without a controller.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End a run.
+    """Stop a run.
 
-    Its ranks get SIGTERM, and what is left after `recovery.stop_grace_s` is killed.
+    Its ranks get SIGTERM; ranks still alive after `recovery.stop_grace_s` get SIGKILL.
     """
     from holdfast import api
 
@@ -28,8 +28,6 @@ def cancel(
     if output is Output.JSON:
         print_json({"run": found.run_id, "force": force, "by_controller": by_controller})
     elif not by_controller:
-        print_text(
-            f"{found.run_id} was ended without its controller, which did not answer: all its processes were killed"
-        )
+        print_text(f"{found.run_id} was killed without its controller, which did not answer")
     else:
-        print_text(f"{found.run_id} was told to end{' at once' if force else ''}")
+        print_text(f"{found.run_id} is {'being killed' if force else 'stopping'}")

@@ -1,4 +1,4 @@
-"""The verb `check`: whether a place has what a job needs."""
+"""The command `check`: whether a target meets a job's requirements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check(
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what a place lacks for a job.
+    """List what a target lacks for a job.
 
-    A cluster is asked what is installed, healthy and permitted; nothing is made there. Without a job file, the
-    smallest job is tried.
+    On a cluster it queries installed components, health and permissions; it creates nothing. Without a job file, it
+    checks for the smallest job.
     """
     from pathlib import Path
 

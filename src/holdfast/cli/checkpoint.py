@@ -1,4 +1,4 @@
-"""The verb `checkpoint`: have a run take one now, and wait until it is there."""
+"""The command `checkpoint`: request a checkpoint and wait until it is committed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from holdfast.cli.output import Output, console, print_json, print_text
 def checkpoint(
     run: RunArgument = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest to wait for it.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait.")
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have a run take a checkpoint at its next step, and wait.
+    """Save a checkpoint at the next step, and wait for it.
 
-    Its ranks need a `holdfast.train` Session. The run goes on.
+    The ranks need a `holdfast.train` Session. The run continues.
     """
     from holdfast import api
 
     found = api.find_run(run)
-    with console(stderr=True).status(f"{found.run_id} is asked for a checkpoint; it has {timeout_s:g} s for it"):
+    with console(stderr=True).status(f"waiting for a checkpoint of {found.run_id} (timeout {timeout_s:g} s)"):
         taken = api.checkpoint(found, timeout_s=timeout_s)
     if output is Output.JSON:
         print_json({"run": found.run_id, "step": taken.step, "path": taken.path, "took_s": taken.took_s})

@@ -1,4 +1,4 @@
-"""Owns the arguments that several verbs share, and how they name a job, a place or a run."""
+"""Arguments that several commands share: job file, target, run, overrides, output format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("job.yaml")
 LOCAL = "local"
-"""Where to run by default, and the one place that is known to be no cluster before its target is read."""
+"""The default target, and the only one known not to be a cluster before its file is read."""
 
 
 def _complete_run(incomplete: str) -> list[str]:
-    """What a shell offers for a run: ids, newest first."""
+    """Shell completion for RUN: run ids, newest first."""
     from holdfast import api
 
     return [run.run_id for run in api.runs() if run.run_id.startswith(incomplete)]
 
 
 def _complete_target(incomplete: str) -> list[str]:
-    """What a shell offers for `--on`."""
+    """Shell completion for `--on`."""
     import os
 
     from holdfast.job.targets import known_targets
@@ -35,18 +35,18 @@ def _complete_target(incomplete: str) -> list[str]:
     return [name for name in known_targets(Path.cwd(), os.environ) if name.startswith(incomplete)]
 
 
-FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file; job.yaml when none is given.")]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (default: job.yaml).")]
 TargetOption = Annotated[
     str,
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="Where to run; `holdfast target` lists them.",
+        help="Target to run on; `holdfast target` lists them.",
         autocompletion=_complete_target,
     ),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change one field of the job; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override one field of the job; repeatable.")
 ]
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N; 2..4 is a range.")
@@ -58,9 +58,9 @@ GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", 
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Id of a run, or the beginning of one.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help="Id of a run, or a unique prefix of it.", autocompletion=_complete_run),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 
 def job_from_args(
@@ -73,7 +73,7 @@ def job_from_args(
     ranks_per_node: int | None = None,
     name: str | None = None,
 ) -> tuple[LoadedJob, Path]:
-    """The job that a command line asks for, and the folder that its relative paths start from."""
+    """The job that a command line describes, and the folder its relative paths start from."""
     from holdfast import api
 
     if file is not None and command:

@@ -1,4 +1,4 @@
-"""The verb `diagnose`: what happened, who was first, how sure that is, and what to do."""
+"""The command `diagnose`: root cause, first failed rank, confidence, and remedy."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
 _LEAST_CHARS = 60
-"""What is shown of a line of a log, however narrow the screen."""
+"""Characters shown of a log line, regardless of the terminal's width."""
 
 
 def diagnose(
     where: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH|RUN|-", help="Log files and folders, - for standard input, or the id of a run."),
+        typer.Argument(metavar="PATH|RUN|-", help="Log files or folders, - for standard input, or a run id."),
     ] = None,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Replace hosts, addresses, paths, users and secrets by stand-ins.")
+        bool, typer.Option("--redact", help="Replace hosts, addresses, paths, users and secrets with placeholders.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what failed first, on which rank, and what to do.
+    """Find what failed first, on which rank, and what to do.
 
-    It reads any logs of a distributed run: of torch, NCCL, Gloo, launchers, the kernel, Kubernetes, Slurm, compressed
-    or not, a file for each rank or all in one. Without an argument it reads the latest run's. What the lines do not
-    decide is called unknown, with the fact that would decide and how to get it; that too ends with exit code 0.
+    Reads logs of torch, NCCL, Gloo, launchers, the kernel, Kubernetes and Slurm, compressed or not, one file per rank
+    or all in one. The default is the latest run. If the logs do not determine the cause, the answer is "unknown",
+    with the fact that would and how to get it. The exit code is 0 either way.
     """
     from holdfast import api
     from holdfast.diagnose.diagnosis import to_dict
@@ -69,12 +69,12 @@ def _redactor() -> Redactor:
 
 
 def _is_path(names: list[str]) -> bool:
-    """Whether a name that is no file can have been meant for one, since no run is called so."""
+    """Whether a name that is neither a file nor a possible run id was meant as a path."""
     return any("/" in name or "." in name for name in names)
 
 
 def render_diagnosis(answer: Diagnosis) -> Text:
-    """An answer as a screen that a tired person understands."""
+    """Format a diagnosis for the terminal."""
     from rich.text import Text
 
     return Text("\n").join(_rows(answer))
@@ -130,7 +130,7 @@ def _rows(answer: Diagnosis) -> Iterator[Text]:
 
 
 def _fabric(answer: Diagnosis, transport: TransportReport) -> Iterator[Text]:
-    """The fabric in a few lines where something else went wrong; all of it where nothing else did."""
+    """The fabric: a short summary next to another failure, the full report without one."""
     from rich.text import Text
 
     from holdfast.diagnose.nccl_transport import format_transport

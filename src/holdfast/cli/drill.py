@@ -1,4 +1,4 @@
-"""The verb `drill`: break something of a run on purpose."""
+"""The command `drill`: inject a fault into a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def drill(
         str,
         typer.Argument(
             metavar="ACTION",
-            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill or exhaust; or a file of drills.",
+            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill, exhaust or fault file.",
         ),
     ],
     target: Annotated[
@@ -26,38 +26,41 @@ def drill(
             help="rank:1, collective:1, node:1, agent:0, memory:1, controller, quorum, run-dir or checkpoints.",
         ),
     ] = None,
-    at_step: Annotated[int | None, typer.Option("--at-step", metavar="STEP", help="As soon as it is done.")] = None,
+    at_step: Annotated[
+        int | None, typer.Option("--at-step", metavar="STEP", help="Inject after this step (default: immediately).")
+    ] = None,
     for_s: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", min=0.0, help="It ends by itself; else it is for good.")
+        float | None,
+        typer.Option("--for", metavar="SECONDS", min=0.0, help="Undo the fault after SECONDS (default: never)."),
     ] = None,
     amount: Annotated[
         float | None,
-        typer.Option("--amount", metavar="AMOUNT", help="Seconds to skew a clock by; how many times as slow."),
+        typer.Option("--amount", metavar="AMOUNT", help="Seconds of clock skew, or the slowdown factor."),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Id of a run; the latest if none.")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Id of a run (default: the latest).")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Break a part of a run, to see it recover."""
+    """Inject a fault into a run, to see it recover."""
     from holdfast import api
     from holdfast.job.fault_file import FAULT_FILE_SUFFIXES, parse_fault_action, parse_fault_target, read_fault_file
 
     if not target and action.endswith(FAULT_FILE_SUFFIXES):
-        asked = read_fault_file(Path(action))
+        faults = read_fault_file(Path(action))
         found = api.find_run(run)
-        api.inject_faults(found, asked)
+        api.inject_faults(found, faults)
         if output is Output.JSON:
-            print_json({"run": found.run_id, "faults": len(asked)})
+            print_json({"run": found.run_id, "faults": len(faults)})
         else:
-            print_text(f"{found.run_id}: {len(asked)} drills of {action} are asked for")
+            print_text(f"{found.run_id}: {len(faults)} faults of {action} requested")
         return
     what, (on, index) = parse_fault_action(action), parse_fault_target(target or [])
     found = api.find_run(run)
     api.inject_fault(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s, amount=amount)
     if output is Output.JSON:
-        asked = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
-        print_json({"run": found.run_id, **asked})
+        request = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
+        print_json({"run": found.run_id, **request})
     else:
-        when = "at once" if at_step is None else f"after step {at_step}"
+        when = "immediately" if at_step is None else f"after step {at_step}"
         span = "" if for_s is None else f", for {for_s:g} s"
         much = "" if amount is None else f" by {amount:g}"
         print_text(f"{found.run_id}: {what} {':'.join(target or [])}{much} {when}{span}")

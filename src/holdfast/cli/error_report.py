@@ -1,4 +1,4 @@
-"""Owns how a verb that failed ends: its findings on standard error, and the exit code; never a traceback."""
+"""Turns a command's error into findings on standard error and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.host.files import UnexpectedFile
 from holdfast.os_errors import room_in
 from holdfast.run_dir import runs_root
 
-# The parser's words, which are pydantic's -> plain ones.
+# The parser's messages, which are pydantic's -> plain English.
 _PLAIN_WORDS = (
     (re.compile(r"Input should be a valid integer.*"), "it must be a whole number"),
     (re.compile(r"Input should be greater than or equal to (\S+)"), r"it must be at least \1"),
@@ -34,14 +34,14 @@ _PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errn
 
 
 def report_error(error: Exception, words: Sequence[str]) -> int:
-    """Say what went wrong while these words were carried out; returns the exit code."""
+    """Print the findings of a failed command line; returns the exit code."""
     lost = output_failure() if isinstance(error, OSError) else None
     if lost is not None:
         findings, code = output_lost_finding(lost, words)
         discard_output()
     else:
         findings, code = _findings_of(error)
-    with contextlib.suppress(OSError):  # the exit code is all there is to say it with
+    with contextlib.suppress(OSError):  # without standard error, only the exit code remains
         if wants_json(words):
             from holdfast.cli.output import to_json
 
@@ -55,7 +55,7 @@ def report_error(error: Exception, words: Sequence[str]) -> int:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, as far as one can tell where it could not be parsed."""
+    """Whether a command line requests JSON; a guess if it could not be parsed."""
     end = next((at for at, word in enumerate(words) if word == "--" or word.endswith(".py")), len(words))
     own = list(words[:end])
     joined = {"-ojson", "-o=json", "--output=json"}
@@ -119,7 +119,7 @@ def _internal(error: Exception) -> Finding:
 
 
 def _write_details(error: Exception) -> str:
-    """Keep the traceback in a file only its user can read; returns its name, or nothing where none can be written."""
+    """Write the traceback to a file that only the user can read; returns its path, or "" if that fails."""
     folder = runs_root().parent / "faults"
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = f"holdfast {__version__}, Python {sys.version}\n\n{''.join(traceback.format_exception(error))}"

@@ -1,4 +1,4 @@
-"""Owns the one plain sentence for each kind of event, and which of them are worth a line while a run goes on."""
+"""One sentence for each kind of event, and the filter for events worth a line during a run."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ from holdfast.report.status_reducer import format_exit
 from holdfast.report.world_size_text import format_world_size
 
 STEP_LINE_EVERY_S = 1.0
-"""Least time, by the events' own clock, between two lines of the same kind that come with every step."""
+"""Minimum time, by event timestamps, between two per-step lines of the same kind."""
 
 
 def describe(event: AnyEvent) -> str:
-    """What happened, in one line."""
+    """One line that describes an event."""
     return sanitize(_DESCRIPTIONS[type(event)](event))
 
 
 def event_line(event: AnyEvent) -> str:
-    """The sentence with its local time of day."""
+    """The description, prefixed with the local time of day."""
     moment = time.strftime("%H:%M:%S", time.localtime(event.at))
     return f"{moment}.{int(event.at % 1 * 1000):03} {describe(event)}"
 
 
 class EventLineFilter:
-    """Picks the events that somebody who watches wants to read; steps and checkpoints about one a second."""
+    """Selects the events to print while following a run; at most about one step and checkpoint line per second."""
 
     def __init__(self) -> None:
         self._last: dict[type[AnyEvent], float] = {}
         self._steps: dict[int, int] = {}
         """The last step of each replica."""
         self._pending_step: StepCommitted | None = None
-        """The last step, where it has not been told."""
+        """The last step, if it has not been printed."""
         self._pending_checkpoint: CheckpointCommitted | None = None
-        """Complete, as its node knows, before the other nodes' word for its step."""
+        """A checkpoint that is complete on its node before the other nodes reported its step."""
 
     def lines_for(self, event: AnyEvent) -> list[str]:
-        """The lines to print now: none, the event's, or with it those that were held back."""
+        """The lines to print now: none, the event's, or the event's and those held back."""
         match event:
             case StepCommitted():
                 self._steps[event.replica] = event.step
@@ -105,7 +105,7 @@ class EventLineFilter:
                 return []
 
     def _checkpoint(self) -> list[str]:
-        """A checkpoint is told of after its step."""
+        """A checkpoint is printed after its step."""
         early = self._pending_checkpoint
         if early is None or self._steps.get(early.replica, -1) < early.step:
             return []
@@ -137,7 +137,7 @@ _QUIET = (
     AgentDisconnected,
     TimerExpired,
 )
-"""Steps of the machinery that say nothing to somebody who watches a run."""
+"""Internal events that are not printed while following a run."""
 
 
 def _is_notable(event: AnyEvent) -> bool:
@@ -162,7 +162,7 @@ def _attempt_started(event: AttemptStarted) -> str:
     ranks = count(event.world_size, "rank")
     where = f", meeting at {event.master_addr}:{event.master_port}" if event.master_addr else ""
     code = f", with code {short_digest(event.code_digest)}" if event.code_digest else ""
-    return f"attempt {event.attempt}{replica_suffix(event.replica)}: {ranks} told to start{where}{code}"
+    return f"attempt {event.attempt}{replica_suffix(event.replica)}: {ranks} starting{where}{code}"
 
 
 def _step_committed(event: StepCommitted) -> str:
@@ -184,7 +184,7 @@ def _recovery_decided(event: RecoveryDecided) -> str:
 def _node_requested(event: NodeRequested) -> str:
     because = f": {event.reason}" if event.reason else ""
     as_standby = " as a standby" if event.standby else ""
-    return f"node{event.node}.{event.generation} asked for{as_standby}{because}"
+    return f"node{event.node}.{event.generation} requested{as_standby}{because}"
 
 
 def _standby_promoted(event: StandbyPromoted) -> str:
@@ -196,7 +196,7 @@ def _standby_ready(event: StandbyReady) -> str:
 
 
 def _node_created(event: NodeCreated) -> str:
-    return f"node{event.node}.{event.generation} made; its agent is on its way"
+    return f"node{event.node}.{event.generation} created; waiting for its agent"
 
 
 def _node_unavailable(event: NodeUnavailable) -> str:
@@ -208,7 +208,7 @@ def _world_size_changed(event: WorldSizeChanged) -> str:
 
 
 def _shutdown_decided(event: ShutdownDecided) -> str:
-    # A finding's words are its decision's, which is the line before.
+    # The finding's text is in the decision, one line above.
     because = "" if event.finding else f": {event.reason}"
     return f"the run is coming to its end, {event.outcome}{because}"
 
@@ -234,7 +234,8 @@ def _node_preemption_notice(event: NodePreemptionNotice) -> str:
 
 
 def _ranks_drained(event: RanksDrained) -> str:
-    return f"ranks on node{event.node} have taken their last step of attempt {event.attempt}{replica_suffix(event.replica)}"
+    attempt = f"attempt {event.attempt}{replica_suffix(event.replica)}"
+    return f"ranks on node{event.node} have taken their last step of {attempt}"
 
 
 def _agent_disconnected(event: AgentDisconnected) -> str:
@@ -253,7 +254,7 @@ def _agent_connected(event: AgentConnected) -> str:
 def _ranks_started(event: RanksStarted) -> str:
     ranks = format_numbers([state.rank for state in event.ranks])
     warm = [state.rank for state in event.ranks if state.prewarmed]
-    how = f", {'all' if len(warm) == len(event.ranks) else format_numbers(warm)} of them warm" if warm else ""
+    how = f", {'all' if len(warm) == len(event.ranks) else format_numbers(warm)} of them prewarmed" if warm else ""
     return f"node{event.node} started ranks {ranks} of attempt {event.attempt}{replica_suffix(event.replica)}{how}"
 
 
@@ -277,7 +278,8 @@ def _nodes_started(event: NodesStarted) -> str:
 
 
 def _nodes_stopped(event: NodesStopped) -> str:
-    return f"no rank of attempt {event.attempt}{replica_suffix(event.replica)} is left on nodes {format_ranges(event.nodes)}"
+    attempt = f"attempt {event.attempt}{replica_suffix(event.replica)}"
+    return f"no rank of {attempt} is left on nodes {format_ranges(event.nodes)}"
 
 
 def _ranks_exited(event: RanksExited) -> str:
@@ -303,12 +305,12 @@ def _checkpoint_committed(event: CheckpointCommitted) -> str:
 def _fault_injected(event: FaultInjected) -> str:
     after = f" after step {event.step}" if event.step >= 0 else ""
     where = f" on node{event.node}" if event.node >= 0 else ""
-    return f"drill: {event.action} {event.target}{where}{after}"
+    return f"fault injected: {event.action} {event.target}{where}{after}"
 
 
 def _cancel_requested(event: CancelRequested) -> str:
     who = f" by {event.requested_by}" if event.requested_by else ""
-    return f"{'forced end' if event.force else 'end'} asked for{who}"
+    return f"{'forced shutdown' if event.force else 'shutdown'} requested{who}"
 
 
 def _fault_requested(event: FaultRequested) -> str:
@@ -316,19 +318,19 @@ def _fault_requested(event: FaultRequested) -> str:
     when = f" after step {event.at_step}" if event.at_step is not None else ""
     span = f" for {duration(event.for_s)}" if event.for_s is not None else ""
     much = f" by {event.amount:g}" if event.amount is not None else ""
-    return f"drill asked for: {event.action} {event.target}{which}{much}{when}{span}"
+    return f"fault requested: {event.action} {event.target}{which}{much}{when}{span}"
 
 
 def _checkpoint_requested(event: CheckpointRequested) -> str:
-    return "a checkpoint was asked for"
+    return "checkpoint requested"
 
 
 def _profile_requested(event: ProfileRequested) -> str:
-    return "it was asked where a step's time goes"
+    return "step profile requested"
 
 
 def _stack_dump_requested(event: StackDumpRequested) -> str:
-    return "the stacks of all ranks were requested"
+    return "stack dump of all ranks requested"
 
 
 def _stacks_dumped(event: StacksDumped) -> str:
@@ -340,10 +342,10 @@ def _update_requested(event: UpdateRequested) -> str:
     what = (
         f": {short_digest(event.previous_digest)} -> {short_digest(event.digest)}"
         if event.digest
-        else " to what lies in place now"
+        else " to the code now in place"
     )
-    when = {0.0: "at once", None: "at the next restart"}.get(event.after_s)
-    return f"an update was asked for{what}, {when or f'at the next restart or in {duration(event.after_s or 0.0)}'}"
+    when = {0.0: "immediately", None: "at the next restart"}.get(event.after_s)
+    return f"code update requested{what}, {when or f'at the next restart or in {duration(event.after_s or 0.0)}'}"
 
 
 def _code_fetched(event: CodeFetched) -> str:
@@ -356,7 +358,7 @@ def _update_ended(event: UpdateEnded) -> str:
     which = (
         f"{short_digest(event.previous_digest)} -> {short_digest(event.digest)}"
         if event.digest
-        else "of what lies in place"
+        else "of the code in place"
     )
     return f"the update {which} was {event.outcome} after step {event.step}{because}"
 

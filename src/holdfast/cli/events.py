@@ -1,4 +1,4 @@
-"""The verb `events`: the facts of a run, one a line."""
+"""The command `events`: the event log of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.cli.output import Output, print_json, print_text
 
 def events(
     run: RunArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Print every event of a run, one a line."""
+    """Print every event of a run, one per line."""
     from holdfast import api
     from holdfast.cli.event_text import event_line
 

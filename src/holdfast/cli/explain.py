@@ -1,4 +1,4 @@
-"""The verb `explain`: what a code means, wherever it was seen."""
+"""The command `explain`: the meaning of a finding, exit code, signal or error."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _LABEL_WIDTH = 12
 
 def explain(
     code: Annotated[
-        list[str] | None, typer.Argument(metavar="CODE", help="Such as rank-hung, XID-79, SIGBUS, -9, ncclSystemError.")
+        list[str] | None,
+        typer.Argument(metavar="CODE", help="For example rank-hung, XID-79, SIGBUS, -9, ncclSystemError."),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what a code means, how to confirm it and what to do.
+    """Explain a code: its cause, how to confirm it, what to do.
 
-    It knows findings, exit codes, signals, NCCL, InfiniBand and CUDA errors, Xid and SXid. Without a code it lists
-    them.
+    Covers findings, exit codes, signals, NCCL, InfiniBand and CUDA errors, Xid and SXid. Without CODE it lists all
+    codes.
     """
     from holdfast.diagnose.knowledge.index import GROUPS
 

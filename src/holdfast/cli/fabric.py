@@ -1,4 +1,4 @@
-"""The verb `fabric`: the networks that holdfast knows."""
+"""The command `fabric`: the interconnects that holdfast knows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def fabric(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this fabric in full.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the networks a job can name, or show one."""
+    """List the fabrics a job can name, or show one."""
     from rich.table import Table
 
     from holdfast.fabric.catalog import CATALOG

@@ -1,4 +1,4 @@
-"""Owns what is said of a run that has failed once it is over: why, as the last thing on the screen."""
+"""Prints the diagnosis of a failed run after its summary."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def diagnose_failed_run(run: RunDir, output: Output) -> Diagnosis | None:
-    """Why a run failed; None where that could not be found out, which is said."""
+    """Diagnose a failed run; prints a note and returns None if the diagnosis itself fails."""
     try:
         return api.diagnose_run(run)
-    except Exception as error:  # the exit code is the job's, whatever becomes of the telling
+    except Exception as error:  # a failed diagnosis must not change the exit code, which is the job's
         report_error(error, ("-o", output))
         return None
 
 
 def print_diagnosis(run: RunDir, answer: Diagnosis, output: Output) -> None:
-    """Say it."""
+    """Print the diagnosis."""
     if output is Output.JSON:
         from holdfast.diagnose.diagnosis import to_dict
 

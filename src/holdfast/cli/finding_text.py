@@ -1,4 +1,4 @@
-"""Owns how a finding looks: what, where, the evidence, what to do, whose fault."""
+"""Formats findings: what, where, evidence, remedy, owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LABEL_WIDTH = 12
 
 
 def render_finding(finding: Finding, age_s: float | None = None) -> Text:
-    """A finding on a few lines, ending without a newline; with its age, where it is of the past."""
+    """Format a finding on several lines, without a final newline; `age_s` adds its age."""
     style = _STYLES[finding.severity]
     ago = "" if age_s is None else f", {duration(age_s)} ago"
     words = f"{ago}: {sanitize(finding.what)}"
@@ -30,23 +30,23 @@ def render_finding(finding: Finding, age_s: float | None = None) -> Text:
 
 
 def render_findings(findings: Iterable[Finding]) -> Text:
-    """Findings one below the other."""
+    """Format several findings."""
     return join_blocks(map(render_finding, findings))
 
 
-def join_blocks(told: Iterable[Text]) -> Text:
-    """Blocks one below the other."""
-    return Text("\n\n").join(told)
+def join_blocks(blocks: Iterable[Text]) -> Text:
+    """Join blocks with newlines."""
+    return Text("\n\n").join(blocks)
 
 
 def render_recent(status: RunStatus, now: float, *, most: int = 0) -> list[Text]:
-    """A block for each of the latest findings of a run (`most` of them, or all that are kept), with its age."""
-    told = list(zip(status.findings, status.findings_at, strict=True))
-    return [render_finding(finding, max(0.0, now - at)) for finding, at in told[-most:]]
+    """The latest findings of a run with their age: `most` of them, or all that are kept."""
+    recent = list(zip(status.findings, status.findings_at, strict=True))
+    return [render_finding(finding, max(0.0, now - at)) for finding, at in recent[-most:]]
 
 
 def print_findings(findings: Sequence[Finding], output: Output) -> None:
-    """Say findings on standard error, beside whatever else a verb answers."""
+    """Print findings to standard error; standard output holds only the command's result."""
     if output is Output.JSON:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{to_json({'findings': findings})}\n")

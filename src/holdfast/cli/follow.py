@@ -1,6 +1,6 @@
-"""Owns the loop that follows a run on the terminal: events in, a live view, lines or JSON out, Ctrl-C understood.
+"""Follows a run on the terminal as a live view, lines or JSON, and handles Ctrl-C.
 
-The run does not depend on it: when the terminal closes, this process ends and the run goes on.
+The run does not depend on this process: if the terminal closes, the run continues.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 OUTPUT_LINES_SHOWN = 4
-"""Lines of what a rank wrote last."""
+"""Lines of a rank's latest output in the live view."""
 REDRAW_INTERVAL_S = 0.125
-"""Least time between two pictures; faster than that, nobody reads them."""
+"""Minimum time between two redraws."""
 
 InterruptHandler = Callable[[int], str | None]
-"""Given how often Ctrl-C was pressed, does something about it and says what; None leaves the run to itself."""
+"""Handles the n-th Ctrl-C and returns a note to print; None detaches from the run."""
 
 
 def follow_run(
     run: RunDir, output: Output, answer: InterruptHandler, presses: InterruptCounter, *, ranks: str | None = None
 ) -> int | None:
-    """Show a run until it ends, then how it went, and why where it failed; returns its exit code.
+    """Follow a run until it ends, print its summary and, if it failed, the diagnosis; returns its exit code.
 
-    `ranks` are those whose output goes between the lines where the terminal shows no live view: `0-7,12`, `all` or
-    `none`. None is returned when the run was left to itself.
+    `ranks` selects whose output is printed between the event lines if there is no live view: `0-7,12`, `all` or
+    `none`. Returns None if the user detached.
     """
     with _screen(run, output, ranks) as screen:
         finished = _show(run, screen, presses, answer)
@@ -46,7 +46,7 @@ def follow_run(
         print_stderr(f"left {run.run_id} to itself; `holdfast attach {run.run_id}` shows it again")
         return None
     from holdfast.cli.final_diagnosis import diagnose_failed_run, print_diagnosis
-    from holdfast.cli.summary_text import print_summary  # what only an end needs is not loaded while a run begins
+    from holdfast.cli.summary_text import print_summary  # needed only at the end; not imported at the start
 
     why = diagnose_failed_run(run, output) if finished.outcome is Outcome.FAILED else None
     if output is Output.TEXT:
@@ -64,15 +64,15 @@ def _show(run: RunDir, screen: Screen, presses: InterruptCounter, answer: Interr
             return event
         while answered < presses.count:
             answered += 1
-            words = answer(answered)
-            if words is None:
+            note = answer(answered)
+            if note is None:
                 return None
-            screen.add_note(words)
+            screen.add_note(note)
     return None
 
 
 def cancel_on_interrupt(run: RunDir) -> InterruptHandler:
-    """Ctrl-C ends the run: gently, then at once; the third time it only leaves."""
+    """The first Ctrl-C stops the run, the second kills it, the third detaches."""
 
     def answer(pressed: int) -> str | None:
         if pressed > 2:
@@ -80,18 +80,18 @@ def cancel_on_interrupt(run: RunDir) -> InterruptHandler:
         try:
             api.cancel(run, force=pressed == 2)
         except HoldfastError as error:
-            return f"the run could not be told to end: {error}; Ctrl-C again to try once more"
-        return "ending the run at once" if pressed == 2 else "ending the run; Ctrl-C again ends it at once"
+            return f"cannot stop the run: {error}; press Ctrl-C to try again"
+        return "killing the run" if pressed == 2 else "stopping the run; Ctrl-C again kills it"
 
     return answer
 
 
 def detach_on_interrupt(pressed: int) -> None:
-    """Ctrl-C leaves the run alone."""
+    """Ctrl-C detaches; the run continues."""
 
 
 class Screen(Protocol):
-    """A way to show a run; `take` gets None where nothing has happened for a while."""
+    """A way to show a run; `on_event` gets None after a while without events."""
 
     def __enter__(self) -> Self: ...
 
@@ -111,7 +111,7 @@ def _screen(run: RunDir, output: Output, ranks: str | None) -> Screen:
 
 
 class _StatelessScreen:
-    """A screen that needs no cleaning up."""
+    """A screen without cleanup."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +132,7 @@ class JsonScreen(_StatelessScreen):
 
 
 class LineScreen(_StatelessScreen):
-    """Notable events as plain lines, and between them what these ranks write; a single rank's stay as they are."""
+    """Notable events and the output of selected ranks as lines; a single rank's output has no prefix."""
 
     def __init__(self, run: RunDir, ranks: str) -> None:
         from holdfast.cli.logs import Printer, parse_ranks
@@ -150,7 +150,7 @@ class LineScreen(_StatelessScreen):
         if self._merged is not None:
             ended = isinstance(
                 event, RecoveryDecided | ShutdownDecided | RunFinished
-            )  # what ranks wrote comes before it
+            )  # print rank output that precedes the event
             self._printer.print(self._merged.drain(now) if ended else self._merged.poll(now))
         if event is not None:
             for line in self._line_filter.lines_for(event):
@@ -161,7 +161,7 @@ class LineScreen(_StatelessScreen):
 
 
 class LiveScreen:
-    """A picture that is drawn again and again, and gone at the end."""
+    """A live view that is redrawn in place and removed at the end."""
 
     def __init__(self, run: RunDir) -> None:
         from holdfast.cli.live_view import LiveView

@@ -1,4 +1,4 @@
-"""The verb `init`: write a job file to start from."""
+"""The command `init`: write a commented job file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.errors import ExitCode, failure
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = DEFAULT_FILE,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = DEFAULT_FILE,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Write a commented job file to start from.
 
-    An existing file is left alone.
+    It never overwrites a file.
     """
     from holdfast.job.job_template import job_template
 

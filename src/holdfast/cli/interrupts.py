@@ -1,4 +1,4 @@
-"""Owns Ctrl-C while a run is shown: it is counted, and what it means is the business of whoever shows the run."""
+"""Counts Ctrl-C while a command follows a run; the caller decides what each one does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class InterruptCounter:
-    """Counts Ctrl-C instead of being ended by it."""
+    """Replaces the SIGINT handler: counts signals instead of ending the process."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,6 +1,6 @@
-"""Owns what a run looks like while it goes on: a headline, nodes and ranks, the last events and findings.
+"""Renders a running run: headline, nodes and ranks, latest events and findings.
 
-Refuses to own the loop that feeds it (watching.py) and what is known of a run (report/run_status.py).
+The loop that feeds it is in follow.py; the data is in report/run_status.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.report.status_reducer import update_status
 from holdfast.report.world_size_text import format_world_size
 
 MOST_ROWS = 16
-"""Rows of the table of nodes; with more ranks than this, each node gets one row for all of its ranks."""
+"""Maximum rows of the node table; with more ranks than this, each node gets one row for all its ranks."""
 LINES_SHOWN = 6
 FINDINGS_SHOWN = 2
 BAR_WIDTH = 30
@@ -49,7 +49,7 @@ _RANK_STYLES: dict[RankPhase, str] = {
 
 
 class LiveView:
-    """A live picture of a run; give it every event, and print it whenever you like."""
+    """A live view of a run; takes every event and can be rendered at any time."""
 
     def __init__(self, clock: Callable[[RunStatus], float] = lambda status: status.now) -> None:
         self._clock = clock
@@ -65,11 +65,11 @@ class LiveView:
         self._lines.extend(self._line_filter.lines_for(event))
 
     def add_note(self, text: str) -> None:
-        """Say something that is no event."""
+        """Show a note that is not an event."""
         self._lines.append(text)
 
     def show_output(self, who: str, lines: list[str]) -> None:
-        """What a rank wrote last."""
+        """Show the latest output of a rank."""
         heading = Text(f"{who} wrote; `holdfast logs -f` shows all ranks", style="dim")
         words = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
         self._output = Group(Text(), heading, *words)
@@ -84,7 +84,7 @@ class LiveView:
 
 
 def render_status(status: RunStatus, now: float, ettr: float | None = None) -> RenderableType:
-    """Headline, progress, and the table of nodes and ranks; `ettr` is up to now."""
+    """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`."""
     parts: list[RenderableType] = [_headline(status, now), *_world_sizes(status), *_progress(status, now, ettr)]
     if status.waiting_for:
         parts.append(Text(sanitize(status.waiting_for), style="yellow"))
@@ -104,16 +104,16 @@ def _headline(status: RunStatus, now: float) -> Text:
 
 
 def _prewarm_text(status: RunStatus) -> str:
-    """Whether the next start of its ranks will be warm."""
+    """Whether the ranks' next start is prewarmed."""
     warm = sum(len(replica.prewarmed) for replica in status.replicas.values())
     ranks = sum(replica.world_size for replica in status.replicas.values())
     if not warm or status.finished_at is not None:
         return ""
-    return "warm" if warm >= ranks else f"{warm} of {ranks} ranks warm"
+    return "prewarmed" if warm >= ranks else f"{warm} of {ranks} ranks prewarmed"
 
 
 def _world_sizes(status: RunStatus) -> Iterator[Text]:
-    """What a run goes on with that has lost nodes."""
+    """The current world size of each replica that has lost nodes."""
     for replica in status.replicas.values():
         if (
             replica.world_size_change is not None
@@ -176,7 +176,7 @@ class _Row:
 
 
 def nodes_table(status: RunStatus) -> Table:
-    """Nodes with their ranks; where they are too many, those that are not well come first and the rest is counted."""
+    """Nodes with their ranks; if there are too many, unhealthy ones come first and the rest are counted."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("node", "host", "state", "rank", "process", "doing"):
         table.add_column(heading, no_wrap=heading != "doing", overflow="fold")
@@ -229,21 +229,21 @@ def _is_healthy(node: NodeStatus, ranks: list[RankStatus]) -> bool:
 
 
 def _standby_text(node: NodeStatus) -> Text:
-    """What a standby does."""
+    """Whether a standby node is ready."""
     return Text("standby, ready", style="green") if node.ready else Text("standby, not ready yet", style="yellow")
 
 
 def _rank_text(ranks: list[RankStatus]) -> Text:
-    """What these ranks do, equal ones drawn together: `running`, or `0-6 running; 7 exited with code 1 at step 41`."""
+    """State of these ranks, grouped: `running`, or `0-6 running; 7 exited with code 1 at step 41`."""
     groups: dict[tuple[RankPhase, str], list[int]] = {}
     for rank in ranks:
         groups.setdefault((rank.phase, _phase_text(rank)), []).append(rank.rank)
-    told = Text()
+    text = Text()
     for (phase, words), numbers in groups.items():
         prefix = f"{format_numbers(numbers)} " if len(groups) > 1 else ""
-        told.append("; " if told else "")
-        told.append(f"{prefix}{words}", style=_RANK_STYLES.get(phase, "red"))
-    return told
+        text.append("; " if text else "")
+        text.append(f"{prefix}{words}", style=_RANK_STYLES.get(phase, "red"))
+    return text
 
 
 def _phase_text(rank: RankStatus) -> str:

@@ -1,4 +1,4 @@
-"""The verb `logs`: what the ranks wrote."""
+"""The command `logs`: the output of the ranks."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
     from holdfast.run_dir import RunDir
 
 POLL_INTERVAL_S = 0.025
-"""How often the files are looked at while a run is followed."""
+"""Interval between two polls of the log files while following a run."""
 MAX_POLL_SHARE = 0.1
-"""Most of a core that looking takes when nothing comes: with thousands of files it is done less often."""
+"""Maximum share of a core that idle polling uses; with thousands of files the interval grows."""
 BURST_S = 0.25
-"""Longest that what the ranks write keeps the run's events waiting."""
+"""Longest time that rank output delays the run's events."""
 
 DIM, RED, PLAIN = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 
 def logs(
     run: RunArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     rank: Annotated[
         str | None,
         typer.Option(
-            "--rank", metavar="RANKS", help="Only these ranks, such as 3 or 0-7,12; counted through the replicas."
+            "--rank", metavar="RANKS", help="Only these ranks, e.g. 3 or 0-7,12; numbered across all replicas."
         ),
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", help="Of this attempt; the latest if not given.")
+        int | None, typer.Option("--attempt", metavar="N", help="Show this attempt (default: the latest).")
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines of each rank.")
+        int | None, typer.Option("--tail", metavar="N", min=0, help="Show only the last N lines of each rank.")
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Print what the ranks wrote.
+    """Print the output of the ranks.
 
-    The rank that failed first comes first and is marked with `!`. A line is cut where it is very long, and a progress
-    bar is shown every few seconds; the files, which hold every byte, are in the run's folder.
+    The rank that failed first comes first, marked with `!`. Very long lines are truncated, and progress bars are
+    printed every few seconds. The files in the run's folder hold every byte.
     """
     from holdfast import api
     from holdfast.report.rank_logs import MergedLog, find_rank_logs, first_failures
@@ -83,14 +83,14 @@ def logs(
 
 
 def _hint_at_attempts(logs: Mapping[RankLog, Path]) -> None:
-    """Say where there is something to see: the attempt that was asked for, or the latest, has written nothing."""
+    """Print which attempt has output, since the selected one has none."""
     wrote = sorted({source.attempt for source, path in logs.items() if path.lstat().st_size})
     hint = f"; there is output of attempt {wrote[-1]}: `--attempt {wrote[-1]}`" if wrote else " or any other"
     print_stderr(f"nothing was written in this attempt{hint}")
 
 
 def parse_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> frozenset[tuple[int, int]] | None:
-    """The ranks, each with its replica, that `0-7,12` names, counted through the replicas; None for all."""
+    """Parse `0-7,12`, numbered across all replicas, to (replica, rank) pairs; None selects all."""
     if text is None:
         return None
     world_size = job.world_size
@@ -111,9 +111,9 @@ def parse_ranks(text: str | None, job: Job, run: str, flag: str = "--rank") -> f
 
 
 def _follow(run: RunDir, merged: MergedLog, printer: Printer) -> None:
-    """Print what is there and what comes, and say which rank has failed first as soon as that is known."""
+    """Print existing and new output; report the first failed rank as soon as it is known."""
     from holdfast import api
-    from holdfast.cli.event_text import event_line as told
+    from holdfast.cli.event_text import event_line
     from holdfast.report.rank_logs import first_failures
 
     failed: frozenset[RankLog] = frozenset()
@@ -126,15 +126,15 @@ def _follow(run: RunDir, merged: MergedLog, printer: Printer) -> None:
                 idle_s = _catch_up(merged, failed, printer)
                 look_at = time.monotonic() + max(POLL_INTERVAL_S, idle_s / MAX_POLL_SHARE)
             if event and new and printer.output is Output.TEXT:
-                print_text(f"! {told(event)}")
-    except HoldfastError:  # the run is nobody's any more; what its ranks have written is there all the same
+                print_text(f"! {event_line(event)}")
+    except HoldfastError:  # the run has no controller any more; its log files remain readable
         printer.print(merged.drain(time.monotonic(), failed))
         raise
     printer.print(merged.drain(time.monotonic(), failed))
 
 
 def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -> float:
-    """Print until nothing more has come, but not for ever; seconds that a look takes which brings nothing."""
+    """Print until no output is pending or time is up; returns the duration of an empty poll in seconds."""
     began = now = time.monotonic()
     while printer.print(merged.poll(now, failed)):
         if time.monotonic() - began > BURST_S:
@@ -144,17 +144,17 @@ def _catch_up(merged: MergedLog, failed: frozenset[RankLog], printer: Printer) -
 
 
 class Printer:
-    """Prints what ranks wrote, each line with its rank; `bare` lines, of a single rank, come without it."""
+    """Prints rank output; each line has a rank prefix unless `bare`."""
 
     def __init__(self, output: Output, *, colours: bool, bare: bool = False) -> None:
         self.output = output
         self._colours = colours
         self._bare = bare
         self._unfinished: dict[RankLog, str] = {}
-        """How each rank's last line was shown before its end had come."""
+        """How each rank's last line was printed before it was complete."""
 
     def print(self, pieces: Iterable[RankChunk]) -> bool:
-        """Print them; whether there were any."""
+        """Print the chunks; returns whether there were any."""
         any_came = False
         for said in pieces:
             any_came = True
@@ -176,7 +176,7 @@ class Printer:
             print_text(f"{mark}({piece.dropped_bytes:,} bytes that came before are dropped, by logs.max_bytes)")
         lines = piece.lines
         if lines and self._unfinished.pop(source, None) == lines[0]:
-            lines = lines[1:]  # it was shown already, and nothing has come but its end
+            lines = lines[1:]  # it was printed already; only its newline is new
         if piece.partial:
             self._unfinished[source] = piece.lines[0]
         if lines:

@@ -1,4 +1,4 @@
-"""Owns how anything reaches the terminal: text or JSON, with or without colours. No verb writes by itself."""
+"""Writes text or JSON to the terminal, with or without colours; no command writes on its own."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 _CONTROL_CHARS = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 PIPE_WIDTH = 240
-"""Columns of a table that goes to a file or a pipe."""
+"""Width in columns of a table written to a file or a pipe."""
 
 
 class Output(StrEnum):
-    """What `-o` takes."""
+    """Values of `-o`."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def print_text(text: str) -> None:
-    """Write text to standard output as it is."""
+    """Write text to standard output unmodified."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def print_json(*documents: object) -> None:
-    """Write each JSON document on a line of its own; dataclasses, events and findings are data."""
+    """Write one JSON document per line; dataclasses, events and findings are converted."""
     if documents:
         print_text("\n".join(map(to_json, documents)))
 
 
 def to_json(document: object) -> str:
-    """One line of JSON; what no UTF-8 can hold, and what a terminal may obey, is written as an escape."""
+    """One line of JSON; lone surrogates and terminal control characters are escaped."""
     import msgspec
 
     try:
@@ -66,7 +66,7 @@ def _printable(value: object) -> object:
 
 
 def with_properties(value: DataclassInstance, *names: str) -> dict[str, object]:
-    """A dataclass as a JSON document, with those of its properties that text shows as well."""
+    """A dataclass as a JSON document, plus the named properties."""
     plain = {field.name: getattr(value, field.name) for field in fields(value)}
     return plain | {name: getattr(value, name) for name in names}
 
@@ -78,7 +78,7 @@ def _as_data(value: object) -> object:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A Rich console that takes text as it is: no markup, no guessed colours, no wrapped lines outside tables."""
+    """A Rich console without markup, automatic highlighting or wrapping outside tables."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -94,7 +94,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_stderr(renderable: RenderableType) -> None:
-    """Write to standard error, beside what a verb does; where that fails the verb goes on without."""
+    """Write to standard error; an OSError is ignored and the command continues."""
     with contextlib.suppress(OSError):
         console(stderr=True).print(renderable)
 
@@ -105,5 +105,5 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 def is_plain(stream: TextIO) -> bool:
-    """Whether a stream is no place for colours and a live view: not a terminal, a dumb one, or told to be plain."""
+    """Whether a stream shows no colours or live view: no terminal, a dumb one, or disabled by the user."""
     return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"

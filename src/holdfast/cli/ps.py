@@ -1,4 +1,4 @@
-"""The verb `ps`: runs, newest first."""
+"""The command `ps`: list runs, newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADINGS = ("run", "state", "nodes", "ranks", "step", "restarts", "took")
 
 
 def ps(
-    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="How many.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="Maximum number of runs.")] = 20,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List runs, newest first."""
@@ -37,7 +37,7 @@ def ps(
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in HEADINGS:
-        # An id that is cut cannot be copied; where the window is narrow, the other columns give way.
+        # A truncated id cannot be copied; in a narrow window the other columns shrink.
         table.add_column(heading, no_wrap=True, min_width=max(map(len, known)) if heading == "run" else None)
     for run, brief in known.items():
         table.add_row(run, *_cells(brief))
@@ -52,12 +52,12 @@ def _is_orphaned(run: RunDir) -> bool:
 
     try:
         return api.is_orphaned(run)
-    except OSError:  # its log is no file
+    except OSError:  # its log is not a regular file
         return False
 
 
 def _read_row(run: RunDir) -> RunRow | None:
-    """None where the log is damaged, or was written by a newer holdfast: that is no reason to hide the other runs."""
+    """None if the log is damaged or written by a newer holdfast; the other runs are still listed."""
     from holdfast import api
     from holdfast.events.log import UnsupportedFormat
 

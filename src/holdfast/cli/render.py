@@ -1,4 +1,4 @@
-"""The verb `render`: exactly what would be sent to a place or given to each rank."""
+"""The command `render`: what would be sent to a cluster or passed to each rank."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def render(
     name: NameOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show exactly what each rank, or a cluster, would be given.
+    """Show exactly what each rank, or the cluster, would get.
 
-    Nothing is started. Secrets are named, not shown.
+    Starts nothing. Secrets are named, not shown.
     """
     from holdfast import api
     from holdfast.cli.finding_text import print_findings

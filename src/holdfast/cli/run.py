@@ -1,4 +1,4 @@
-"""The verb `run`: start a job and stay with it."""
+"""The command `run`: start a job and follow it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(
     file: FileArgument = None,
     on: TargetOption = LOCAL,
     overrides: SetOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run is under way.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")] = False,
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
@@ -39,20 +39,22 @@ def run(
     show: Annotated[
         str,
         typer.Option(
-            "--show", metavar="RANKS", help="Whose output goes to a pipe or file: 0 (the default), 0-7,12, all, none."
+            "--show",
+            metavar="RANKS",
+            help="Ranks whose output is printed without a terminal: 0-7,12, all, none (default: 0).",
         ),
     ] = "0",
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Start a job and show it until it ends.
+    """Start a job and follow it until it ends.
 
     The job is a file, a Python script with its arguments, or a command after `--`. The exit code is the job's. Ctrl-C
-    once ends the run gently, twice at once. Closing the terminal leaves it running.
+    stops the run, a second Ctrl-C kills it. Closing the terminal leaves it running.
     """
     if on != LOCAL:
         from holdfast.launch.kubernetes.submit.submit_process import prestart
 
-        prestart()  # before what takes as long to import as its client does
+        prestart()  # first: it starts while the other slow imports run
     from holdfast import api
     from holdfast.cli.interrupts import InterruptCounter
 
@@ -72,7 +74,7 @@ def run(
     with InterruptCounter() as presses:
         started = api.start(loaded, on, base=base, on_findings=lambda findings: _tell(findings, output))
         if presses.count or not detach:
-            from holdfast.cli.follow import cancel_on_interrupt, follow_run  # the run begins while this is loaded
+            from holdfast.cli.follow import cancel_on_interrupt, follow_run  # imported while the run starts
 
             code = follow_run(started, output, cancel_on_interrupt(started), presses, ranks=show)
             raise typer.Exit(ExitCode.CANCELLED if code is None else code)
@@ -83,6 +85,6 @@ def run(
 
 
 def _tell(findings: Sequence[Finding], output: Output) -> None:
-    from holdfast.cli.finding_text import print_findings  # few starts have something to say
+    from holdfast.cli.finding_text import print_findings  # most starts have no findings
 
     print_findings(findings, output)

@@ -1,4 +1,4 @@
-"""The verb `schema`: the job file's JSON Schema."""
+"""The command `schema`: the JSON Schema of job files."""
 
 from __future__ import annotations
 

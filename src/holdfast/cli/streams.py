@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or gone: opened where they are missing, and recognized when they fail."""
+"""Handles standard streams that are closed, full or broken."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO)
 _FOLLOWING_COMMANDS = ("run", "attach")
-"""Verbs that show a run, which their own end leaves alone."""
+"""Commands that follow a run; it continues after they end."""
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why it could not be written."""
+    """Standard output that keeps its last write error."""
 
     failure: OSError | None = None
 
@@ -35,10 +35,9 @@ class _Output(io.FileIO):
 
 
 def prepare() -> None:
-    """Make the standard streams fit to be written to, whatever the caller did with them.
+    """Open the standard streams that the caller closed, so that no file or socket gets their number.
 
-    What the caller closed is opened, so that no file or socket gets its number: to write to such an output fails, as it
-    does for any program, and such a standard error swallows what it gets.
+    Writes to such a standard output fail, as in any program; such a standard error discards its input.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -47,7 +46,7 @@ def prepare() -> None:
             os.open(os.devnull, flags)  # the lowest free number, which is this one
     sys.stdin = sys.stdin or io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stderr = sys.stderr or _text(io.FileIO(2, "w", closefd=False))
-    if sys.stdout is sys.__stdout__:  # nobody has put something else in its place
+    if sys.stdout is sys.__stdout__:  # not replaced by the caller
         sys.stdout = _text(_Output(1, "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -60,7 +59,7 @@ def _text(raw: io.FileIO) -> io.TextIOWrapper:
 
 
 def output_failure() -> OSError | None:
-    """Why standard output does not take what was written to it; None where it has taken everything."""
+    """The error of standard output; None if everything was written."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(raw, _Output):
         return None
@@ -70,16 +69,16 @@ def output_failure() -> OSError | None:
 
 
 def discard_output() -> None:
-    """Have the interpreter find nothing wrong with standard output when it ends."""
+    """Keep the interpreter from reporting standard output as broken at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def output_lost_finding(error: OSError, words: Sequence[str]) -> tuple[tuple[Finding, ...], ExitCode]:
-    """What to say of an output that failed while these words were carried out.
+    """The finding and exit code for a command line whose output failed.
 
-    Whoever closes a pipe has read enough (`holdfast logs | head`): only what goes on without a reader is said.
+    A reader that closes a pipe has read enough (`holdfast logs | head`): that is reported only if a run continues.
     """
     watches = words[:1] and words[0] in _FOLLOWING_COMMANDS
     if error.errno == errno.EPIPE and not watches:
@@ -87,7 +86,7 @@ def output_lost_finding(error: OSError, words: Sequence[str]) -> tuple[tuple[Fin
     gone = error.errno in _GONE
     remedy = "Write it somewhere else." if gone else "Make room there (`df`), or write it somewhere else."
     if watches:
-        remedy += " The run goes on if it had started: `holdfast ps`, `holdfast attach`."
+        remedy += " If the run has started, it continues: `holdfast ps`, `holdfast attach`."
     finding = Finding(
         code="output-lost",
         what=f"what `holdfast` has to say cannot be written: {error.strerror}",

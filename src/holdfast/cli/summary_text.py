@@ -1,4 +1,4 @@
-"""Owns how the end of a run, or how far it is, is printed: the summary's words with a little colour."""
+"""Prints the summary of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def summary_document(summary: RunSummary) -> dict[str, object]:
 
 
 def print_summary(run: RunDir, output: Output, *, advice: bool = True) -> None:
-    """Say how a run went; without `advice` where a diagnosis follows, which has its own."""
+    """Print the summary of a run; without `advice` if a diagnosis with its own remedy follows."""
     summary = api.summary(run)
     if output is Output.JSON:
         print_json(summary_document(summary))

@@ -1,4 +1,4 @@
-"""The verb `target`: the places where jobs can run."""
+"""The command `target`: where jobs can run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from holdfast.cli.output import Output, print_json, print_text
 
 
 def target(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this target in full.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the places to run, or show one."""
+    """List the targets to run on, or show one."""
     from holdfast.fabric.catalog import NAMES
     from holdfast.job.targets import find_target, known_targets
 

@@ -1,4 +1,4 @@
-"""Owns how a command line is cut up and explained, where Typer's own way is not ours."""
+"""Typer extensions: a command after `--`, negative numbers, help in sections."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typer.core import TyperCommand, TyperGroup
 from holdfast.errors import ExitCode, failure
 
 _JOB_FILES = (".yaml", ".yml", ".json")
-"""A job file is one whether or not its file system marks every file as executable."""
+"""A file with one of these suffixes is a job file, even if it is executable."""
 
 
 class CommandAfterDashes(TyperCommand):
-    """A verb that takes a command of the user's after `--`: those words are put into the context's `obj`.
+    """A command that takes the user's command after `--` and stores it in the context's `obj`.
 
-    Left to Typer, they would fill the verb's own arguments. A Python script needs no `--`: it and all that follows it
-    are the command, as with torchrun.
+    Typer alone would assign those words to its own arguments. A Python script needs no `--`: as with torchrun, the
+    script and everything after it are the user's command.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -43,12 +43,12 @@ class CommandAfterDashes(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _from_first_argument(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words from the first one on that is neither an option nor an option's value."""
+        """The arguments from the first that is neither an option nor an option's value."""
         parser = self.make_parser(ctx)
         parser.allow_interspersed_args = False
         try:
             values, rest, _ = parser.parse_args(list(args))
-        except TyperException:  # a wrong option; the verb's own parsing says so
+        except TyperException:  # a wrong option; the command's own parser reports it
             return []
         return [values["file"], *rest] if values.get("file") else rest
 
@@ -57,18 +57,18 @@ class CommandAfterDashes(TyperCommand):
 
 
 def _python() -> str:
-    """The name under which this machine has Python: some have only `python3`."""
+    """The name of Python on this machine: some have only `python3`."""
     return "python" if shutil.which("python") or not shutil.which("python3") else "python3"
 
 
 class NegativeNumberArguments(TyperCommand):
-    """A verb whose arguments may be negative numbers: `-9` is no option."""
+    """A command whose arguments may be negative numbers: `-9` is not an option."""
 
     ignore_unknown_options = True
 
 
 class SectionedGroup(TyperGroup):
-    """A group whose help lists its verbs in sections, in the order they were added."""
+    """A group whose help lists commands in sections, in the order they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

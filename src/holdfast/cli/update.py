@@ -1,4 +1,4 @@
-"""The verb `update`: have a run go on with other code, from the step it is at."""
+"""The command `update`: switch a run to new code at its current step."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ NOW, RESTART = "now", "restart"
 def update(
     run: RunArgument = None,
     code: Annotated[
-        Path | None, typer.Option("--code", metavar="DIR", help="Folder of the new code; the job's own if none.")
+        Path | None, typer.Option("--code", metavar="DIR", help="Folder of the new code (default: the job's).")
     ] = None,
     when: Annotated[
         str,
         typer.Option(
-            "--when", metavar="now|restart|SECONDS", help="At once, at the next restart, or then but so soon."
+            "--when",
+            metavar="now|restart|SECONDS",
+            help="Immediately, at the next restart, or at the next restart but within SECONDS.",
         ),
     ] = NOW,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest to wait for the first step.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for the first step.")
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have a run go on with other code, from the step it is at.
+    """Switch a run to new code at its current step.
 
-    Nodes stay, and what the ranks have goes from the old processes to the new ones through memory. Code that fails
-    within ten steps is taken back.
+    Nodes stay, and the old processes transfer their state to the new ones in memory. Code that fails within ten steps
+    is rolled back.
     """
     from holdfast import api
     from holdfast.report.formatting import short_digest
 
     after_s = _after_s(when)
     found = api.find_run(run)
-    with console(stderr=True).status(f"{found.run_id} is asked to go on with other code, within {timeout_s:g} s"):
+    with console(stderr=True).status(f"updating the code of {found.run_id} (timeout {timeout_s:g} s)"):
         updated = api.update(found, code=code, after_s=after_s, timeout_s=timeout_s)
     if output is Output.JSON:
         step = updated.step.step if updated.step else None
@@ -49,17 +51,17 @@ def update(
     what = (
         f"code {short_digest(updated.digest)} in place of {short_digest(updated.previous_digest)}"
         if updated.digest
-        else "what lies there"
+        else "the code in place"
     )
     if updated.step is not None:
-        print_text(f"{found.run_id} goes on with {what}: step {updated.step.step} is done")
+        print_text(f"{found.run_id} continues with {what}: step {updated.step.step} is done")
     else:
-        late = "" if after_s is None else f", and in {after_s:g} s at the latest"
-        print_text(f"{found.run_id} goes on with {what} from its next restart on{late}")
+        late = "" if after_s is None else f", or in {after_s:g} s at the latest"
+        print_text(f"{found.run_id} continues with {what} from its next restart{late}")
 
 
 def _after_s(when: str) -> float | None:
-    """Read `--when`; none is for a restart alone."""
+    """Parse `--when`; None waits for the next restart."""
     if when in (NOW, RESTART):
         return 0.0 if when == NOW else None
     try:

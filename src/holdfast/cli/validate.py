@@ -1,4 +1,4 @@
-"""The verb `validate`: everything that is wrong with job files, in one go."""
+"""The command `validate`: list every problem of job files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 def validate(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Job files; job.yaml if none.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="Job files (default: job.yaml).")
+    ] = None,
     on: TargetOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say all that is wrong with job files.
+    """List every problem of job files.
 
-    Every problem is told in one go, with its line and what to do. Nothing is started.
+    Reports all problems in one pass, each with its line and remedy. Starts nothing.
     """
     worst = ExitCode.OK
     answers: list[dict[str, object]] = []
@@ -40,7 +42,7 @@ def validate(
 
 
 def _examine(file: Path, on: str, overrides: list[str] | None) -> tuple[tuple[Finding, ...], ExitCode]:
-    """What there is to say of one file, and the exit code if it were the only one."""
+    """The findings of one file, and the exit code if it were the only one."""
     from holdfast import api
     from holdfast.findings import Severity
 

@@ -1,4 +1,4 @@
-"""`holdfast --version`: what is installed here, in one line."""
+"""`holdfast --version`: installed versions in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tell(asked: bool) -> None:
 
 
 def _torch() -> str:
-    """Looked up: its import takes seconds."""
+    """From the package metadata: importing torch takes seconds."""
     try:
         return f", torch {metadata.version('torch')}"
     except metadata.PackageNotFoundError:
@@ -30,4 +30,4 @@ def version(
         bool, typer.Option("--version", callback=_tell, is_eager=True, help="Print the versions installed here.")
     ] = False,
 ) -> None:
-    """What may be said before a verb."""
+    """Options before a command."""
